@@ -1,0 +1,189 @@
+"""Corpora, filters, tokenizer and batching: what ``transformer_core.data`` works from."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from schemas.base import Count, Name, Schema
+
+SPLITS = ("train", "validation", "test")
+Split = Literal["train", "validation", "test"]
+Problem = Literal["error", "skip"]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Corpus(Schema):
+    """What every kind of corpus has."""
+
+    name: Name
+    """Name of the corpus: its folder below results/data."""
+    source_language: str = Field(default="en", min_length=1)
+    """Language translated from, as an ISO 639-1 code."""
+    target_language: str = Field(default="de", min_length=1)
+    """Language translated into, as an ISO 639-1 code."""
+
+
+class GrammarCorpus(Corpus):
+    """The embedded English-German generator: any number of pairs, from a seed."""
+
+    kind: Literal["grammar"] = "grammar"
+    name: Name = "grammar"
+    """Name of the corpus: its folder below results/data."""
+    train_pairs: Count = 20_000
+    """Sentence pairs to train on."""
+    validation_pairs: Count = 500
+    """Sentence pairs for the validation loss."""
+    test_pairs: Count = 500
+    """Sentence pairs for BLEU."""
+    seed: int = Field(default=1, ge=0)
+    """Seed of the generator."""
+
+
+class TextPair(Schema):
+    """Two files that are aligned line by line."""
+
+    source: str = Field(min_length=1)
+    """Path of the source sentences, one per line; plain, .gz, .xz or .zst."""
+    target: str = Field(min_length=1)
+    """Path of the target sentences, one per line; plain, .gz, .xz or .zst."""
+
+
+class TextCorpus(Corpus):
+    """One sentence per line, two files per split."""
+
+    kind: Literal["text"]
+    train: TextPair
+    """Files to train on."""
+    validation: TextPair
+    """Files for the validation loss."""
+    test: TextPair
+    """Files for BLEU."""
+
+
+class OneFileCorpus(Corpus):
+    """A corpus with both sentences of a pair in one file per split."""
+
+    train: str = Field(min_length=1)
+    """Path of the file to train on."""
+    validation: str = Field(min_length=1)
+    """Path of the file for the validation loss."""
+    test: str = Field(min_length=1)
+    """Path of the file for BLEU."""
+
+
+class TsvCorpus(OneFileCorpus):
+    """Tab-separated values without quoting; plain, .gz, .xz or .zst."""
+
+    kind: Literal["tsv"]
+    source_column: int = Field(default=1, ge=1)
+    """Column of the source sentence, counted from 1."""
+    target_column: int = Field(default=2, ge=1)
+    """Column of the target sentence, counted from 1."""
+    header: bool = False
+    """Whether the first line holds column names."""
+
+
+class JsonlCorpus(OneFileCorpus):
+    """One JSON object per line; plain, .gz, .xz or .zst."""
+
+    kind: Literal["jsonl"]
+    source_field: str = Field(default="source", min_length=1)
+    """Key of the source sentence; dots reach into nested objects (translation.en)."""
+    target_field: str = Field(default="target", min_length=1)
+    """Key of the target sentence; dots reach into nested objects (translation.de)."""
+
+
+class ParquetCorpus(OneFileCorpus):
+    """Parquet files with two text columns."""
+
+    kind: Literal["parquet"]
+    source_field: str = Field(default="source", min_length=1)
+    """Column of the source sentence; dots reach into struct columns (translation.en)."""
+    target_field: str = Field(default="target", min_length=1)
+    """Column of the target sentence; dots reach into struct columns (translation.de)."""
+
+
+class RemoteFile(Schema):
+    """A file on the web and the checksum it must have."""
+
+    url: str = Field(pattern=r"^https?://")
+    """Address of the file; the end of its path says how it is compressed."""
+    sha256: Sha256
+    """SHA-256 of the file as downloaded."""
+
+
+class RemotePair(Schema):
+    """Two remote files that are aligned line by line."""
+
+    source: RemoteFile
+    """The source sentences, one per line."""
+    target: RemoteFile
+    """The target sentences, one per line."""
+
+
+class UrlCorpus(Corpus):
+    """Text files that are downloaded once and checked."""
+
+    kind: Literal["url"]
+    train: RemotePair
+    """Files to train on."""
+    validation: RemotePair
+    """Files for the validation loss."""
+    test: RemotePair
+    """Files for BLEU."""
+    folder: str | None = None
+    """A local folder that holds the same file names (checked alike): nothing is downloaded."""
+    retries: int = Field(default=5, ge=0)
+    """How often a broken download is taken up again."""
+    timeout: float = Field(default=60.0, gt=0)
+    """Seconds without a byte after which a download counts as broken."""
+
+
+AnyCorpus = Annotated[
+    GrammarCorpus | TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | UrlCorpus,
+    Field(discriminator="kind"),
+]
+
+
+class Filter(Schema):
+    """What happens to sentence pairs that cannot be used."""
+
+    empty: Problem = "error"
+    """A pair with an empty or blank side: error names file and line, skip counts it."""
+    too_long: Problem = "skip"
+    """A pair with a side of more than max_characters or max_tokens: error or skip."""
+    invalid: Problem = "error"
+    """A line that is not UTF-8, not JSON or lacks a column: error or skip."""
+    max_characters: Count = 2_000
+    """Longest sentence that is kept, in characters."""
+    max_tokens: Count = 128
+    """Longest sentence that is kept, in tokens, without begin and end."""
+
+
+class Tokenizer(Schema):
+    """One byte-pair encoding for both languages."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocabulary: int = Field(default=2_000, ge=300, le=1_000_000)
+    """Size of the joint vocabulary, special tokens included, in tokens."""
+    sample_pairs: Count = 1_000_000
+    """At most this many training pairs, evenly spaced, are used to train the tokenizer."""
+
+
+class TokenBudget(Schema):
+    """Batches of similar lengths with a bounded number of tokens: little padding."""
+
+    kind: Literal["token_budget"] = "token_budget"
+    tokens: Count = 4_096
+    """Most tokens in a global batch, source and target with padding, over all devices."""
+
+
+class FixedSize(Schema):
+    """Batches of a fixed number of pairs in random order, as in the original study."""
+
+    kind: Literal["fixed_size"]
+    pairs: Count = 64
+    """Sentence pairs in a global batch, over all devices."""
+
+
+AnyBatching = Annotated[TokenBudget | FixedSize, Field(discriminator="kind")]

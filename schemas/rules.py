@@ -1,0 +1,83 @@
+"""Rules that span several sections of a run spec."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from schemas.data import FixedSize, TokenBudget
+from schemas.study import RunSpec
+
+Violation = tuple[str, Any, str, str]
+"""Field, value, what is wrong, what to do."""
+
+
+def violations(spec: RunSpec) -> Iterator[Violation]:
+    """Every rule that ``spec`` breaks."""
+    yield from _model(spec)
+    yield from _batching(spec)
+    yield from _training(spec)
+
+
+def _model(spec: RunSpec) -> Iterator[Violation]:
+    model = spec.model
+    if model.d_model % model.heads:
+        divisors = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0]
+        near = sorted(divisors, key=lambda n: abs(n - model.heads))[:2]
+        yield (
+            "model.heads",
+            model.heads,
+            f"does not divide model.d_model = {model.d_model}",
+            f"take {' or '.join(map(str, sorted(near)))} heads, or change model.d_model",
+        )
+    if model.d_model % 2:
+        yield (
+            "model.d_model",
+            model.d_model,
+            "is odd, but sinusoidal positions come in pairs of sine and cosine",
+            f"take {model.d_model + 1}",
+        )
+
+
+def _batching(spec: RunSpec) -> Iterator[Violation]:
+    batching, parts = spec.batching, spec.parts
+    divided = (
+        f"a global batch is divided into {parts} parts "
+        f"({spec.machine.nodes} nodes x {spec.machine.devices_per_node} devices x "
+        f"{spec.training.accumulation.micro_batches} micro-batches)"
+    )
+    if isinstance(batching, FixedSize) and batching.pairs < parts:
+        yield (
+            "batching.pairs",
+            batching.pairs,
+            f"{divided}: some device would have no work",
+            f"take at least {parts} pairs, or fewer devices or micro-batches",
+        )
+    if isinstance(batching, TokenBudget):
+        longest = 2 * (spec.filter.max_tokens + 1)
+        if batching.tokens < longest * parts:
+            yield (
+                "batching.tokens",
+                batching.tokens,
+                f"{divided}, and a pair may have {longest} tokens "
+                f"(filter.max_tokens = {spec.filter.max_tokens}): some device would have no work",
+                f"take at least {longest * parts} tokens, or a smaller filter.max_tokens",
+            )
+
+
+def _training(spec: RunSpec) -> Iterator[Violation]:
+    training, measurement = spec.training, spec.measurement
+    needed = measurement.warmup_steps + measurement.window_steps
+    if training.steps < needed:
+        yield (
+            "training.steps",
+            training.steps,
+            f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}",
+            f"take at least {needed} steps, or shorten the warm-up or the window",
+        )
+    warmup = training.schedule.warmup
+    if warmup > training.steps:
+        yield (
+            "training.schedule.warmup",
+            warmup,
+            f"is longer than the training ({training.steps} steps)",
+            f"take at most {training.steps}",
+        )

@@ -1,0 +1,110 @@
+"""Studies, variants and run specs."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.base import Count, Name, Schema
+from schemas.data import AnyBatching, AnyCorpus, Filter, GrammarCorpus, TokenBudget, Tokenizer
+from schemas.measure import Measurement
+from schemas.model import AnyModel, Transformer
+from schemas.parallel import AnyParallel, Machine, Single
+from schemas.train import Evaluation, Training
+
+
+class RunSpec(Schema):
+    """A variant fully resolved against its study: all that a run depends on, nothing else."""
+
+    variant: Name
+    """Name of the variant."""
+    corpus: AnyCorpus = GrammarCorpus()
+    """The sentence pairs."""
+    filter: Filter = Filter()
+    """What happens to pairs that cannot be used."""
+    tokenizer: Tokenizer = Tokenizer()
+    """How sentences become tokens."""
+    batching: AnyBatching = TokenBudget()
+    """How pairs become global batches."""
+    model: AnyModel = Transformer()
+    """The network."""
+    training: Training = Training()
+    """How it is trained."""
+    parallel: AnyParallel = Single()
+    """How the work is divided over devices."""
+    machine: Machine = Machine()
+    """The devices it asks for."""
+    measurement: Measurement = Measurement()
+    """What is timed."""
+    evaluation: Evaluation = Evaluation()
+    """How the trained model is judged."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _single_takes_one_device(cls, data: Any) -> Any:
+        # So that a change of the device count reruns the distributed variants only.
+        if isinstance(data, dict) and isinstance(data.get("parallel", {}), dict):
+            if data.get("parallel", {}).get("kind", "single") == "single":
+                machine = data.get("machine", {})
+                if isinstance(machine, dict):
+                    return data | {"machine": machine | {"nodes": 1, "devices_per_node": 1}}
+        return data
+
+    @property
+    def world_size(self) -> int:
+        """Processes of a run."""
+        return self.machine.nodes * self.machine.devices_per_node
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches that a global batch is split into, over all ranks."""
+        return self.world_size * self.training.accumulation.micro_batches
+
+
+class Variant(Schema):
+    """One change to a parent variant."""
+
+    parent: Name | None = None
+    """Variant that this one changes; null for the study as it stands."""
+    change: dict[str, Any] = Field(default_factory=dict)
+    """Sections and fields of the run spec, as in a study, with their new values."""
+    equivalence: Literal["bitwise", "tolerance", "statistical"]
+    """How closely it must train the same model as the single-device fp32 reference."""
+    tests: list[str] = Field(default_factory=list)
+    """Rows of the original study that it bears on: techniques A1-A19, claims C1-C16."""
+    summary: str = Field(min_length=1)
+    """What it changes and why one would, in a sentence."""
+
+
+class Study(Schema):
+    """One study file: what all variants share, and the variants to run."""
+
+    name: Name
+    """Name of the study. Results of another study are not overwritten silently."""
+    title: str = Field(default="Transformer training, measured", min_length=1)
+    """Heading of the report."""
+    corpus: AnyCorpus = GrammarCorpus()
+    """The sentence pairs."""
+    filter: Filter = Filter()
+    """What happens to pairs that cannot be used."""
+    tokenizer: Tokenizer = Tokenizer()
+    """How sentences become tokens."""
+    batching: AnyBatching = TokenBudget()
+    """How pairs become global batches."""
+    model: AnyModel = Transformer()
+    """The network."""
+    training: Training = Training()
+    """How it is trained."""
+    machine: Machine = Machine()
+    """The devices that distributed variants ask for."""
+    measurement: Measurement = Measurement()
+    """What is timed."""
+    repeats: Count = 2
+    """Runs of each variant, each in fresh processes."""
+    evaluation: Evaluation = Evaluation()
+    """How the trained models are judged."""
+    variants: list[Name] = Field(min_length=1)
+    """Names from config/variants.yaml."""
+    baseline: Name = "single"
+    """The variant that the others are compared with; one of variants."""
+    replace_results: bool = False
+    """Allow results/ to be overwritten when it holds another study."""

@@ -1,0 +1,5 @@
+"""The training, measuring and reporting code; each job runs as ``python -m transformer_core.<room>``.
+
+Rooms import in one direction only:
+data -> model -> parallel -> train -> measure -> profiling -> analysis -> report.
+"""
