@@ -87,7 +87,7 @@ class Shard(Schema):
 
 
 class ShardManifest(Schema):
-    """results/data/<corpus>/shards/<split>/manifest.json, written last: it makes the shards valid."""
+    """results/data/<corpus>/shards/<split>/manifest.json, written last: it validates the shards."""
 
     corpus: str
     """Name of the corpus."""
@@ -340,7 +340,7 @@ class Interval(Schema):
 
 
 class VariantResult(Schema):
-    """results/runs/<variant>/metrics.json: the repeats and the evaluation of a variant, together."""
+    """results/runs/<variant>/metrics.json: the repeats and the evaluation of a variant."""
 
     variant: str
     """Name of the variant."""

@@ -40,13 +40,12 @@ class RunSpec(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def _single_takes_one_device(cls, data: Any) -> Any:
+    def _single_takes_one_device(cls, data: dict[str, Any]) -> dict[str, Any]:
         # So that a change of the device count reruns the distributed variants only.
-        if isinstance(data, dict) and isinstance(data.get("parallel", {}), dict):
-            if data.get("parallel", {}).get("kind", "single") == "single":
-                machine = data.get("machine", {})
-                if isinstance(machine, dict):
-                    return data | {"machine": machine | {"nodes": 1, "devices_per_node": 1}}
+        parallel, machine = data.get("parallel", {}), data.get("machine", {})
+        sections = isinstance(parallel, dict) and isinstance(machine, dict)
+        if sections and parallel.get("kind", "single") == "single":
+            return data | {"machine": machine | {"nodes": 1, "devices_per_node": 1}}
         return data
 
     @property

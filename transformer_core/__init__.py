@@ -1,4 +1,4 @@
-"""The training, measuring and reporting code; each job runs as ``python -m transformer_core.<room>``.
+"""Training, measuring and reporting; each job runs as ``python -m transformer_core.<room>``.
 
 Rooms import in one direction only:
 data -> model -> parallel -> train -> measure -> profiling -> analysis -> report.
