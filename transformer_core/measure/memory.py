@@ -1,0 +1,54 @@
+"""Peak memory of a process, on the host and on its device."""
+
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from schemas.results import RankMemory
+from transformer_core.measure import nvml
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    # On Linux, ru_maxrss survives exec: a fresh process would inherit the peak of the one that
+    # launched it. VmHWM starts anew.
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let the peaks of torch's CUDA allocator start anew; does nothing on other devices."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def rank_memory(rank: int, device: torch.device) -> RankMemory:
+    """Peaks of this process, whose global rank is ``rank``, and of its ``device``."""
+    if device.type != "cuda":
+        return RankMemory(
+            rank=rank,
+            device=device.type,
+            rss_bytes=peak_rss_bytes(),
+            allocated_bytes=None,
+            reserved_bytes=None,
+            nvml_bytes=None,
+        )
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return RankMemory(
+        rank=rank,
+        device=f"cuda:{index}",
+        rss_bytes=peak_rss_bytes(),
+        allocated_bytes=torch.cuda.max_memory_allocated(index),
+        reserved_bytes=torch.cuda.max_memory_reserved(index),
+        nvml_bytes=nvml.device_memory_used(index),
+    )

@@ -1,0 +1,126 @@
+"""What NVML says of the GPUs: their names, their memory, and how much of it is in use.
+
+The module ``pynvml`` comes with two distributions: nvidia-ml-py3 returns bytes and lacks newer
+functions, nvidia-ml-py returns str. Both work here, and so does a host without a GPU.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from schemas.results import Gpu
+
+
+class NvmlUnavailableError(Exception):
+    """NVML cannot be used on this host; the text says why."""
+
+
+def gpus() -> tuple[list[Gpu], str | None]:
+    """All GPUs of the host in NVML's order, and why some or all are missing from the list.
+
+    CUDA_VISIBLE_DEVICES has no influence on the list. The note is None if nothing is missing.
+    """
+    found: list[Gpu] = []
+    missing: list[str] = []
+    try:
+        with _session() as nvml:
+            driver = _text(nvml.nvmlSystemGetDriverVersion())
+            for index in range(nvml.nvmlDeviceGetCount()):
+                try:
+                    found.append(_gpu(nvml, index, driver))
+                except nvml.NVMLError as error:
+                    missing.append(f"GPU {index} cannot be read: {error}")
+            if not found and not missing:
+                missing.append("the NVIDIA driver is loaded, but there is no GPU")
+    except NvmlUnavailableError as error:
+        missing.append(str(error))
+    return found, "; ".join(missing) or None
+
+
+def device_memory_used(index: int) -> int | None:
+    """Bytes in use, by all processes, on the GPU that torch calls ``cuda:<index>``.
+
+    The count includes what the driver reserves, CUDA contexts, and buffers of libraries. None if
+    NVML is not there, does not tell, or does not know the device (a MIG slice).
+    """
+    identity = _cuda_uuid(index)
+    if identity is None:
+        return None
+    try:
+        with _session() as nvml:
+            for position in range(nvml.nvmlDeviceGetCount()):
+                try:
+                    handle = nvml.nvmlDeviceGetHandleByIndex(position)
+                    if _bare_uuid(_text(nvml.nvmlDeviceGetUUID(handle))) == identity:
+                        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+                except nvml.NVMLError:
+                    continue
+    except NvmlUnavailableError:
+        pass
+    return None
+
+
+@contextlib.contextmanager
+def _session() -> Iterator[Any]:
+    """The initialised module ``pynvml``; NVML itself counts nested sessions."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise NvmlUnavailableError(
+            f"the Python module pynvml is not installed ({error})"
+        ) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NvmlUnavailableError(f"no NVIDIA driver can be used: {error}") from error
+    try:
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise NvmlUnavailableError(f"NVML failed: {error}") from error
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    capability = _optional(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    milliwatts = _optional(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+    return Gpu(
+        index=index,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        compute_capability=None if capability is None else ".".join(map(str, capability)),
+        driver=driver,
+        power_limit_watts=None if milliwatts is None else milliwatts / 1000,
+    )
+
+
+def _optional(nvml: Any, function: str, handle: Any) -> Any:
+    """The result of an NVML function, or None where module, driver or device lack it."""
+    call = getattr(nvml, function, None)
+    if call is None:
+        return None
+    try:
+        return call(handle)
+    except nvml.NVMLError:
+        return None
+
+
+def _cuda_uuid(index: int) -> str | None:
+    """UUID of torch's CUDA device: CUDA_VISIBLE_DEVICES reorders indexes, never UUIDs."""
+    # Only here: reading the hardware must not cost the import of torch.
+    import torch
+
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        return None
+    return _bare_uuid(str(torch.cuda.get_device_properties(index).uuid))
+
+
+def _bare_uuid(uuid: str) -> str:
+    """A UUID without NVML's prefix, which torch leaves out."""
+    return uuid.lower().removeprefix("gpu-")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
