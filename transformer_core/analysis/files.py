@@ -1,0 +1,61 @@
+"""Reading records with clear errors, and writing files that are never half written."""
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.base import Schema
+from schemas.errors import ConfigError, ConfigProblem, from_validation
+
+Record = TypeVar("Record", bound=Schema)
+
+
+def read_record(path: str | Path, model: type[Record]) -> Record:
+    """The ``model`` in a JSON file; ConfigError if the file is missing or holds something else."""
+    text = _read_text(path)
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise from_validation(error, model, str(path)) from None
+
+
+def read_as(path: str | Path, kind: Any) -> Any:
+    """What a JSON file holds, checked against any type annotation; ConfigError if it is not."""
+    text = _read_text(path)
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(
+            ConfigProblem(
+                str(path),
+                ".".join(map(str, item["loc"])) or "(top level)",
+                item["input"],
+                item["msg"],
+                "make the file again",
+            )
+            for item in error.errors(include_url=False)
+        ) from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` under a temporary name in the same folder, then rename it to ``path``."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = ConfigProblem(
+            str(path), "(file)", None, str(error), f"make it again: snakemake --cores all {path}"
+        )
+        raise ConfigError([problem]) from None

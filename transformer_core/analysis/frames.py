@@ -1,0 +1,94 @@
+"""Results as data frames, one row per observation, as plots want them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import LengthHistogram, VariantResult
+from transformer_core.analysis.combine import rank_peak
+from transformer_core.analysis.throughput import timed_windows
+
+
+def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
+    """A row per timed window of the variants that are ok.
+
+    ``relative_time`` is the time per non-padding token over the median of the variant.
+    """
+    columns = ["variant", "repeat", "first_step", "last_step", "tokens_per_second"]
+    frame = pd.DataFrame(
+        [
+            (
+                result.variant,
+                repeat.repeat,
+                window.first_step,
+                window.last_step,
+                window.tokens / window.seconds,
+            )
+            for result in results
+            if result.status == "ok"
+            for repeat in result.repeats
+            for window in timed_windows(repeat)
+        ],
+        columns=columns,
+    )
+    medians = frame.groupby("variant")["tokens_per_second"].transform("median")
+    return frame.assign(relative_time=medians / frame["tokens_per_second"])
+
+
+def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
+    """A row per variant that is ok and rank: the largest peak over the repeats, in bytes."""
+    frame = pd.DataFrame(
+        [
+            (result.variant, memory.rank, rank_peak(memory))
+            for result in results
+            if result.status == "ok"
+            for repeat in result.repeats
+            for memory in repeat.memory
+        ],
+        columns=["variant", "rank", "peak_bytes"],
+    )
+    frame = frame.dropna(subset=["peak_bytes"])
+    return frame.groupby(["variant", "rank"], sort=False)["peak_bytes"].max().reset_index()
+
+
+def training_loss_frame(steps_files: Mapping[str, Path]) -> pd.DataFrame:
+    """A row per variant and step whose loss was read, from the steps.parquet of one repeat."""
+    frames = [pd.DataFrame({"variant": [], "step": [], "loss": []})]
+    for variant, path in steps_files.items():
+        try:
+            steps = pq.read_table(path, columns=["step", "loss"]).to_pandas()
+        except (OSError, ValueError) as error:
+            remedy = f"make it again: snakemake --cores all {path}"
+            raise ConfigError(
+                [ConfigProblem(str(path), "(file)", None, str(error), remedy)]
+            ) from None
+        frames.append(steps.dropna(subset=["loss"]).assign(variant=variant))
+    filled = [frame for frame in frames if len(frame)] or frames[:1]
+    return pd.concat(filled, ignore_index=True)[["variant", "step", "loss"]]
+
+
+def validation_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
+    """A row per variant that is ok and finite validation loss of its first repeat."""
+    return pd.DataFrame(
+        [
+            (result.variant, validation.step, validation.loss)
+            for result in results
+            if result.status == "ok"
+            for validation in result.repeats[0].validations
+            if validation.loss is not None
+        ],
+        columns=["variant", "step", "loss"],
+    )
+
+
+def lengths_frame(lengths: LengthHistogram, source: str, target: str) -> pd.DataFrame:
+    """A row per side and length, with the share of the side's sentences that have it."""
+    rows = []
+    sides = ((f"source ({source})", lengths.source), (f"target ({target})", lengths.target))
+    for side, histogram in sides:
+        total = sum(histogram.values())
+        rows += [(side, length, count / total) for length, count in sorted(histogram.items())]
+    return pd.DataFrame(rows, columns=["side", "length", "share"])
