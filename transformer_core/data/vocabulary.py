@@ -1,0 +1,21 @@
+"""The special tokens, which have the same ids in every vocabulary."""
+
+PAD = 0
+"""Fills the rows of a batch up to the longest."""
+BOS = 1
+"""Begins the decoder's input."""
+EOS = 2
+"""Ends a source sentence and a target sentence."""
+UNK = 3
+"""Stands for what has no token; byte-level vocabularies never need it."""
+
+SPECIAL_NAMES = ("<pad>", "<s>", "</s>", "<unk>")
+"""Names of the special tokens, by id."""
+
+SPECIAL_TOKENS = {
+    "pad_token": SPECIAL_NAMES[PAD],
+    "bos_token": SPECIAL_NAMES[BOS],
+    "eos_token": SPECIAL_NAMES[EOS],
+    "unk_token": SPECIAL_NAMES[UNK],
+}
+"""Keyword arguments that tell ``transformers.PreTrainedTokenizerFast`` the special tokens."""

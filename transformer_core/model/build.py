@@ -1,0 +1,22 @@
+"""From the schema of a model to the model."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from schemas.model import AnyModel
+from transformer_core.model.transformer import build_transformer
+
+BUILDERS: dict[str, Callable[[AnyModel, int], nn.Module]] = {
+    "transformer": build_transformer,
+}
+"""Builder of a model by the ``kind`` of its schema."""
+
+
+def build_model(spec: AnyModel, vocabulary: int) -> nn.Module:
+    """The model of ``spec`` over ``vocabulary`` tokens, with initial weights.
+
+    It lies on torch's default device (``torch.device`` as a context), and its weights depend on
+    torch's seed. It follows :class:`transformer_core.model.interface.Model`.
+    """
+    return BUILDERS[spec.kind](spec, vocabulary)

@@ -1,0 +1,39 @@
+"""Sinusoidal positions (arXiv 1706.03762, 3.5)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def sinusoidal_positions(
+    length: int, d_model: int, device: torch.device | str | None = None
+) -> Tensor:
+    """Table [length, d_model]: sines in the even columns, cosines in the odd ones; d_model is even.
+
+    Wavelengths grow geometrically from 2 pi to 10,000 * 2 pi.
+    """
+    position = torch.arange(length, device=device, dtype=torch.float32)[:, None]
+    even = torch.arange(0, d_model, 2, device=device, dtype=torch.float32)
+    angle = position * torch.exp(even * (-math.log(10_000.0) / d_model))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+class Positions(nn.Module):
+    """Adds sinusoidal positions to embeddings [b, t, d] of any length."""
+
+    def __init__(self, d_model: int, length: int = 256) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.length = length
+        # Not a buffer: DDP broadcasts buffers, and those of two ranks may differ in length.
+        self._table: Tensor | None = None
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """``x`` [b, t, d], whose first token stands at position ``start``, plus positions."""
+        end = start + x.size(1)
+        table = self._table
+        if table is None or table.device != x.device or len(table) < end:
+            self.length = max(end, self.length if table is None else 2 * len(table))
+            table = self._table = sinusoidal_positions(self.length, self.d_model, x.device)
+        return x + table[start:end].to(x.dtype)

@@ -1,0 +1,124 @@
+"""The encoder-decoder of "Attention Is All You Need" (arXiv 1706.03762)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from schemas.model import Transformer
+from transformer_core.data.vocabulary import PAD
+from transformer_core.model.cache import DecoderCache
+from transformer_core.model.layers import DecoderLayer, EncoderLayer
+from transformer_core.model.positions import Positions
+from transformer_core.model.projection import Projection
+
+
+class EncoderDecoder(nn.Module):
+    """Source and target token ids in, logits of the next target tokens out.
+
+    With tied embeddings one matrix [v, d] embeds source and target and maps the decoder's output to
+    logits (3.4 of the paper). The output map has no bias, tied or not: its v numbers would only
+    encode how frequent each token is.
+
+    ``pre`` normalization ends each stack with a layer normalization, since nothing else bounds the
+    residual stream; ``post`` has one at the end of its last layer already.
+    """
+
+    def __init__(self, spec: Transformer, vocabulary: int) -> None:
+        super().__init__()
+        d_model, tied, pre = spec.d_model, spec.tied_embeddings, spec.norm == "pre"
+        self.scale = d_model**0.5
+        self.source_embedding = nn.Embedding(vocabulary, d_model)
+        # None, not the same module once more: a matrix has one name in the state dict.
+        self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
+        self.output = None if tied else nn.Linear(d_model, vocabulary, bias=False)
+        self.positions = Positions(d_model)
+        self.dropout = nn.Dropout(spec.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
+        self.encoder_norm = nn.LayerNorm(d_model) if pre else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(d_model) if pre else nn.Identity()
+
+    def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
+        """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens."""
+        return self.decode(self.encode(source), source, target_input)
+
+    def encode(self, source: Tensor) -> Tensor:
+        """source [b, s] -> memory [b, s, d]."""
+        mask = source_mask(source)
+        x = self._embed(self.source_embedding, source)
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x)
+
+    def decode(
+        self,
+        memory: Tensor,
+        source: Tensor,
+        target_input: Tensor,
+        cache: DecoderCache | None = None,
+    ) -> Tensor:
+        """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
+
+        With a cache, target_input holds what follows the cached prefix: any number of tokens after
+        an empty one, else one; ValueError otherwise.
+        """
+        start = 0 if cache is None else cache.length
+        if start and target_input.size(1) > 1:
+            raise ValueError(
+                f"target_input has {target_input.size(1)} tokens after a cached prefix of {start}; "
+                "decode one token at a time"
+            )
+        mask = source_mask(source)
+        embedding = self.target_embedding
+        x = self._embed(embedding or self.source_embedding, target_input, start)
+        for i, layer in enumerate(self.decoder):
+            x = layer(x, memory, mask, None if cache is None else cache.layers[i])
+        x = self.decoder_norm(x)
+        if self.output is None:
+            return F.linear(x, self.source_embedding.weight)
+        return self.output(x)
+
+    def new_cache(self) -> DecoderCache:
+        """An empty cache for :meth:`decode`."""
+        return DecoderCache(len(self.decoder))
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, start: int = 0) -> Tensor:
+        return self.dropout(self.positions(embedding(tokens) * self.scale, start))
+
+
+def source_mask(source: Tensor) -> Tensor:
+    """source [b, s] -> [b, 1, 1, s], True at tokens, False at padding."""
+    return (source != PAD)[:, None, None, :]
+
+
+def build_transformer(spec: Transformer, vocabulary: int) -> EncoderDecoder:
+    """An :class:`EncoderDecoder` on torch's default device, its weights drawn from torch's seed."""
+    device = torch.get_default_device()
+    # Built without storage, so that constructors neither draw random numbers nor fill memory twice.
+    with torch.device("meta"):
+        model = EncoderDecoder(spec, vocabulary)
+    model.to_empty(device=device)
+    _initialise(model)
+    return model
+
+
+def _initialise(module: nn.Module) -> None:
+    """Draw the weights; they depend on the shape of the model, not on the kinds of its parts.
+
+    Matrices are Xavier-uniform as in the Annotated Transformer, biases zero. Embeddings are normal
+    with standard deviation d_model^-0.5: scaled by sqrt(d_model) they then match the size of the
+    positions, and as a tied output map they give logits of variance near one.
+    """
+    for child in module.children():
+        if isinstance(child, Projection):
+            child.initialise()
+        elif isinstance(child, nn.LayerNorm):
+            child.reset_parameters()
+        elif isinstance(child, nn.Embedding):
+            nn.init.normal_(child.weight, std=child.embedding_dim**-0.5)
+        elif isinstance(child, nn.Linear):
+            nn.init.xavier_uniform_(child.weight)
+            if child.bias is not None:
+                nn.init.zeros_(child.bias)
+        else:
+            _initialise(child)
