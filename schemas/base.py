@@ -11,7 +11,11 @@ class Schema(BaseModel):
     """A checked, immutable record. Field descriptions are the docstrings below the fields."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,  # JSON has neither: a file that holds one could not be read back
     )
 
     def canonical_json(self) -> str:
@@ -46,7 +50,8 @@ def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]
 """A name that is also a folder name: lower-case letters, digits, underscores."""
 
 Count = Annotated[int, Field(ge=1)]

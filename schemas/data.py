@@ -9,7 +9,9 @@ from schemas.base import Count, Name, Schema
 SPLITS = ("train", "validation", "test")
 Split = Literal["train", "validation", "test"]
 Problem = Literal["error", "skip"]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+URL_PATTERN = r"^https?://"
+Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
 
 
 class Corpus(Schema):
@@ -106,7 +108,7 @@ class ParquetCorpus(OneFileCorpus):
 class RemoteFile(Schema):
     """A file on the web and the checksum it must have."""
 
-    url: str = Field(pattern=r"^https?://")
+    url: str = Field(pattern=URL_PATTERN)
     """Address of the file; the end of its path says how it is compressed."""
     sha256: Sha256
     """SHA-256 of the file as downloaded."""

@@ -1,11 +1,15 @@
 """Errors of configuration files: each names file, field, value and remedy."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.base import NAME_PATTERN
+from schemas.data import SHA256_PATTERN, URL_PATTERN
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,10 @@ class ConfigError(ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class Unsupported(RuntimeError):  # noqa: N818 (it is a status, not a mistake)
+    """This machine cannot do what a run spec asks for; the message says why."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for a mistyped name: the nearest known ones, else all of them."""
     names = sorted(set(known))
@@ -43,43 +51,25 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"choose from {', '.join(names)}" if names else "there is none to choose from"
 
 
-def from_validation(
-    error: ValidationError, model: type[BaseModel], file: str, prefix: str = ""
-) -> ConfigError:
-    """Turn pydantic's errors on ``model`` into problems of ``file``.
-
-    ``prefix`` is the field below which the model stands in the file.
-    """
+def from_validation(error: ValidationError, model: Any, file: str) -> ConfigError:
+    """Pydantic's errors on ``model`` (a schema, or a mapping of them) as those of ``file``."""
+    schema = TypeAdapter(model).json_schema()
     problems = []
     for item in error.errors(include_url=False):
-        path = [str(part) for part in item["loc"]]
-        field = ".".join([part for part in [prefix, *path] if part]) or "(top level)"
+        parts, siblings = _locate(schema, item["loc"])
         value = None if item["type"] == "missing" else item["input"]
-        problems.append(ConfigProblem(file, field, value, item["msg"], _remedy(item, model, path)))
+        remedy = _remedy(item, parts, siblings)
+        problems.append(ConfigProblem(file, _dotted(parts), value, _message(item), remedy))
     return ConfigError(problems)
 
 
-def _remedy(item: Any, model: type[BaseModel], path: list[str]) -> str:
-    context = item.get("ctx", {})
-    match item["type"]:
-        case "extra_forbidden":
-            return nearest(path[-1], _fields_at(model, path[:-1]))
-        case "missing":
-            return f"add {path[-1]}"
-        case "union_tag_invalid":
-            known = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-            return f"kind: {nearest(str(context['tag']), known)}"
-        case "union_tag_not_found":
-            return "add kind, which says which fields the section has"
-        case "literal_error" | "enum":
-            return f"choose from {context['expected']}"
-        case _:
-            return f"give a value that satisfies: {item['msg'].lower()}"
+def _locate(
+    schema: dict[str, Any], location: tuple[int | str, ...]
+) -> tuple[list[int | str], list[str]]:
+    """The path that a user sees in the file, and the fields that are known at its last step.
 
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Names of the fields that the schema has at ``path`` (union tags are part of the path)."""
-    schema = model.model_json_schema()
+    Pydantic's locations also hold the tags of unions and a mark for keys, which no file has.
+    """
     definitions = schema.get("$defs", {})
 
     def follow(node: dict[str, Any]) -> dict[str, Any]:
@@ -88,15 +78,103 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
         return node
 
     node = follow(schema)
-    for part in path:
-        mapping = node.get("discriminator", {}).get("mapping", {})
-        if part in mapping:
-            node = definitions[mapping[part].rsplit("/", 1)[-1]]
-        elif part in node.get("properties", {}):
-            node = follow(node["properties"][part])
-        else:
-            return []
-    return sorted(node.get("properties", {}))
+    seen: list[int | str] = []
+    siblings: list[str] = []
+    for part in location:
+        kinds = node.get("discriminator", {}).get("mapping", {})
+        if part in kinds:
+            node = follow({"$ref": kinds[part]})
+            continue
+        if part == "[key]":
+            continue
+        fields = node.get("properties", {})
+        entries = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
+        siblings = sorted(fields)
+        seen.append(part)
+        node = follow(next((n for n in [fields.get(part), *entries] if isinstance(n, dict)), {}))
+    return seen, siblings
+
+
+def _dotted(parts: list[int | str]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return text.removeprefix(".") or "(top level)"
+
+
+def _message(item: Any) -> str:
+    """Pydantic's message, but for a few that speak of its inside."""
+    match item["type"]:
+        case "extra_forbidden":
+            return "is not a field of this section"
+        case "missing":
+            return "is missing"
+        case "union_tag_not_found":
+            return "does not say its kind"
+        case "union_tag_invalid":
+            return f"is of an unknown kind, {item['ctx']['tag']}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "is not a section with fields"
+        case _:
+            return str(item["msg"][:1].lower() + item["msg"][1:])
+
+
+def _remedy(item: Any, parts: list[int | str], siblings: list[str]) -> str:
+    context, kind = item.get("ctx", {}), item["type"]
+    match kind:
+        case _ if "remedy" in context:
+            return str(context["remedy"])
+        case "extra_forbidden":
+            return nearest(str(parts[-1]), siblings)
+        case "missing":
+            return "add a value" if isinstance(parts[-1], int) else f"add {parts[-1]}"
+        case "union_tag_invalid":
+            known = re.findall(r"'([^']*)'", context["expected_tags"])
+            return f"kind: {nearest(str(context['tag']), known)}"
+        case "union_tag_not_found":
+            return "add kind, which says which fields the section has"
+        case "literal_error":
+            return nearest(str(item["input"]), re.findall(r"'([^']*)'", context["expected"]))
+        case "string_pattern_mismatch":
+            return _PATTERNS.get(context["pattern"], f"match {context['pattern']}")
+        case _ if kind in _REMEDIES:
+            return _REMEDIES[kind].format(**context)
+        case _:
+            return f"give a value of which this holds: {item['msg'].lower()}"
+
+
+_PATTERNS = {
+    NAME_PATTERN: "use lower-case letters, digits and underscores, a letter first",
+    SHA256_PATTERN: "give the 64 lower-case hexadecimal digits that sha256sum prints",
+    URL_PATTERN: "give an address that begins with https:// or http://",
+}
+_WHOLE_NUMBER = "give a whole number"
+_NUMBER = "give a number, in digits"
+_TEXT = "give text, in quotes if it looks like a number or a date"
+_SECTION = "give fields, each as name: value"
+_SWITCH = "give true or false"
+_REMEDIES = {
+    "greater_than_equal": "give a number of at least {ge}",
+    "greater_than": "give a number above {gt}",
+    "less_than_equal": "give a number of at most {le}",
+    "less_than": "give a number below {lt}",
+    "finite_number": "give a finite number",
+    "int_type": _WHOLE_NUMBER,
+    "int_parsing": _WHOLE_NUMBER,
+    "int_from_float": _WHOLE_NUMBER,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "bool_type": _SWITCH,
+    "bool_parsing": _SWITCH,
+    "string_type": _TEXT,
+    "string_too_short": "give at least {min_length} character(s)",
+    "string_too_long": "give at most {max_length} characters",
+    "list_type": "give a list: [first, second]",
+    "tuple_type": "give a list: [first, second]",
+    "too_short": "give at least {min_length} of them",
+    "too_long": "give at most {max_length} of them",
+    "dict_type": _SECTION,
+    "model_type": _SECTION,
+    "model_attributes_type": _SECTION,
+}
 
 
 def _shorten(value: Any, limit: int = 120) -> str:

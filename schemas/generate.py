@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from schemas.study import RunSpec, Study, Variant
+from schemas.study import RunSpec, Study, Variants
 
 FOLDER = Path(__file__).parent / "json"
 REPAIR = "python -m schemas.generate"
@@ -18,7 +18,7 @@ def generated() -> dict[str, str]:
     """File name and text of each JSON Schema."""
     types: dict[str, Any] = {
         "study.json": Study,
-        "variants.json": dict[str, Variant],
+        "variants.json": Variants,
         "run_spec.json": RunSpec,
     }
     return {

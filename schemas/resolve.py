@@ -1,6 +1,7 @@
 """From a study and the variants file to run specs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,32 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.base import merge
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from schemas.rules import violations
-from schemas.study import RunSpec, Study, Variant
+from schemas.study import RunSpec, Study, Variant, Variants
 
 VARIANTS_FILE = "config/variants.yaml"
 _SHARED = frozenset(RunSpec.model_fields) & frozenset(Study.model_fields)
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML that refuses a key given twice, of which PyYAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of ``node``; ConstructorError at the line of a repeated key."""
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} is given twice", key.start_mark
+                )
+            seen.add(key.value if isinstance(key.value, str) else id(key))
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str | Path) -> Any:
     """The contents of a YAML file; ConfigError if it is missing or is not YAML."""
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open(encoding="utf-8") as stream:
+            return yaml.load(stream, _UniqueKeyLoader)
     except OSError as error:
         problem = ConfigProblem(str(path), "(file)", None, str(error), "check the path")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -45,9 +62,9 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
             [ConfigProblem(file, "(top level)", data, "is not a mapping", "write name: {...}")]
         )
     try:
-        variants = TypeAdapter(dict[str, Variant]).validate_python(data)
+        variants = TypeAdapter(Variants).validate_python(data)
     except ValidationError as error:
-        raise from_validation(error, Variant, file) from None
+        raise from_validation(error, Variants, file) from None
     for name in variants:
         _lineage(name, variants, file)
     return variants
@@ -62,28 +79,29 @@ def resolve(
 ) -> RunSpec:
     """The complete, checked run spec of ``variant`` in ``study``; ConfigError if there is none."""
     data: dict[str, Any] = study.model_dump(mode="json", include=set(_SHARED))
-    origin = study_file
-    for ancestor in _lineage(variant, variants, variants_file):
-        change = variants[ancestor].change
-        if change:
-            origin = variants_file
-        data = merge(data, change)
+    lineage = _lineage(variant, variants, variants_file)
+    for ancestor in lineage:
+        data = merge(data, variants[ancestor].change)
     data["variant"] = variant
-    prefix = f"{variant}.change" if origin == variants_file else ""
+    changes = {ancestor: variants[ancestor].change for ancestor in reversed(lineage)}
     try:
         spec = RunSpec.model_validate(data)
     except ValidationError as error:
-        raise from_validation(error, RunSpec, origin, prefix) from None
-    problems = [
-        ConfigProblem(
-            _origin_of(field, variant, variants, study_file, variants_file),
-            field,
-            value,
-            f"{message} (variant {variant})",
-            remedy,
-        )
-        for field, value, message, remedy in violations(spec)
-    ]
+        # The study is valid, so a change is to blame: the youngest that says most of the field.
+        problems = []
+        for problem in from_validation(error, RunSpec, variants_file).problems:
+            parts = problem.field.split(".")
+            author = max(changes, key=lambda name: _depth(changes[name], parts))
+            problems.append(replace(problem, field=f"{author}.change.{problem.field}"))
+        raise ConfigError(problems) from None
+    problems = []
+    for field, value, message, remedy in violations(spec):
+        parts = field.split(".")
+        authors = [name for name in changes if _depth(changes[name], parts) == len(parts)]
+        file, place = study_file, field
+        if authors:
+            file, place = variants_file, f"{authors[0]}.change.{field}"
+        problems.append(ConfigProblem(file, place, value, f"{message} (variant {variant})", remedy))
     if problems:
         raise ConfigError(problems)
     return spec
@@ -122,8 +140,12 @@ def resolve_all(
             except ConfigError as error:
                 problems.extend(error.problems)
     if problems:
-        # A mistake in a shared section shows in every variant: say it once.
-        raise ConfigError({(p.file, p.field, repr(p.value)): p for p in problems[::-1]}.values())
+        # A mistake in a shared section shows in every variant: say it once. Variants that need
+        # different values of it are all heard.
+        unique: dict[tuple[str, ...], ConfigProblem] = {}
+        for p in problems:
+            unique.setdefault((p.file, p.field, repr(p.value), p.remedy), p)
+        raise ConfigError(unique.values())
     return specs
 
 
@@ -150,18 +172,11 @@ def _lineage(name: str, variants: Mapping[str, Variant], file: str) -> list[str]
     return line[::-1]
 
 
-def _origin_of(
-    field: str,
-    variant: str,
-    variants: Mapping[str, Variant],
-    study_file: str,
-    variants_file: str,
-) -> str:
-    """The file that sets ``field`` for ``variant``: the variant's line if it touches it."""
-    for ancestor in _lineage(variant, variants, variants_file):
-        node: Any = variants[ancestor].change
-        for part in field.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        if node is not None:
-            return variants_file
-    return study_file
+def _depth(change: dict[str, Any], parts: list[str]) -> int:
+    """How many steps of the path of a field ``change`` has."""
+    node: Any = change
+    for depth, part in enumerate(parts):
+        if not isinstance(node, dict) or part not in node:
+            return depth
+        node = node[part]
+    return len(parts)

@@ -2,10 +2,12 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from schemas.base import Count, Name, Schema
 from schemas.data import AnyBatching, AnyCorpus, Filter, GrammarCorpus, TokenBudget, Tokenizer
+from schemas.errors import nearest
 from schemas.measure import Measurement
 from schemas.model import AnyModel, Transformer
 from schemas.parallel import AnyParallel, Machine, Single
@@ -40,9 +42,11 @@ class RunSpec(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def _single_takes_one_device(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def _single_takes_one_device(cls, data: Any) -> Any:
         # So that a change of the device count reruns the distributed variants only.
-        parallel, machine = data.get("parallel", {}), data.get("machine", {})
+        if not isinstance(data, dict):
+            return data
+        parallel, machine = _plain(data.get("parallel", {})), _plain(data.get("machine", {}))
         sections = isinstance(parallel, dict) and isinstance(machine, dict)
         if sections and parallel.get("kind", "single") == "single":
             return data | {"machine": machine | {"nodes": 1, "devices_per_node": 1}}
@@ -59,6 +63,15 @@ class RunSpec(Schema):
         return self.world_size * self.training.accumulation.micro_batches
 
 
+def _plain(section: Any) -> Any:
+    """A section as a mapping, whether it comes from a file or from code."""
+    return section.model_dump() if isinstance(section, Schema) else section
+
+
+DATA_SECTIONS = frozenset({"corpus", "filter", "tokenizer"})
+"""Sections that all variants of a study share, so that they train on the same sentences."""
+
+
 class Variant(Schema):
     """One change to a parent variant."""
 
@@ -72,6 +85,29 @@ class Variant(Schema):
     """Rows of the original study that it bears on: techniques A1-A19, claims C1-C16."""
     summary: str = Field(min_length=1)
     """What it changes and why one would, in a sentence."""
+
+    @field_validator("change")
+    @classmethod
+    def _changes_sections_of_a_run(cls, change: dict[str, Any]) -> dict[str, Any]:
+        known = set(RunSpec.model_fields) - DATA_SECTIONS - {"variant"}
+        for section in change:
+            if section in DATA_SECTIONS:
+                raise PydanticCustomError(
+                    "data_section",
+                    "holds {section}, but the variants of a study share their data",
+                    {"section": section, "remedy": f"put {section} in a study of its own"},
+                )
+            if section not in known:
+                raise PydanticCustomError(
+                    "unknown_section",
+                    "holds {section}, which is not a section of a run spec",
+                    {"section": section, "remedy": nearest(section, known)},
+                )
+        return change
+
+
+Variants = dict[Name, Variant]
+"""config/variants.yaml: variants by name."""
 
 
 class Study(Schema):

@@ -45,7 +45,7 @@ class Noam(Schema):
     kind: Literal["noam"] = "noam"
     factor: float = Field(default=1.0, gt=0)
     """Multiplies the rate d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."""
-    warmup: Count = 400
+    warmup: Count = 100
     """Steps of linear warm-up."""
 
 

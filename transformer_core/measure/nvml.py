@@ -5,6 +5,7 @@ functions, nvidia-ml-py returns str. Both work here, and so does a host without 
 """
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,6 +86,8 @@ def _session() -> Iterator[Any]:
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = _optional(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    if capability is None:
+        capability = _compute_capability(handle)
     milliwatts = _optional(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
     return Gpu(
         index=index,
@@ -105,6 +108,18 @@ def _optional(nvml: Any, function: str, handle: Any) -> Any:
         return call(handle)
     except nvml.NVMLError:
         return None
+
+
+def _compute_capability(handle: Any) -> tuple[int, int] | None:
+    """The compute capability from the library itself: nvidia-ml-py3 has no function for it."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    try:
+        # The library is loaded and initialised by now: this only takes another reference.
+        call = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetCudaComputeCapability
+    except (AttributeError, OSError):
+        return None
+    success = call(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
+    return (major.value, minor.value) if success else None
 
 
 def _cuda_uuid(index: int) -> str | None:
