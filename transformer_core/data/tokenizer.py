@@ -1,0 +1,173 @@
+"""Train one byte-level BPE for both languages: ``python -m transformer_core.data.tokenizer``.
+
+Byte-level BPE (Sennrich et al., arXiv 1508.07909, over UTF-8 bytes) has a token for every byte, so
+that any text comes back exactly and nothing is unknown. The text is not normalised.
+"""
+
+import argparse
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import ValidationError
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Bpe
+
+from schemas.data import Tokenizer
+from schemas.errors import ConfigError, from_validation
+from schemas.results import TokenizerReport
+from transformer_core.data.arrays import evenly_spaced
+from transformer_core.data.files import CorpusError, write_text
+from transformer_core.data.pairs import PairFile, remake
+from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES
+
+logger = logging.getLogger(__name__)
+
+# Letters (with their combining marks), numbers, other signs, or white space: never two of them in
+# one token. The contractions of the usual GPT-2 expression are English only and are left out.
+_PIECES = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
+
+
+def untrained() -> Bpe:
+    """The tokenizer before training: how text is cut and put together again.
+
+    The first cut is before every space. It needs no expression, so that
+    :mod:`transformer_core.data.encoding` can make it on raw bytes.
+    """
+    bpe = Bpe(models.BPE(unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(" ", "merged_with_next"),
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    return bpe
+
+
+def train(pairs: PairFile, settings: Tokenizer) -> tuple[Bpe, int]:
+    """A trained tokenizer, and the number of pairs it was trained on.
+
+    The vocabulary is smaller than asked for if the corpus has no more repeated pieces.
+    """
+    sample = evenly_spaced(len(pairs), settings.sample_pairs)
+    if not len(sample):
+        raise CorpusError(
+            "holds no pair", file=pairs.path, remedy="give the corpus some training pairs"
+        )
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocabulary,
+        min_frequency=2,
+        special_tokens=list(SPECIAL_NAMES),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+    bpe = untrained()
+    bpe.train_from_iterator(_texts(pairs, sample), trainer, length=2 * len(sample))
+    return bpe, len(sample)
+
+
+def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
+    """Both sides of the pairs ``rows`` (ascending), one list per side and record batch."""
+    first = 0
+    for batch in pairs:
+        start, end = np.searchsorted(rows, [first, first + batch.num_rows])
+        chosen = pa.array(rows[start:end] - first)
+        yield batch.column("source").take(chosen).to_pylist()
+        yield batch.column("target").take(chosen).to_pylist()
+        first += batch.num_rows
+
+
+def load_tokenizer(path: str | Path) -> Bpe:
+    """The tokenizer of ``path``; text that looks like a special token stays text.
+
+    Raises CorpusError if the file is missing, damaged, or has other special tokens.
+    """
+    try:
+        bpe = Bpe.from_str(Path(path).read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception on a damaged file
+        message = f"is no tokenizer ({error})"
+        raise CorpusError(message, file=path, remedy=remake(path)) from None
+    found = [bpe.token_to_id(name) for name in SPECIAL_NAMES]
+    if found != list(range(len(SPECIAL_NAMES))):
+        raise CorpusError(
+            f"gives {' '.join(SPECIAL_NAMES)} the ids {found} instead of 0 to 3",
+            file=path,
+            remedy="take a tokenizer that this project trained",
+        )
+    bpe.encode_special_tokens = True
+    return bpe
+
+
+def detokenize(bpe: Bpe, ids: Iterable[int]) -> str:
+    """The text of ``ids`` up to the first end token, without special tokens."""
+    kept = []
+    for token in ids:
+        if token == EOS:
+            break
+        if token >= len(SPECIAL_NAMES):
+            kept.append(int(token))
+    return bpe.decode(kept)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 0 if the tokenizer was written, 2 if the input is at fault."""
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.data.tokenizer",
+        description="Train one byte-level BPE tokenizer on both sides of the training pairs.",
+    )
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="JSON", help="the tokenizer section of a run spec"
+    )
+    parser.add_argument("--pairs", required=True, type=Path, help="training pairs (.arrow)")
+    parser.add_argument("--output", required=True, type=Path, help="tokenizer.json to write")
+    parser.add_argument("--report", required=True, type=Path, help="report to write (.json)")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        _run(options.tokenizer, options.pairs, options.output, options.report)
+    except (ConfigError, CorpusError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(settings_json: str, pairs_path: Path, output: Path, report_path: Path) -> None:
+    try:
+        settings = Tokenizer.model_validate_json(settings_json)
+    except ValidationError as error:
+        raise from_validation(error, Tokenizer, "--tokenizer") from None
+    started = time.perf_counter()
+    bpe, sample_pairs = train(PairFile(pairs_path), settings)
+    text = bpe.to_str()
+    report = TokenizerReport(
+        vocabulary=bpe.get_vocab_size(),
+        sample_pairs=sample_pairs,
+        seconds=time.perf_counter() - started,
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+    )
+    write_text(output, text)
+    write_text(report_path, report.model_dump_json(indent=2) + "\n")
+    if report.vocabulary < settings.vocabulary:
+        logger.warning(
+            "%d tokens, fewer than the %d asked for: the corpus has no more repeated pieces",
+            report.vocabulary,
+            settings.vocabulary,
+        )
+    logger.info(
+        "%s: %d tokens from %d pairs in %.1f s",
+        output,
+        report.vocabulary,
+        sample_pairs,
+        report.seconds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
