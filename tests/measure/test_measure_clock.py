@@ -1,0 +1,207 @@
+"""The clock: exact borders, pauses left out, no synchronisation elsewhere."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_core.measure.clock import WindowClock
+
+
+class World:
+    """A device and a clock under the test's control; times are whole, so sums are exact."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.synchronised = 0
+
+    def synchronise(self) -> None:
+        self.synchronised += 1
+
+    def now(self) -> float:
+        return self.time
+
+    def clock(self, warmup_steps: int, window_steps: int) -> WindowClock:
+        return WindowClock(warmup_steps, window_steps, self.synchronise, self.now)
+
+    def step(self, clock: WindowClock, step: int, seconds: float = 1.0, wait: float = 0.0) -> None:
+        self.time += seconds
+        clock.step_done(step, pairs=step, tokens=10 * step, padded_tokens=12 * step,
+                        input_wait_seconds=wait)  # fmt: skip
+
+
+def test_windows_hold_exactly_their_steps() -> None:
+    world = World()
+    clock = world.clock(warmup_steps=2, window_steps=3)
+    clock.start(0)
+    for step in range(1, 11):
+        world.step(clock, step, seconds=100.0 if step <= 2 else float(step), wait=step / 2)
+    assert clock.warmup_seconds == 200.0
+    assert [(w.first_step, w.last_step) for w in clock.windows] == [(3, 5), (6, 8)]
+    assert [w.seconds for w in clock.windows] == [3 + 4 + 5, 6 + 7 + 8]
+    assert [w.pairs for w in clock.windows] == [12, 21]
+    assert [w.tokens for w in clock.windows] == [120, 210]
+    assert [w.padded_tokens for w in clock.windows] == [144, 252]
+    assert [w.input_wait_seconds for w in clock.windows] == [6.0, 10.5]
+
+
+def test_synchronises_at_borders_only_and_before_reading() -> None:
+    world = World()
+    device_time = 5.0
+
+    def synchronise() -> None:
+        world.synchronised += 1
+        world.time += device_time
+
+    clock = WindowClock(2, 3, synchronise, world.now)
+    clock.start(0)
+    counts = [world.synchronised]
+    for step in range(1, 9):
+        world.step(clock, step)
+        counts.append(world.synchronised)
+    #                 start        2 = end of the warm-up; 5 and 8 = ends of windows
+    assert counts == [1, 1, 2, 2, 2, 3, 3, 3, 4]
+    # Work that the device still had to do at the border belongs to the window that issued it.
+    assert clock.warmup_seconds == 2 + device_time
+    assert [w.seconds for w in clock.windows] == [3 + device_time, 3 + device_time]
+
+
+def test_pauses_are_left_out_of_windows_and_warmup() -> None:
+    world = World()
+    clock = world.clock(warmup_steps=2, window_steps=2)
+    clock.start(0)
+    for step in range(1, 7):
+        world.step(clock, step)
+        before = world.synchronised
+        clock.pause()
+        assert world.synchronised == before + 1
+        world.time += 50.0
+        clock.resume()
+        assert world.synchronised == before + 2
+    assert clock.warmup_seconds == 2.0
+    assert [w.seconds for w in clock.windows] == [2.0, 2.0]
+
+
+def test_no_warmup() -> None:
+    world = World()
+    clock = world.clock(warmup_steps=0, window_steps=1)
+    assert clock.warmup_seconds is None
+    clock.start(0)
+    assert clock.warmup_seconds == 0.0
+    world.step(clock, 1, seconds=4.0)
+    assert [(w.first_step, w.seconds) for w in clock.windows] == [(1, 4.0)]
+
+
+def test_too_few_steps_give_no_window() -> None:
+    world = World()
+    clock = world.clock(warmup_steps=3, window_steps=3)
+    clock.start(0)
+    for step in range(1, 3):
+        world.step(clock, step)
+    assert clock.warmup_seconds is None
+    assert clock.windows == []
+
+
+def test_state_survives_a_restart() -> None:
+    world = World()
+    first = world.clock(warmup_steps=2, window_steps=3)
+    first.start(0)
+    for step in range(1, 8):
+        world.step(first, step)
+    state = json.loads(json.dumps(first.state()))
+    world.step(first, 8)  # closes a window that the state must not see
+
+    world.time += 1e6
+    second = world.clock(warmup_steps=2, window_steps=3)
+    second.load(state)
+    assert second.windows == first.windows[:1]
+    assert second.warmup_seconds == 2.0
+    second.start(7)
+    for step in range(8, 14):
+        world.step(second, step, seconds=10.0)
+    assert second.warmup_seconds == 20.0
+    # 6 and 7 were in an unfinished window; 8 and 9 are warm-up again; windows count from there.
+    assert [(w.first_step, w.last_step) for w in second.windows] == [(3, 5), (10, 12)]
+    assert [w.seconds for w in second.windows] == [3.0, 30.0]
+
+
+def test_state_of_another_training_is_refused() -> None:
+    world = World()
+    clock = world.clock(0, 2)
+    clock.start(0)
+    for step in (1, 2):
+        world.step(clock, step)
+    other = world.clock(0, 2)
+    other.load(clock.state())
+    with pytest.raises(ValueError, match="a window ends at step 2, but training goes on at step 1"):
+        other.start(1)
+    other.start(2)
+
+
+def test_misuse_is_refused() -> None:
+    world = World()
+    for warmup, window in ((-1, 1), (0, 0)):
+        with pytest.raises(ValueError, match="warmup_steps"):
+            world.clock(warmup, window)
+    clock = world.clock(0, 2)
+    with pytest.raises(RuntimeError, match="before start"):
+        clock.pause()
+    with pytest.raises(RuntimeError, match="before start"):
+        world.step(clock, 1)
+    clock.start(0)
+    with pytest.raises(RuntimeError, match=r"resume\(\) without pause"):
+        clock.resume()
+    with pytest.raises(RuntimeError, match=r"load\(\) after start"):
+        clock.load(clock.state())
+    with pytest.raises(ValueError, match="step 2 follows step 0"):
+        world.step(clock, 2)
+    clock.pause()
+    with pytest.raises(RuntimeError, match="while paused"):
+        clock.pause()
+    with pytest.raises(RuntimeError, match="while paused"):
+        world.step(clock, 1)
+
+
+@given(
+    start=st.integers(0, 50),
+    warmup=st.integers(0, 5),
+    window=st.integers(1, 5),
+    steps=st.lists(
+        st.tuples(st.integers(0, 100), st.none() | st.integers(0, 1000)), min_size=1, max_size=40
+    ),
+)
+def test_every_second_is_counted_once(
+    start: int, warmup: int, window: int, steps: list[tuple[int, int | None]]
+) -> None:
+    """Warm-up and windows tile the steps, and add up to the elapsed time without the pauses."""
+    world = World()
+    clock = world.clock(warmup, window)
+    clock.start(start)
+    durations = [float(seconds) for seconds, _ in steps]
+    pauses = 0
+    for number, (seconds, pause) in enumerate(steps, start + 1):
+        world.step(clock, number, seconds=float(seconds), wait=float(seconds))
+        if pause is not None:
+            pauses += 1
+            clock.pause()
+            world.time += pause
+            clock.resume()
+
+    complete = max(0, (len(steps) - warmup) // window)
+    assert len(clock.windows) == complete
+    if len(steps) >= warmup:
+        assert clock.warmup_seconds == sum(durations[:warmup])
+        counted = warmup + complete * window
+        assert sum(w.seconds for w in clock.windows) == sum(durations[warmup:counted])
+        numbers = range(start + warmup + 1, start + counted + 1)
+        assert sum(w.pairs for w in clock.windows) == sum(numbers)
+    else:
+        assert clock.warmup_seconds is None
+    for one, two in pairwise(clock.windows):
+        assert two.first_step == one.last_step + 1
+    assert all(w.last_step - w.first_step + 1 == window for w in clock.windows)
+    assert all(w.input_wait_seconds == w.seconds for w in clock.windows)
+    borders = 1 + complete + (1 if 0 < warmup <= len(steps) else 0)
+    assert world.synchronised == borders + 2 * pauses

@@ -1,0 +1,102 @@
+"""Where a number comes from."""
+
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from schemas.results import Provenance
+from schemas.study import RunSpec
+from transformer_core.measure import provenance
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two committed files."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    git(tmp_path, "init", "--quiet")
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text("pass\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "Two files")
+    return tmp_path
+
+
+def test_commit_of_a_clean_tree(repository: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    assert re.fullmatch(r"[0-9a-f]{40}", head)
+    assert provenance.git_commit(repository / "one.py") == head
+    (repository / "results").mkdir()
+    (repository / "results" / "metrics.json").write_text("{}")
+    assert provenance.git_commit(repository / "one.py") == head, "untracked files are no change"
+
+
+def test_commit_of_a_changed_tree(repository: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    (repository / "two.py").write_text("changed\n")
+    assert provenance.git_commit(repository / "one.py") == f"{head}-dirty"
+    git(repository, "add", "two.py")
+    assert provenance.git_commit(repository / "one.py") == f"{head}-dirty"
+
+
+def test_no_commit(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    installed = repository / "site-packages"
+    installed.mkdir()
+    (installed / "module.py").write_text("pass\n")
+    assert provenance.git_commit(installed / "module.py") is None, "not tracked"
+
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "module.py").write_text("pass\n")
+    assert provenance.git_commit(outside / "module.py") is None, "no repository"
+
+
+def test_no_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert provenance.git_commit(repository / "one.py") is None
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = provenance.package_versions()
+    assert found["torch"] == torch.__version__
+    assert found["numpy"] == numpy.__version__
+    assert {"pyarrow", "pydantic", "sacrebleu", "safetensors", "tokenizers"} <= set(found)
+    assert all(found.values())
+    assert ("cuda" in found) == (torch.version.cuda is not None)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91300)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    found = provenance.package_versions()
+    assert (found["cuda"], found["cudnn"], found["nccl"]) == ("13.0", "91300", "2.27.3")
+
+
+def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "DISTRIBUTIONS", ("numpy", "no-such-distribution-anywhere"))
+    assert set(provenance.package_versions()) >= {"numpy", "torch"}
+    assert "no-such-distribution-anywhere" not in provenance.package_versions()
+
+
+def test_collect() -> None:
+    spec = RunSpec(variant="single")
+    berlin = timezone(timedelta(hours=2))
+    started = datetime(2024, 5, 1, 12, 30, 15, 999, tzinfo=berlin)
+    found = provenance.collect(spec, "snakemake one", started)
+    assert found.spec_sha256 == spec.digest()
+    assert found.command == "snakemake one"
+    assert found.started == "2024-05-01T10:30:15+00:00"
+    assert datetime.fromisoformat(found.started).tzinfo == UTC
+    assert found.python == platform.python_version()
+    assert found.hardware.cores >= 1
+    assert Provenance.model_validate_json(found.model_dump_json()) == found
