@@ -1,0 +1,106 @@
+"""Numbers for people. Each function gives HTML that keeps the exact value in a data element."""
+
+from math import floor, isfinite, log10
+from typing import Any
+
+from markupsafe import Markup
+
+from schemas.results import Interval
+
+MISSING = Markup('<span class="missing" title="not measured">–</span>')
+_KIBI = 1024
+
+
+def number(value: float | None, digits: int = 3) -> Markup:
+    """A number with ``digits`` significant digits; thousands are written out with commas."""
+    return _tagged(value, plain_number(value, digits)) if value is not None else MISSING
+
+
+def ratio(value: float | None) -> Markup:
+    """A factor, such as 1.62×."""
+    return _tagged(value, f"{value:.2f}×") if value is not None else MISSING
+
+
+def percent(value: float | None) -> Markup:
+    """A share between 0 and 1 in percent."""
+    return _tagged(value, f"{100 * value:.1f} %") if value is not None else MISSING
+
+
+def duration(seconds: float | None) -> Markup:
+    """A time in the unit that suits it, from milliseconds to hours."""
+    return _tagged(seconds, plain_duration(seconds), " s") if seconds is not None else MISSING
+
+
+def size(count: int | None) -> Markup:
+    """Bytes in the binary unit that suits them."""
+    return _tagged(count, plain_size(count), " bytes") if count is not None else MISSING
+
+
+def interval(value: Interval | None) -> Markup:
+    """Median and interval of a quantity without unit."""
+    if value is None:
+        return MISSING
+    return _with_limits(value, *(plain_number(x) for x in (value.median, value.low, value.high)))
+
+
+def ratio_interval(value: Interval | None) -> Markup:
+    """Median and interval of a factor, with a third decimal where two would hide the interval."""
+    if value is None:
+        return MISSING
+    places = 3 if value.high - value.low < 0.02 else 2
+    return _with_limits(
+        value, f"{value.median:.{places}f}×", f"{value.low:.{places}f}", f"{value.high:.{places}f}"
+    )
+
+
+def plain_number(value: float, digits: int = 3) -> str:
+    """Text of a number with ``digits`` significant digits, and all digits before the point."""
+    if not isfinite(value):
+        return str(value)
+    if value == int(value) or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, digits - 1 - floor(log10(abs(value))))}f}"
+
+
+def plain_duration(seconds: float) -> str:
+    """Text of a time in milliseconds, seconds, minutes or hours."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:,.1f} h"
+
+
+def plain_size(count: int) -> str:
+    """Text of a number of bytes in B, KiB, MiB, GiB or TiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < _KIBI or unit == "TiB":
+            break
+        value /= _KIBI
+    return f"{value:,.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def _tagged(value: Any, text: str, unit: str = "") -> Markup:
+    return Markup('<data value="{0!r}" title="{0!r}{1}">{2}</data>').format(value, unit, text)
+
+
+def _with_limits(value: Interval, median: str, low: str, high: str) -> Markup:
+    title = f"{value.median!r}, interval {value.low!r} to {value.high!r}, {value.samples} samples"
+    return Markup(
+        '<data value="{0!r}" title="{1}">{2}</data> <span class="interval">[{3}, {4}]</span>'
+    ).format(value.median, title, median, low, high)
+
+
+FILTERS = {
+    "number": number,
+    "ratio": ratio,
+    "percent": percent,
+    "duration": duration,
+    "size": size,
+    "interval": interval,
+    "ratio_interval": ratio_interval,
+}
+"""The functions by the name that templates know them by."""

@@ -1,0 +1,111 @@
+"""One self-contained page of a study: ``python -m transformer_core.report.page``.
+
+The page needs no script, no network and no other file. Each section is a template of its own in
+templates/sections; SECTIONS gives their order.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from schemas.errors import ConfigError
+from schemas.study import Variant
+from transformer_core.analysis import compare, statistics
+from transformer_core.analysis.files import read_as, write_text
+from transformer_core.report import svg
+from transformer_core.report.figures import FIGURES
+from transformer_core.report.formats import FILTERS
+from transformer_core.report.inputs import Results, add_arguments, from_arguments
+from transformer_core.report.summary import summarise, translations
+
+SECTIONS = {
+    "summary": "Summary",
+    "variants": "Variants",
+    "figures": "Figures",
+    "translations": "Translations",
+    "corpus": "Corpus",
+    "machine": "Machine",
+    "method": "How it was measured",
+    "limits": "What this machine could not do",
+    "details": "Variants in detail",
+}
+"""Template name and heading of each section, in the order of the page."""
+
+CORPUS_FIGURES = ("lengths_characters", "lengths_tokens")
+
+
+def render(results: Results, variants: dict[str, Variant], pictures: Sequence[svg.Picture]) -> str:
+    """The page as HTML. Every text from a configuration or a corpus is escaped."""
+    environment = Environment(
+        loader=PackageLoader("transformer_core.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(FILTERS)
+    environment.filters["pretty"] = pretty
+    return environment.get_template("page.html").render(
+        sections=SECTIONS,
+        study=results.study,
+        results=results,
+        variants=variants,
+        summary=summarise(results),
+        samples=translations(results),
+        pictures=[picture for picture in pictures if picture.name not in CORPUS_FIGURES],
+        corpus_pictures=[picture for picture in pictures if picture.name in CORPUS_FIGURES],
+        confidence=statistics.CONFIDENCE,
+        resamples=statistics.RESAMPLES,
+        fewest_samples=statistics.FEWEST_SAMPLES,
+        input_wait_limit=compare.INPUT_WAIT_LIMIT,
+    )
+
+
+def pretty(value: Any) -> str:
+    """Indented JSON text."""
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True, default=str)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.report.page",
+        description="Write the report of a study as one HTML file that needs no other file.",
+    )
+    add_arguments(parser)
+    parser.add_argument(
+        "--variants",
+        type=Path,
+        help="the variants of the study as JSON (default: variants.json in the results)",
+    )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        help="folder of the figures (default: figures in the results)",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="the page (default: report.html in the results)"
+    )
+    options = parser.parse_args(arguments)
+    figures = options.figures or options.results / "figures"
+    try:
+        results = from_arguments(options)
+        variants: dict[str, Variant] = read_as(
+            options.variants or options.results / "variants.json", dict[str, Variant]
+        )
+        pictures = [svg.read(figures / f"{name}.svg") for name in FIGURES]
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    write_text(
+        options.output or options.results / "report.html", render(results, variants, pictures)
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What the numbers support in a few sentences, chosen here and worded in the template."""
+
+from dataclasses import dataclass
+
+from schemas.results import Comparison, Translation, VariantResult
+from transformer_core.analysis.compare import differs
+from transformer_core.report.inputs import Results
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The variants, sorted by what can be said of their throughput."""
+
+    ok: int
+    faster: list[Comparison]
+    """The whole interval is above 1; largest ratio first."""
+    slower: list[Comparison]
+    """The whole interval is below 1; largest ratio first."""
+    unsettled: list[Comparison]
+    """The interval holds 1, or there are too few windows for an interval."""
+    ended_otherwise: list[VariantResult]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sentence with the translations of all variants."""
+
+    source: str
+    reference: str
+    hypotheses: list[tuple[str, list[str]]]
+    """Translation, and the variants that gave it."""
+
+
+def summarise(results: Results) -> Summary:
+    """Sort the comparisons with the baseline."""
+    compared = sorted(
+        (item for item in results.comparisons.values() if item.speedup is not None),
+        key=lambda item: -item.speedup.median if item.speedup else 0.0,
+    )
+    clear = [item for item in compared if differs(item)]
+    return Summary(
+        ok=len(results.variants) - len(results.ended_otherwise),
+        faster=[item for item in clear if item.speedup and item.speedup.low > 1],
+        slower=[item for item in clear if item.speedup and item.speedup.high < 1],
+        unsettled=[item for item in compared if not differs(item)],
+        ended_otherwise=results.ended_otherwise,
+    )
+
+
+def translations(results: Results) -> list[Sample]:
+    """The sampled test sentences; variants that agree on a translation stand together."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for result in results.ordered:
+        for sample in result.evaluation.samples:
+            by_text = found.setdefault(_key(sample), {})
+            by_text.setdefault(sample.hypothesis, []).append(result.variant)
+    return [
+        Sample(source, reference, list(by_text.items()))
+        for (source, reference), by_text in found.items()
+    ]
+
+
+def _key(sample: Translation) -> tuple[str, str]:
+    return sample.source, sample.reference
