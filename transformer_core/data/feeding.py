@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -177,7 +178,7 @@ def evaluation_batches(
         starts = cut_by_tokens(sources[order], targets[order], tokens_per_batch)
     else:
         starts = np.minimum(np.arange(0, count + pairs_per_batch, pairs_per_batch), count)
-    for start, end in zip(starts[:-1], starts[1:], strict=True):
+    for start, end in pairwise(starts):
         yield order[start:end], collate(store, order[start:end])
 
 

@@ -1,0 +1,77 @@
+"""Small files of sentence pairs and tokenizers for the tests of the data room."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import settings
+from tokenizers import Tokenizer as Bpe
+
+from schemas.data import Filter, Tokenizer
+from schemas.results import CorpusSplit, LengthHistogram
+from transformer_core.data.pairs import PairFile
+from transformer_core.data.shards import PairStore, open_shards, write_shards
+from transformer_core.data.tokenizer import train
+
+steady = settings(deadline=None, derandomize=True)
+"""Properties that do not depend on the load of the machine or on luck."""
+
+ENGLISH = [
+    "A dog runs over the green meadow.",
+    "Two women are talking in the street.",
+    "The boy's ball costs 12,50 euros!",
+    "It's raining.",
+]
+GERMAN = [
+    "Ein Hund läuft über die grüne Wiese.",
+    "Zwei Frauen unterhalten sich auf der Straße.",
+    "Der Ball des Jungen kostet 12,50 Euro!",
+    "Es regnet.",
+]
+
+
+def write_pairs(
+    path: Path, sources: Sequence[str], targets: Sequence[str], batch: int = 3
+) -> PairFile:
+    """Write ``path`` and the record beside it; line numbers start at 11."""
+    lines = np.arange(len(sources)) + 11
+    columns = [
+        pa.array(sources, pa.large_string()),
+        pa.array(targets, pa.large_string()),
+        pa.array(lines, pa.int64()),
+    ]
+    table = pa.table(columns, names=["source", "target", "line"])
+    with pa.ipc.new_file(str(path), table.schema) as sink:
+        sink.write_table(table, max_chunksize=batch)
+    record = CorpusSplit(
+        corpus="small",
+        split="train",
+        files=["corpus.en", "corpus.de"],
+        pairs_read=len(sources),
+        pairs_kept=len(sources),
+        skipped={},
+        examples=[],
+        lengths=LengthHistogram(unit="characters", source={}, target={}),
+    )
+    path.with_suffix(".json").write_text(record.model_dump_json())
+    return PairFile(path)
+
+
+def write_tokenizer(folder: Path, vocabulary: int = 320) -> Path:
+    """Train a tokenizer on the sentences above; the path of its tokenizer.json."""
+    pairs = write_pairs(folder / "for_tokenizer.arrow", ENGLISH * 3, GERMAN * 3)
+    bpe: Bpe = train(pairs, Tokenizer(vocabulary=vocabulary))[0]
+    path = folder / "tokenizer.json"
+    path.write_text(bpe.to_str(), encoding="utf-8")
+    return path
+
+
+def make_store(folder: Path, pairs: int = 60, pairs_per_shard: int = 25) -> PairStore:
+    """A store of sentences of many lengths, in several shards."""
+    words = " ".join(ENGLISH + GERMAN).split()
+    random = np.random.default_rng(7)
+    texts = [" ".join(random.choice(words, random.integers(1, 12))) for _ in range(2 * pairs)]
+    file = write_pairs(folder / "train.arrow", texts[::2], texts[1::2], batch=17)
+    write_shards(file, write_tokenizer(folder), Filter(), folder / "shards", pairs_per_shard)
+    return open_shards(folder / "shards" / "manifest.json")

@@ -1,0 +1,218 @@
+import threading
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pair_files import make_store, steady
+
+from schemas.data import FixedSize, TokenBudget
+from transformer_core.data.batching import part_rows
+from transformer_core.data.collate import collate
+from transformer_core.data.feeding import Feed, evaluation_batches
+from transformer_core.data.vocabulary import BOS, EOS, PAD
+
+CPU = torch.device("cpu")
+batchings = st.one_of(
+    st.builds(TokenBudget, tokens=st.integers(50, 900)),
+    st.builds(FixedSize, kind=st.just("fixed_size"), pairs=st.integers(1, 70)),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+def feed(store, batching=None, rank=0, world=1, micro=1, seed=3, prefetch=None, device=CPU):
+    batching = batching or TokenBudget(tokens=300)
+    return Feed(store, batching, seed, rank, world, micro, device, prefetch)
+
+
+def as_lists(batch):
+    tensors = [
+        [getattr(micro, name).tolist() for name in ("source", "target_input", "target_output")]
+        for micro in batch.micro_batches
+    ]
+    counts = (batch.pairs, batch.tokens, batch.target_tokens, batch.padded_tokens)
+    return batch.epoch, batch.index, counts, tensors
+
+
+def test_collate(store):
+    rows = np.array([40, 3, 59, 3])
+    batch = collate(store, rows)
+    sources = [ids.tolist() for ids in store.source_rows(rows)]
+    targets = [ids.tolist() for ids in store.target_rows(rows)]
+
+    def padded(lists):
+        longest = max(map(len, lists))
+        return [ids + [PAD] * (longest - len(ids)) for ids in lists]
+
+    assert batch.source.tolist() == padded([[*ids, EOS] for ids in sources])
+    assert batch.target_input.tolist() == padded([[BOS, *ids] for ids in targets])
+    assert batch.target_output.tolist() == padded([[*ids, EOS] for ids in targets])
+    tensors = (batch.source, batch.target_input, batch.target_output)
+    assert all(tensor.dtype == torch.int64 for tensor in tensors)
+    assert batch.pairs == 4
+    assert batch.tokens == sum(map(len, sources)) + sum(map(len, targets)) + 8
+    assert batch.padded_tokens == batch.source.numel() + batch.target_output.numel()
+
+
+def test_part_without_pairs_has_no_label(store):
+    batch = collate(store, np.array([], np.int64))
+    assert batch.source.tolist() == [[EOS]]
+    assert batch.target_input.tolist() == [[BOS]]
+    assert batch.target_output.tolist() == [[PAD]]
+    assert (batch.pairs, batch.tokens, batch.padded_tokens) == (0, 0, 2)
+
+
+@steady
+@given(batching=batchings, world=st.integers(1, 5), micro=st.integers(1, 4))
+def test_ranks_share_each_global_batch_and_agree_on_its_counts(store, batching, world, micro):
+    steps = 4
+    alone = list(islice(feed(store, batching).batches(), steps))
+    ranks = [
+        list(islice(feed(store, batching, rank, world, micro).batches(), steps))
+        for rank in range(world)
+    ]
+    for step in range(steps):
+        together = [batches[step] for batches in ranks]
+        micros = [micro for batch in together for micro in batch.micro_batches]
+        assert len(micros) == world * micro
+        counts = {as_lists(batch)[:3] for batch in together}
+        assert counts == {
+            (
+                alone[step].epoch,
+                alone[step].index,
+                (
+                    sum(m.pairs for m in micros),
+                    sum(m.tokens for m in micros),
+                    sum(int((m.target_output != PAD).sum()) for m in micros),
+                    sum(m.padded_tokens for m in micros),
+                ),
+            )
+        }
+        assert sum(m.tokens for m in micros) == alone[step].tokens
+        assert sum(m.source.numel() + m.target_output.numel() for m in micros) == sum(
+            m.padded_tokens for m in micros
+        )
+        assert sentences(micros) == sentences(alone[step].micro_batches)
+
+
+def sentences(micros):
+    """The pairs of ids in micro-batches, without padding and ends, in any order."""
+    return sorted(
+        ([t for t in source if t > EOS], [t for t in target if t > EOS])
+        for micro in micros
+        if micro.pairs
+        for source, target in zip(micro.source.tolist(), micro.target_output.tolist(), strict=True)
+    )
+
+
+def test_rank_gets_its_parts_in_order(store):
+    one = feed(store, FixedSize(kind="fixed_size", pairs=20), rank=1, world=3, micro=2)
+    plan = one.plan(0)
+    batch = next(one.batches())
+    expected = [collate(store, part_rows(plan, 0, part, 6)) for part in (2, 3)]
+    for micro, wanted in zip(batch.micro_batches, expected, strict=True):
+        assert micro.source.tolist() == wanted.source.tolist()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_resume_equals_uninterrupted(store, prefetch):
+    whole = feed(store)
+    per_epoch = len(whole.plan(0))
+    steps = 2 * per_epoch + 2
+    expected = [as_lists(batch) for batch in islice(whole.batches(), steps)]
+    assert [item[:2] for item in expected[per_epoch - 1 : per_epoch + 1]] == [
+        (0, per_epoch - 1),
+        (1, 0),
+    ]
+    for step in range(steps):
+        epoch, index = expected[step - 1][:2] if step else (0, -1)
+        batches = feed(store, prefetch=prefetch).batches(epoch, index + 1)
+        found = [as_lists(batch) for batch in islice(batches, min(3, steps - step))]
+        batches.close()
+        assert found == expected[step : step + 3]
+
+
+def test_position_outside_the_epoch_is_refused(store):
+    one = feed(store, prefetch=2)
+    with pytest.raises(ValueError, match="epoch 0: it has"):
+        next(one.batches(0, len(one.plan(0)) + 1))
+    assert_no_thread()
+
+
+def test_epochs_differ_and_seeds_differ(store):
+    first, *rest = [
+        sentences([micro for batch in batches for micro in batch.micro_batches])
+        for batches in [list(islice(feed(store, seed=s).batches(e), 2)) for s, e in CASES]
+    ]
+    assert all(first != other for other in rest)
+
+
+CASES = [(3, 0), (3, 1), (4, 0)]
+
+
+def assert_no_thread():
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
+
+
+def test_thread_ends_with_the_generator(store):
+    batches = feed(store, prefetch=2).batches()
+    next(batches)
+    assert any(thread.name.startswith("feed") for thread in threading.enumerate())
+    batches.close()
+    assert_no_thread()
+
+
+def test_error_in_the_thread_reaches_the_training(store, monkeypatch):
+    one = feed(store, prefetch=2)
+    make = one._global_batch
+
+    def broken(plan, epoch, index):
+        if index == 2:
+            raise OSError("the disk is gone")
+        return make(plan, epoch, index)
+
+    monkeypatch.setattr(one, "_global_batch", broken)
+    batches = one.batches()
+    assert [next(batches).index for _ in range(2)] == [0, 1]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+    assert_no_thread()
+
+
+@steady
+@given(
+    max_pairs=st.one_of(st.none(), st.integers(1, 80)),
+    size=st.one_of(
+        st.fixed_dictionaries({"pairs_per_batch": st.integers(1, 70)}),
+        st.fixed_dictionaries({"tokens_per_batch": st.integers(1, 900)}),
+    ),
+)
+def test_evaluation_takes_each_of_the_first_pairs_once(store, max_pairs, size):
+    found = list(evaluation_batches(store, max_pairs, **size))
+    rows = np.concatenate([rows for rows, _ in found])
+    assert sorted(rows.tolist()) == list(range(min(max_pairs or 60, 60)))
+    assert all(a >= b for a, b in pairwise(store.source_lengths[rows].tolist()))
+    for rows, batch in found:
+        assert batch.pairs == len(rows)
+        assert batch.source.tolist() == collate(store, rows).source.tolist()
+        assert batch.pairs <= size.get("pairs_per_batch", 60)
+        assert batch.pairs == 1 or batch.padded_tokens <= size.get("tokens_per_batch", 10**9)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gets_the_same_batches(store):
+    device = torch.device("cuda", torch.cuda.current_device())
+    batches = feed(store, micro=2, device=device).batches()
+    expected = [as_lists(batch) for batch in islice(feed(store, micro=2).batches(), 12)]
+    for wanted, batch in zip(expected, batches, strict=False):
+        assert batch.micro_batches[0].source.device == device
+        assert as_lists(batch) == wanted
+    batches.close()
+    assert_no_thread()

@@ -1,0 +1,225 @@
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pair_files import ENGLISH, GERMAN, make_store, steady, write_pairs, write_tokenizer
+
+from schemas.data import Filter
+from schemas.results import ShardManifest
+from transformer_core.data import shards as job
+from transformer_core.data.files import CorpusError
+from transformer_core.data.shards import ShardError, open_shards, write_shards
+from transformer_core.data.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def decoded(tokenizer, rows):
+    bpe = load_tokenizer(tokenizer)
+    return [bpe.decode(ids.tolist()) for ids in rows]
+
+
+@steady
+@given(
+    pairs=st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), min_size=1, max_size=12),
+    per_shard=st.integers(1, 14),
+    data=st.data(),
+)
+def test_round_trip_in_any_number_of_shards(tokenizer, pairs, per_shard, data):
+    sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = write_pairs(folder / "p.arrow", sources, targets)
+        written = write_shards(file, tokenizer, Filter(), folder / "out", per_shard)
+        store = open_shards(folder / "out" / "manifest.json", verify=True)
+        assert store.manifest == written
+        assert len(store) == len(pairs)
+        assert len(written.shards) == -(-len(pairs) // per_shard)
+        rows = data.draw(st.lists(st.integers(0, len(pairs) - 1), max_size=20))
+        assert decoded(tokenizer, store.source_rows(rows)) == [sources[row] for row in rows]
+        assert decoded(tokenizer, store.target_rows(rows)) == [targets[row] for row in rows]
+        flat, lengths = store.gather_source(np.array(rows, np.int64))
+        assert lengths.tolist() == store.source_lengths[rows].tolist()
+        assert flat.dtype == np.uint16
+        assert len(flat) == lengths.sum()
+
+
+def test_manifest_adds_up(tmp_path):
+    store = make_store(tmp_path, pairs=60, pairs_per_shard=25)
+    manifest = store.manifest
+    assert (manifest.corpus, manifest.split, manifest.id_type) == ("small", "train", "uint16")
+    assert [shard.pairs for shard in manifest.shards] == [25, 25, 10]
+    for side, lengths in (("source", store.source_lengths), ("target", store.target_lengths)):
+        assert getattr(manifest, f"{side}_tokens") == lengths.sum()
+        assert sum(getattr(shard, f"{side}_tokens") for shard in manifest.shards) == lengths.sum()
+        values, counts = np.unique(lengths, return_counts=True)
+        histogram = getattr(manifest.lengths, side)
+        assert histogram == dict(zip(values.tolist(), counts.tolist(), strict=True))
+    assert manifest.vocabulary == 320
+    folder = tmp_path / "shards"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json",
+        *(shard.file for shard in manifest.shards),
+    ]
+
+
+def test_ids_stay_in_the_memory_map(tmp_path):
+    store = make_store(tmp_path)
+    for side in (store._source, store._target):
+        assert not any(ids.flags.owndata or ids.flags.writeable for ids in side.ids)
+
+
+def test_too_long_pairs_are_skipped_and_told(tmp_path, tokenizer):
+    long = "Straße " * 40
+    sources, targets = [*ENGLISH, long, "a", "b"], [*GERMAN, "kurz", long, "b"]
+    file = write_pairs(tmp_path / "p.arrow", sources, targets)
+    manifest = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path)
+    assert (manifest.pairs, manifest.skipped_too_long) == (5, 2)
+    assert [example.where for example in manifest.examples] == ["corpus.en:15", "corpus.de:16"]
+    assert all(long.startswith(example.text[:-3]) for example in manifest.examples)
+    store = open_shards(tmp_path / "manifest.json")
+    assert decoded(tokenizer, store.target_rows(range(5))) == [*GERMAN, "b"]
+
+
+def test_limit_counts_tokens_without_ends(tmp_path, tokenizer):
+    file = write_pairs(tmp_path / "p.arrow", ["x1x2"], ["x"])
+    assert write_shards(file, tokenizer, Filter(max_tokens=4), tmp_path).source_tokens == 4
+    with pytest.raises(CorpusError, match="no pair is left"):
+        write_shards(file, tokenizer, Filter(max_tokens=3), tmp_path)
+
+
+def test_only_the_first_examples_are_kept(tmp_path, tokenizer):
+    file = write_pairs(tmp_path / "p.arrow", [*ENGLISH * 5, "a"], [*GERMAN * 5, "a"])
+    manifest = write_shards(file, tokenizer, Filter(max_tokens=2), tmp_path)
+    assert (manifest.skipped_too_long, len(manifest.examples)) == (20, 10)
+
+
+def test_too_long_pair_is_an_error_where_the_filter_says_so(tmp_path, tokenizer):
+    file = write_pairs(tmp_path / "p.arrow", ["a", "a"], ["a", "zu lang"])
+    with pytest.raises(CorpusError, match=r"corpus\.de:12: target has \d+ tokens, more than") as e:
+        write_shards(file, tokenizer, Filter(max_tokens=2, too_long="error"), tmp_path)
+    assert "filter.too_long: skip" in str(e.value)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_fewer_shards_leave_no_old_ones(tmp_path, tokenizer):
+    file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
+    write_shards(file, tokenizer, Filter(), tmp_path / "out", 1)
+    first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    write_shards(file, tokenizer, Filter(), tmp_path / "out", 3)
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.arrow"))
+    assert names == ["shard-00000.arrow", "shard-00001.arrow"]
+    write_shards(file, tokenizer, Filter(), tmp_path / "out", 1)
+    again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    first.pop("manifest.json")
+    again.pop("manifest.json")
+    assert again == first
+
+
+def test_size_of_the_chunks_changes_nothing(tmp_path, tokenizer, monkeypatch):
+    long = "Straße " * 40
+    sources, targets = [*ENGLISH, long, *GERMAN] * 4, [*GERMAN, "kurz", *ENGLISH] * 4
+    file = write_pairs(tmp_path / "p.arrow", sources, targets)
+    whole = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path / "a", 13)
+    monkeypatch.setattr(job, "_CHUNK", 5)
+    parts = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path / "b", 13)
+    assert parts.model_copy(update={"seconds": whole.seconds}) == whole
+    assert [shard.pairs for shard in whole.shards] == [13, 13, 6]
+
+
+def test_old_manifest_is_gone_while_shards_change(tmp_path, tokenizer, monkeypatch):
+    file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
+    write_shards(file, tokenizer, Filter(), tmp_path, 2)
+    monkeypatch.setattr(job, "_sha256", lambda path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_shards(file, tokenizer, Filter(), tmp_path, 2)
+    assert not (tmp_path / "manifest.json").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b""])
+def test_shard_of_another_size_is_refused(tmp_path, change):
+    make_store(tmp_path)
+    path = tmp_path / "shards" / "shard-00001.arrow"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ShardError, match="instead of") as error:
+        open_shards(tmp_path / "shards" / "manifest.json")
+    assert str(path) in str(error.value)
+    manifest = tmp_path / "shards" / "manifest.json"
+    assert f"snakemake --cores all {manifest} --forcerun shards" in str(error.value)
+
+
+@steady
+@given(data=st.data())
+def test_any_flipped_bit_is_found(one_shard, data):
+    path = one_shard / "shard-00000.arrow"
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed[place] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(changed)
+    with pytest.raises(ShardError, match=r"has changed: SHA-256"):
+        open_shards(one_shard / "manifest.json", verify=True)
+    path.write_bytes(whole)
+    open_shards(one_shard / "manifest.json", verify=True)
+
+
+@pytest.fixture(scope="module")
+def one_shard(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    make_store(folder, pairs=8)
+    return folder / "shards"
+
+
+def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
+    make_store(tmp_path)
+    folder = tmp_path / "shards"
+    manifest = folder / "manifest.json"
+    text = manifest.read_text()
+
+    wrong = json.loads(text)
+    wrong["shards"][0]["pairs"] += 1
+    manifest.write_text(json.dumps(wrong))
+    with pytest.raises(ShardError, match="holds 25 pairs, not 26"):
+        open_shards(manifest)
+
+    manifest.write_text(json.dumps(json.loads(text) | {"id_type": "uint32"}))
+    with pytest.raises(ShardError, match="not 25 of uint32"):
+        open_shards(manifest)
+
+    manifest.write_text(text)
+    shard = folder / "shard-00002.arrow"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(ShardError, match="shard-00002"):
+        open_shards(manifest)
+    shard.unlink()
+    with pytest.raises(ShardError, match="shard-00002"):
+        open_shards(manifest)
+    manifest.unlink()
+    with pytest.raises(ShardError, match=r"manifest\.json"):
+        open_shards(manifest)
+
+
+def test_job(tmp_path, tokenizer, capsys):
+    write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
+    arguments = [
+        *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
+        *("--output", str(tmp_path / "out"), "--pairs-per-shard", "3", "--filter"),
+    ]
+    assert job.main([*arguments, Filter().model_dump_json()]) == 0
+    manifest = ShardManifest.model_validate_json((tmp_path / "out/manifest.json").read_text())
+    assert [shard.pairs for shard in manifest.shards] == [3, 1]
+    assert job.main([*arguments, '{"max_tokens": 2, "too_long": "error"}']) == 2
+    assert "corpus.en:11" in capsys.readouterr().err
+    assert job.main([*arguments, '{"max_token": 2}']) == 2
+    assert "did you mean max_tokens" in capsys.readouterr().err
+    (tmp_path / "p.json").unlink()
+    assert job.main([*arguments, "{}"]) == 2
+    assert "p.json" in capsys.readouterr().err
