@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_core.measure.clock import WindowClock
@@ -164,6 +164,7 @@ def test_misuse_is_refused() -> None:
         world.step(clock, 1)
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     start=st.integers(0, 50),
     warmup=st.integers(0, 5),

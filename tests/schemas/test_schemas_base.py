@@ -1,0 +1,156 @@
+"""Laying changes over sections; canonical JSON and its hash."""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.base import Name, merge
+from schemas.study import RunSpec
+
+KEYS = st.sampled_from(["a", "b", "c", "kind"])
+LEAVES = st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]) | st.lists(st.integers(0, 3))
+KINDS = st.sampled_from(["one", "two"])
+
+
+def _section(children: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    fields = st.dictionaries(st.sampled_from("abc"), children, max_size=3)
+    return st.builds(
+        lambda f, kind: f | ({"kind": kind} if kind else {}), fields, st.none() | KINDS
+    )
+
+
+SECTIONS = _section(st.recursive(LEAVES, _section, max_leaves=8))
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, (*path, key))
+    elif path:
+        yield path, tree
+
+
+def at(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+@settings(deadline=None, derandomize=True)
+@given(SECTIONS, SECTIONS)
+def test_the_change_wins_and_the_rest_stays(base: dict[str, Any], change: dict[str, Any]) -> None:
+    before = copy.deepcopy((base, change))
+    merged = merge(base, change)
+    assert (base, change) == before, "neither input is touched"
+    assert set(merged) == set(base) | set(change)
+    for path, value in leaves(change):
+        # An empty section changes nothing; all else is what the change says.
+        if value != {}:
+            assert at(merged, path) == value
+    for key in set(base) - set(change):
+        assert merged[key] == base[key]
+
+
+@settings(deadline=None, derandomize=True)
+@given(SECTIONS, SECTIONS)
+def test_a_new_kind_replaces_its_section(old: dict[str, Any], new: dict[str, Any]) -> None:
+    merged = merge({"section": old}, {"section": new})["section"]
+    if new.get("kind", old.get("kind")) != old.get("kind"):
+        assert merged == new
+    else:
+        assert set(merged) == set(old) | set(new)
+
+
+@settings(deadline=None, derandomize=True)
+@given(SECTIONS)
+def test_merging_nothing_or_the_same_changes_nothing(base: dict[str, Any]) -> None:
+    assert merge(base, {}) == base
+    assert merge({}, base) == base
+    assert merge(base, base) == base
+
+
+FIELDS: dict[tuple[str, ...], st.SearchStrategy[Any]] = {
+    ("variant",): st.from_regex(r"\A[a-z][a-z0-9_]{0,20}\Z"),
+    ("corpus", "seed"): st.integers(0, 10**6),
+    ("corpus", "source_language"): st.text(min_size=1, max_size=5),
+    ("batching", "tokens"): st.integers(1, 10**6),
+    ("model", "dropout"): st.floats(0, 1, exclude_max=True).map(abs),
+    ("model", "norm"): st.sampled_from(["pre", "post"]),
+    ("model", "tied_embeddings"): st.booleans(),
+    ("training", "steps"): st.integers(1, 10**6),
+    ("training", "clip_norm"): st.floats(0, 1e300).map(abs),
+    ("training", "optimizer", "betas"): st.lists(
+        st.floats(0, 1, exclude_max=True).map(abs), min_size=2, max_size=2
+    ),
+    ("machine", "threads"): st.integers(0, 64),
+}
+CHOICES = st.fixed_dictionaries({}, optional=FIELDS)
+
+
+def spec_of(values: dict[tuple[str, ...], Any]) -> RunSpec:
+    data = RunSpec(variant="single").model_dump(mode="json")
+    for path, value in values.items():
+        at(data, path[:-1])[path[-1]] = value
+    return RunSpec.model_validate(data)
+
+
+def shuffled(tree: Any) -> Any:
+    """The same mapping with its keys in the opposite order."""
+    if isinstance(tree, dict):
+        return {key: shuffled(value) for key, value in reversed(tree.items())}
+    return tree
+
+
+@settings(deadline=None, derandomize=True)
+@given(CHOICES)
+def test_canonical_json_round_trips(values: dict[tuple[str, ...], Any]) -> None:
+    spec = spec_of(values)
+    text = spec.canonical_json()
+    again = RunSpec.model_validate_json(text)
+    assert again == spec
+    assert again.canonical_json() == text
+    assert again.digest() == spec.digest()
+    assert (
+        json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        == text
+    )
+
+
+@settings(deadline=None, derandomize=True)
+@given(CHOICES)
+def test_the_hash_ignores_the_order_of_keys(values: dict[tuple[str, ...], Any]) -> None:
+    spec = spec_of(values)
+    assert RunSpec.model_validate(shuffled(spec.model_dump(mode="json"))).digest() == spec.digest()
+
+
+@settings(deadline=None, derandomize=True)
+@given(CHOICES, CHOICES)
+def test_the_hash_changes_iff_a_value_changes(
+    one: dict[tuple[str, ...], Any], two: dict[tuple[str, ...], Any]
+) -> None:
+    first, second = spec_of(one), spec_of(two)
+    assert (first.digest() == second.digest()) == (first == second)
+
+
+def test_defaults_are_written_out_and_numbers_normalised() -> None:
+    spec = RunSpec(variant="single")
+    assert '"dropout":0.1' in spec.canonical_json()
+    whole = spec_of({("training", "clip_norm"): 2})
+    assert whole.digest() == spec_of({("training", "clip_norm"): 2.0}).digest()
+
+
+@pytest.mark.parametrize("name", ["a", "ddp_bucket_100mb", "x" * 64])
+def test_names(name: str) -> None:
+    assert TypeAdapter(Name).validate_python(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", "a-b", "a b", "a/b", "../a", "a\n", "ä", "x" * 65])
+def test_names_that_are_no_folder_names(name: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Name).validate_python(name)

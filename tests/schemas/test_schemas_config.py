@@ -1,0 +1,66 @@
+"""The files in config/: each names its JSON Schema, satisfies it, and resolves."""
+
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from schemas.resolve import check_study, read_variants, read_yaml, resolve, resolve_all
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "config").rglob("*.y*ml"))
+LINE = re.compile(r"# yaml-language-server: \$schema=(\S+)")
+
+
+def schema_of(path: Path) -> Path | None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    match = LINE.fullmatch(first)
+    return (path.parent / match[1]).resolve() if match else None
+
+
+STUDIES = [path for path in FILES if (schema_of(path) or path).name == "study.json"]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_there_are_studies_and_variants() -> None:
+    assert {"config/config.yaml", "config/variants.yaml"} <= {name(path) for path in FILES}
+    assert len(STUDIES) >= 2
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_the_first_line_points_to_a_schema_that_holds(path: Path) -> None:
+    schema = schema_of(path)
+    assert schema is not None, f"{name(path)}: begin with '# yaml-language-server: $schema=PATH'"
+    assert schema.is_file(), f"{name(path)}: {schema} does not exist"
+    validator = jsonschema.Draft202012Validator(yaml.safe_load(schema.read_text(encoding="utf-8")))
+    problems = [
+        f"{name(path)}: {error.json_path}: {error.message}"
+        for error in validator.iter_errors(yaml.safe_load(path.read_text(encoding="utf-8")))
+    ]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=name)
+def test_every_study_resolves(path: Path) -> None:
+    study = check_study(read_yaml(path), name(path))
+    specs = resolve_all(study, read_variants(ROOT / "config/variants.yaml"), name(path))
+    assert list(specs) == study.variants
+    for variant, spec in specs.items():
+        assert spec.variant == variant
+
+
+def test_studies_have_different_names() -> None:
+    names = [read_yaml(path)["name"] for path in STUDIES]
+    assert len(names) == len(set(names))
+
+
+def test_every_variant_resolves_in_the_default_study() -> None:
+    study = check_study(read_yaml(ROOT / "config/config.yaml"), "config/config.yaml")
+    variants = read_variants(ROOT / "config/variants.yaml")
+    digests = {resolve(study, variant, variants).digest() for variant in variants}
+    assert len(digests) == len(variants)

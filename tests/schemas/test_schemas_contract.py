@@ -1,0 +1,108 @@
+"""What holds for every schema: described, no extra keys, no changes, a current JSON Schema."""
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+import schemas
+from schemas import generate
+from schemas.base import Schema
+from schemas.results import Interval, Window
+from schemas.study import RunSpec, Variants
+
+MODULES = [info.name for info in pkgutil.iter_modules(schemas.__path__, "schemas.")]
+MODELS = sorted(
+    {
+        model
+        for name in MODULES
+        for _, model in inspect.getmembers(importlib.import_module(name), inspect.isclass)
+        if issubclass(model, Schema) and model is not Schema
+    },
+    key=lambda model: model.__qualname__,
+)
+
+
+def test_the_models_are_found() -> None:
+    assert {"Study", "RunSpec", "Variant", "Repeat", "Gpu"} <= {m.__name__ for m in MODELS}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_schema_and_field_is_described(model: type[Schema]) -> None:
+    assert model.__doc__, f"{model.__name__} has no docstring"
+    # The docstring of the class describes its kind.
+    missing = [
+        name
+        for name, field in model.model_fields.items()
+        if name != "kind" and not (field.description or "").strip()
+    ]
+    assert not missing, f"{model.__module__}.{model.__name__}: describe {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_extra_keys_are_refused(model: type[Schema]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({"no_such_field": 1})
+    found = {(error["loc"], error["type"]) for error in caught.value.errors()}
+    assert (("no_such_field",), "extra_forbidden") in found
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_records_cannot_be_changed(model: type[Schema]) -> None:
+    record = model.model_construct()
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(record, next(iter(model.model_fields)), "other")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_are_finite(value: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Interval(median=value, low=0.0, high=1.0, samples=2)
+
+
+def test_results_survive_a_file() -> None:
+    window = Window(first_step=1, last_step=2, seconds=0.1 + 0.2, pairs=3, tokens=4,
+                    padded_tokens=5, input_wait_seconds=0.0)  # fmt: skip
+    assert Window.model_validate_json(window.model_dump_json()) == window
+
+
+def test_json_schemas_are_current() -> None:
+    stale = generate.drifted()
+    assert not stale, f"schemas/json: {', '.join(stale)} stale; repair with: {generate.REPAIR}"
+    files = {path.name for path in generate.FOLDER.iterdir()}
+    assert files == set(generate.generated()), f"schemas/json: repair with: {generate.REPAIR}"
+
+
+def test_generate_writes_and_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "FOLDER", tmp_path / "json")
+    monkeypatch.setattr(sys, "argv", ["generate", "--check"])
+    assert generate.main() == 1
+    assert f"repair with: {generate.REPAIR}" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["generate"])
+    assert generate.main() == 0
+    assert generate.drifted() == []
+    (tmp_path / "json" / "study.json").write_text("{}")
+    assert generate.drifted() == ["study.json"]
+
+
+def test_json_schemas_describe_fields_to_an_editor() -> None:
+    definitions = TypeAdapter(RunSpec).json_schema()["$defs"]
+    assert definitions["Transformer"]["properties"]["d_ff"]["description"]
+    entries: dict[str, Any] = TypeAdapter(Variants).json_schema()["patternProperties"]
+    assert len(entries) == 1
+
+
+def test_schemas_import_neither_torch_nor_the_package() -> None:
+    code = (
+        f"import sys\nfor name in {MODULES!r}: __import__(name)\n"
+        "sys.exit(bool({'torch', 'transformer_core'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,183 @@
+"""Errors of configuration files: each names file, field, value and remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
+from schemas.resolve import check_study, read_variants, resolve
+from schemas.results import Interval
+from schemas.study import Variant
+
+STUDY = {"name": "tiny", "variants": ["single"]}
+URL = {"url": "https://example.org/a.gz", "sha256": "0" * 64}
+PAIR = {"source": URL, "target": URL}
+WEB = {"kind": "url", "name": "web", "train": PAIR, "validation": PAIR, "test": PAIR}
+
+WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
+    # fields that are not there
+    ({"modle": {}}, "modle", {}, "did you mean model?"),
+    ({"model": {"head": 2}}, "model.head", 2, "did you mean heads?"),
+    ({"training": {"schedule": {"kind": "noam", "warmups": 2}}}, "training.schedule.warmups", 2,
+     "did you mean warmup?"),
+    ({"corpus": {"kind": "grammar", "sed": 2}}, "corpus.sed", 2, "did you mean seed?"),
+    ({"measurement": {"zzz": 1}}, "measurement.zzz", 1, "choose from warmup_steps, window_steps"),
+    # fields that are missing
+    ({"training": {"schedule": {"kind": "linear"}}}, "training.schedule.peak", None, "add peak"),
+    ({"corpus": WEB | {"test": {"source": URL}}}, "corpus.test.target", None, "add target"),
+    # kinds
+    ({"corpus": {"kind": "txt"}}, "corpus", {"kind": "txt"}, "kind: did you mean text?"),
+    ({"corpus": {"seed": 1}}, "corpus", {"seed": 1}, "add kind"),
+    ({"model": {"kind": "rnn"}}, "model.kind", "rnn", "choose from transformer"),
+    ({"machine": {"device": "cud"}}, "machine.device", "cud", "did you mean cuda"),
+    # ranges
+    ({"model": {"heads": 0}}, "model.heads", 0, "give a number of at least 1"),
+    ({"repeats": -1}, "repeats", -1, "give a number of at least 1"),
+    ({"tokenizer": {"vocabulary": 10**8}}, "tokenizer.vocabulary", 10**8, "at most 1000000"),
+    ({"model": {"dropout": 1.0}}, "model.dropout", 1.0, "give a number below 1"),
+    ({"machine": {"timeout": 0}}, "machine.timeout", 0, "give a number above 0"),
+    ({"training": {"clip_norm": float("inf")}}, "training.clip_norm", float("inf"),
+     "give a finite number"),
+    # types
+    ({"training": {"steps": "many"}}, "training.steps", "many", "give a whole number"),
+    ({"training": {"steps": 2.5}}, "training.steps", 2.5, "give a whole number"),
+    ({"training": {"steps": None}}, "training.steps", None, "give a whole number"),
+    ({"model": {"dropout": "low"}}, "model.dropout", "low", "give a number, in digits"),
+    ({"model": {"dropout": []}}, "model.dropout", [], "give a number, in digits"),
+    ({"replace_results": "maybe"}, "replace_results", "maybe", "give true or false"),
+    ({"name": 5}, "name", 5, "give text, in quotes"),
+    ({"machine": 3}, "machine", 3, "give fields, each as name: value"),
+    ({"variants": "single"}, "variants", "single", "give a list: [first, second]"),
+    ({"variants": []}, "variants", [], "give at least 1 of them"),
+    ({"training": {"optimizer": {"betas": [0.9]}}}, "training.optimizer.betas[1]", None,
+     "add a value"),
+    ({"training": {"optimizer": {"betas": [0.9, 2]}}}, "training.optimizer.betas[1]", 2,
+     "give a number below 1"),
+    # texts
+    ({"name": "My Study"}, "name", "My Study", "use lower-case letters, digits and underscores"),
+    ({"name": "x" * 65}, "name", "x" * 65, "give at most 64 characters"),
+    ({"title": ""}, "title", "", "give at least 1 character"),
+    ({"variants": ["a", "B"]}, "variants[1]", "B", "use lower-case letters"),
+    ({"corpus": WEB | {"train": {"source": URL | {"url": "ftp://x"}, "target": URL}}},
+     "corpus.train.source.url", "ftp://x", "begins with https://"),
+    ({"corpus": WEB | {"train": {"source": URL | {"sha256": "AB"}, "target": URL}}},
+     "corpus.train.source.sha256", "AB", "64 lower-case hexadecimal digits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "value", "remedy"), WRONG, ids=[f"{w[1]}={w[2]!r:.20}" for w in WRONG]
+)
+def test_studies(fields: dict[str, Any], field: str, value: Any, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_study(STUDY | fields, "config/mine.yaml")
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.field, problem.value) == ("config/mine.yaml", field, value)
+    assert remedy in problem.remedy
+    text = str(caught.value)
+    for part in ("config/mine.yaml", field, problem.message, problem.remedy):
+        assert part in text
+
+
+@pytest.mark.parametrize("data", [None, {}, []])
+def test_an_empty_study_lacks_its_required_fields(data: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_study(data, "empty.yaml")
+    assert [p.remedy for p in caught.value.problems] == ["add name", "add variants"]
+
+
+def test_a_study_that_is_a_list() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_study(["name"], "list.yaml")
+    (problem,) = caught.value.problems
+    assert problem.field == "(top level)"
+    assert problem.message == "is not a section with fields"
+
+
+GOOD = "equivalence: tolerance, summary: s"
+WRONG_VARIANTS = [
+    (f"a: {{{GOOD}, chnge: {{}}}}", "a.chnge", {}, "did you mean change?"),
+    (f"a: {{{GOOD}, parent: 3}}", "a.parent", 3, "give text"),
+    (f"a: {{{GOOD}, change: [1]}}", "a.change", [1], "give fields"),
+    ("a: {summary: s}", "a.equivalence", None, "add equivalence"),
+    ("a: {summary: s, equivalence: bit}", "a.equivalence", "bit", "did you mean bitwise?"),
+    (f"DDP-2: {{{GOOD}}}", "DDP-2", "DDP-2", "use lower-case letters"),
+    ("a: 3", "a", 3, "give fields"),
+    (f"a: {{{GOOD}, change: {{modle: {{}}}}}}", "a.change", {"modle": {}}, "did you mean model?"),
+    (f"a: {{{GOOD}, change: {{variant: b}}}}", "a.change", {"variant": "b"}, "choose from "),
+    *(
+        (f"a: {{{GOOD}, change: {{{name}: {{}}}}}}", "a.change", {name: {}},
+         f"put {name} in a study of its own")
+        for name in ("corpus", "filter", "tokenizer")
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "field", "value", "remedy"), WRONG_VARIANTS)
+def test_variants(tmp_path: Path, text: str, field: str, value: Any, remedy: str) -> None:
+    path = tmp_path / "variants.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_variants(path)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.field, problem.value) == (str(path), field, value)
+    assert remedy in problem.remedy
+
+
+WRONG_CHANGES: list[tuple[dict[str, Any], str, Any, str]] = [
+    ({"parallel": {"kind": "dpd"}}, "parallel", {"kind": "dpd"}, "kind: did you mean ddp?"),
+    ({"parallel": {"kind": "ddp", "bucket": 3}}, "parallel.bucket", 3, "did you mean bucket_mb"),
+    ({"parallel": {"bucket_mb": 3}}, "parallel", {"bucket_mb": 3}, "add kind"),
+    ({"training": {"schedule": {"kind": "linear"}}}, "training.schedule.peak", None, "add peak"),
+    ({"training": None}, "training", None, "give fields"),
+    ({"training": {"steps": 0}}, "training.steps", 0, "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "field", "value", "remedy"), WRONG_CHANGES)
+def test_changes(change: dict[str, Any], field: str, value: Any, remedy: str) -> None:
+    study = check_study(STUDY, "study.yaml")
+    variants = {
+        "parent": Variant(change=change, equivalence="tolerance", summary="s"),
+        "child": Variant(parent="parent", equivalence="tolerance", summary="s"),
+    }
+    with pytest.raises(ConfigError) as caught:
+        resolve(study, "child", variants, "study.yaml", "variants.yaml")
+    (problem,) = caught.value.problems
+    assert problem.file == "variants.yaml"
+    assert (problem.field, problem.value) == (f"parent.change.{field}", value)
+    assert remedy in problem.remedy
+
+
+def test_all_mistakes_are_said_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_study(STUDY | {"repeats": 0, "model": {"heads": 0, "d_f": 1}}, "study.yaml")
+    assert {p.field for p in caught.value.problems} == {"repeats", "model.heads", "model.d_f"}
+
+
+def test_other_schemas_and_unforeseen_errors() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Interval.model_validate({"median": 1, "low": 0, "high": "x", "samples": 1, "lo": 2})
+    problems = from_validation(caught.value, Interval, "metrics.json").problems
+    assert [(p.field, p.remedy) for p in problems] == [
+        ("high", "give a number, in digits"),
+        ("lo", "did you mean low?"),
+    ]
+    with pytest.raises(ValidationError) as caught:
+        Interval.model_validate_json("{")
+    (problem,) = from_validation(caught.value, Interval, "metrics.json").problems
+    assert "invalid json" in problem.remedy
+
+
+def test_nearest() -> None:
+    assert nearest("singel", ["single", "ddp"]) == "did you mean single?"
+    assert nearest("xyz", ["single", "ddp", "ddp"]) == "choose from ddp, single"
+    assert nearest("xyz", []) == "there is none to choose from"
+
+
+def test_long_values_are_shortened() -> None:
+    text = str(ConfigProblem("f", "x", "y" * 500, "is long", "shorten it"))
+    assert max(map(len, text.splitlines())) < 140
+    assert "..." in text

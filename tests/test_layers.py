@@ -1,0 +1,116 @@
+"""The import direction: a room imports only from rooms to its left, from itself and ``schemas``."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("data", "model", "parallel", "train", "measure", "profiling", "analysis", "report")
+# Modules beside the rooms, which every room may use: so they may use none.
+OUTSIDE = -1
+
+
+def python_files(root: Path) -> list[Path]:
+    return sorted([*(root / "schemas").rglob("*.py"), *(root / "transformer_core").rglob("*.py")])
+
+
+def position(module: list[str]) -> int:
+    """Place of a module of transformer_core in the direction; ValueError for an unknown room."""
+    if len(module) > 1 and module[1] in ROOMS:
+        return ROOMS.index(module[1])
+    return OUTSIDE
+
+
+def imported(tree: ast.Module, package: list[str]) -> list[tuple[int, list[str]]]:
+    """Line and dotted parts of every imported module, also inside functions."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            stem = package[: len(package) - node.level + 1] if node.level else []
+            stem = stem + (node.module.split(".") if node.module else [])
+            # "from transformer_core import train" names a room only in what it imports.
+            found += [(node.lineno, [*stem, alias.name]) for alias in node.names]
+    return found
+
+
+def offenders(root: Path) -> list[str]:
+    """Every import against the direction, and every module without a docstring."""
+    found = []
+    for path in python_files(root):
+        name = path.relative_to(root)
+        parts = list(name.with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if not (ast.get_docstring(tree) or "").strip():
+            found.append(f"{name}: has no docstring")
+        for line, module in imported(tree, parts[:-1]):
+            target = ".".join(module[:-1]) if len(module) > 2 else ".".join(module)
+            if parts[0] == "schemas":
+                if module[0] in ("torch", "transformer_core"):
+                    found.append(f"{name}:{line}: schemas may not import {target}")
+            elif module[0] == "transformer_core" and position(module) > position(parts):
+                room = parts[1] if position(parts) != OUTSIDE else "a module beside the rooms"
+                found.append(f"{name}:{line}: {room} may not import {target}")
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    found = offenders(ROOT)
+    direction = " -> ".join(ROOMS)
+    assert not found, "\n".join([f"rooms import from their left only: {direction}", *found])
+
+
+def test_every_folder_is_a_room() -> None:
+    package = ROOT / "transformer_core"
+    folders = {path.parent.name for path in package.glob("*/*.py")}
+    assert folders <= set(ROOMS), f"not in the direction: {', '.join(folders - set(ROOMS))}"
+
+
+PLANTED = {
+    "from transformer_core.train.loop import train": "model may not import transformer_core.train",
+    "import transformer_core.report.page": "model may not import transformer_core.report",
+    "from transformer_core import measure": "model may not import transformer_core.measure",
+    "from ..parallel import ddp": "model may not import transformer_core.parallel",
+    "from .. import analysis": "model may not import transformer_core.analysis",
+    "def late():\n    import transformer_core.train": "model may not import transformer_core.train",
+    "from transformer_core.data import batching": None,
+    "from transformer_core.model.loss import loss": None,
+    "from . import layers\nimport schemas.model": None,
+    "from transformer_core import sources\nimport torch, trainer": None,
+}
+
+
+def plant(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(("code", "message"), PLANTED.items())
+def test_a_planted_import_is_judged(tmp_path: Path, code: str, message: str | None) -> None:
+    plant(tmp_path, "transformer_core/model/planted.py", f'"""Planted."""\n{code}\n')
+    found = offenders(tmp_path)
+    assert len(found) == (message is not None), found
+    if message is not None:
+        line = 2 + code.count("\n")
+        assert found[0].startswith(f"transformer_core/model/planted.py:{line}: {message}")
+
+
+@pytest.mark.parametrize("module", ["torch", "torch.nn", "transformer_core.data.shards"])
+def test_schemas_stay_light(tmp_path: Path, module: str) -> None:
+    plant(tmp_path, "schemas/planted.py", f'"""Planted."""\nimport {module}\n')
+    (found,) = offenders(tmp_path)
+    assert found.startswith("schemas/planted.py:2: schemas may not import ")
+
+
+def test_a_module_beside_the_rooms_uses_none(tmp_path: Path) -> None:
+    plant(tmp_path, "transformer_core/shared.py", '"""Shared."""\nimport transformer_core.data\n')
+    (found,) = offenders(tmp_path)
+    assert "a module beside the rooms may not import transformer_core.data" in found
+
+
+def test_a_missing_docstring_is_seen(tmp_path: Path) -> None:
+    plant(tmp_path, "transformer_core/data/planted.py", "x = 1\n")
+    assert offenders(tmp_path) == ["transformer_core/data/planted.py: has no docstring"]
