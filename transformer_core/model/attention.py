@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_core.model.dropout import dropout as drop
+
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
 """(q, k, v, mask, causal, dropout) -> [b, h, n, k]."""
 
@@ -35,7 +37,7 @@ def reference_attention(
         mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = F.dropout(scores.softmax(dim=-1), dropout)
+    weights = drop(scores.softmax(dim=-1), dropout)
     return weights.to(v.dtype) @ v
 
 

@@ -131,8 +131,9 @@ class _Found:
 
     def offer_unfinished(self, rows: Tensor, tokens: Tensor) -> None:
         """Take tokens [n, length] where nothing is finished."""
+        length = tokens.size(1)
         nothing = self.scores[rows].isneginf()[:, None]
-        self.tokens[rows] = torch.where(nothing, tokens, self.tokens[rows])
+        self.tokens[rows, :length] = torch.where(nothing, tokens, self.tokens[rows, :length])
 
 
 def _rows_of(tokens: Tensor, origin: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from schemas.model import Transformer
 from transformer_core.model.attention import ATTENTIONS
 from transformer_core.model.cache import LayerCache
+from transformer_core.model.dropout import Dropout
 from transformer_core.model.projection import PROJECTIONS
 
 
@@ -82,7 +83,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(spec.d_model, spec.d_ff)
         self.outer = nn.Linear(spec.d_ff, spec.d_model)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [b, n, d] -> [b, n, d]."""
@@ -99,7 +100,7 @@ class Residual(nn.Module):
         super().__init__()
         self.pre = spec.norm == "pre"
         self.norm = nn.LayerNorm(spec.d_model)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """x [b, n, d] -> [b, n, d]."""

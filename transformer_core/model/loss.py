@@ -22,7 +22,7 @@ def token_loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Te
     constant without gradient. With thousands of tokens the two targets hardly differ.
 
     Unlike ``F.cross_entropy`` this keeps no log-probabilities for the backward pass, only one
-    number per token: they are worked out again from the logits, which saves time and memory.
+    number per token: they are worked out again from the logits, slice by slice.
     """
     v = logits.size(-1)
     return _TokenLossSum.apply(logits.reshape(-1, v), labels.reshape(-1), smoothing)
@@ -33,26 +33,45 @@ class _TokenLossSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        wide = logits.float()
-        log_total = wide.logsumexp(dim=-1)
-        label_logit = wide.gather(-1, labels[:, None]).squeeze(-1)
-        loss = log_total - (1 - smoothing) * label_logit
-        if smoothing:
-            loss = loss - smoothing * wide.mean(dim=-1)
-        ctx.save_for_backward(logits, labels, log_total)
+        rows = _rows_per_slice(logits)
+        losses, log_totals = [], []
+        for x, label in zip(logits.split(rows), labels.split(rows), strict=True):
+            wide = x.float()
+            log_total = wide.logsumexp(dim=-1)
+            loss = log_total - (1 - smoothing) * wide.gather(-1, label[:, None]).squeeze(-1)
+            if smoothing:
+                loss -= smoothing * wide.mean(dim=-1)
+            losses.append(loss)
+            log_totals.append(log_total)
+        ctx.save_for_backward(logits, labels, torch.cat(log_totals))
         ctx.smoothing = smoothing
-        return loss.masked_fill(labels == PAD, 0.0).sum()
+        return torch.cat(losses).masked_fill(labels == PAD, 0.0).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, log_total = ctx.saved_tensors
-        # d loss / d logits = softmax - (1 - smoothing) * onehot(label) - smoothing / v
-        result = (logits.float() - log_total[:, None]).exp_()
-        if ctx.smoothing:
-            result -= ctx.smoothing / logits.size(-1)
-        result.scatter_add_(
-            -1, labels[:, None], result.new_full((len(labels), 1), ctx.smoothing - 1)
+        factor = torch.where(labels == PAD, 0.0, grad)
+        result = torch.empty_like(logits)
+        slices = (
+            tensor.split(_rows_per_slice(logits))
+            for tensor in (result, logits, labels, log_total, factor)
         )
-        result *= torch.where(labels == PAD, 0.0, grad)[:, None]
-        return result.to(logits.dtype), None, None
+        # d loss / d logits = softmax - (1 - smoothing) * onehot(label) - smoothing / v
+        for out, x, label, total, scale in zip(*slices, strict=True):
+            wide = (x.float() - total[:, None]).exp_()
+            if ctx.smoothing:
+                wide -= ctx.smoothing / logits.size(-1)
+            wide.scatter_add_(-1, label[:, None], wide.new_full((len(x), 1), ctx.smoothing - 1))
+            out.copy_(wide.mul_(scale[:, None]))
+        return result, None, None
+
+
+def _rows_per_slice(logits: Tensor) -> int:
+    """Rows of [n, v] that are worked on at a time.
+
+    On a CPU, so few that the float32 temporaries stay in the cache and the allocator hands out the
+    same memory each time; on a GPU, so many that starting kernels costs nothing.
+    """
+    elements = 2**18 if logits.device.type == "cpu" else 2**26
+    return max(1, elements // logits.size(-1))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from schemas.model import Transformer
 from transformer_core.data.vocabulary import PAD
 from transformer_core.model.cache import DecoderCache
+from transformer_core.model.dropout import Dropout
 from transformer_core.model.layers import DecoderLayer, EncoderLayer
 from transformer_core.model.positions import Positions
 from transformer_core.model.projection import Projection
@@ -32,7 +33,7 @@ class EncoderDecoder(nn.Module):
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
         self.output = None if tied else nn.Linear(d_model, vocabulary, bias=False)
         self.positions = Positions(d_model)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
         self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
         self.encoder_norm = nn.LayerNorm(d_model) if pre else nn.Identity()

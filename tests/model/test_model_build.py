@@ -1,0 +1,56 @@
+"""Every kind that the schemas know can be built."""
+
+from typing import get_args
+
+import pytest
+import torch
+
+from schemas.model import AnyAttention, AnyQkv, Transformer
+from transformer_core.model.attention import ATTENTIONS
+from transformer_core.model.build import BUILDERS, build_model
+from transformer_core.model.projection import PROJECTIONS
+
+
+def kinds(union):
+    """The ``kind`` of each member of a discriminated union."""
+    return {get_args(m.model_fields["kind"].annotation)[0] for m in get_args(get_args(union)[0])}
+
+
+def test_registries_hold_what_the_schemas_know():
+    assert set(BUILDERS) == {"transformer"}
+    assert set(ATTENTIONS) == kinds(AnyAttention)
+    assert set(PROJECTIONS) == kinds(AnyQkv)
+
+
+@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
+@pytest.mark.parametrize("qkv", sorted(PROJECTIONS))
+def test_every_combination_computes_the_same(attention, qkv):
+    def logits(attention, qkv):
+        torch.manual_seed(3)
+        spec = Transformer(
+            d_model=16, d_ff=32, heads=4, attention={"kind": attention}, qkv={"kind": qkv}
+        )
+        model = build_model(spec, 20).eval()
+        source = torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]])
+        target = torch.tensor([[1, 10, 11], [1, 12, 0]])
+        return model(source, target)[source[:, :3] != 0]
+
+    expected = logits("reference", "separate")
+    torch.testing.assert_close(logits(attention, qkv), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_same_seed_same_model_other_seed_other_model():
+    def weights(seed):
+        torch.manual_seed(seed)
+        return torch.cat([p.flatten() for p in build_model(Transformer(), 50).parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_is_built_on_the_default_device():
+    with torch.device("meta"):
+        model = build_model(Transformer(), 50)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    tokens = torch.ones(2, 5, dtype=torch.long, device="meta")
+    assert model(tokens, tokens).shape == (2, 5, 50)

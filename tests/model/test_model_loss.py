@@ -1,0 +1,99 @@
+"""The loss against torch's cross-entropy."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_core.data.vocabulary import PAD
+from transformer_core.model import loss as loss_module
+from transformer_core.model.loss import token_loss_sum
+
+
+def expected_loss(logits, labels, smoothing):
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        ignore_index=PAD,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+def draw(b, t, v, seed, dtype=torch.float32, scale=3.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(b, t, v, generator=generator) * scale).to(dtype).requires_grad_()
+    labels = torch.randint(1, v, (b, t), generator=generator)
+    labels[torch.rand(b, t, generator=generator) < 0.3] = PAD
+    return logits, labels
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    b=st.integers(1, 4),
+    t=st.integers(1, 5),
+    v=st.integers(2, 30),
+    seed=st.integers(0, 999),
+    smoothing=st.sampled_from([0.0, 0.1, 0.7]),
+    upstream=st.sampled_from([1.0, -0.25]),
+)
+def test_value_and_gradient_equal_cross_entropy(b, t, v, seed, smoothing, upstream):
+    logits, labels = draw(b, t, v, seed)
+    loss = token_loss_sum(logits, labels, smoothing)
+    (gradient,) = torch.autograd.grad(loss * upstream, logits)
+    expected = expected_loss(logits, labels, smoothing)
+    (expected_gradient,) = torch.autograd.grad(expected * upstream, logits)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 100])
+def test_slices_do_not_matter(monkeypatch, rows):
+    monkeypatch.setattr(loss_module, "_rows_per_slice", lambda logits: rows)
+    logits, labels = draw(3, 5, 11, seed=1)
+    loss = token_loss_sum(logits, labels, 0.1)
+    loss.backward()
+    reference = logits.detach().clone().requires_grad_()
+    expected = expected_loss(reference, labels, 0.1)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(logits.grad, reference.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_logits_give_a_float32_loss(dtype):
+    logits, labels = draw(2, 4, 50, seed=2, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = token_loss_sum(logits, labels, 0.1)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert logits.grad.dtype == dtype
+    torch.testing.assert_close(loss, expected_loss(logits, labels, 0.1), rtol=1e-5, atol=1e-4)
+
+
+def test_large_logits_do_not_overflow():
+    logits, labels = draw(2, 4, 10, seed=3, scale=1e4)
+    loss = token_loss_sum(logits, labels, 0.1)
+    loss.backward()
+    torch.testing.assert_close(loss, expected_loss(logits, labels, 0.1), rtol=1e-5, atol=1e-2)
+    assert logits.grad.isfinite().all()
+
+
+def test_padding_counts_nothing():
+    logits, labels = draw(2, 4, 10, seed=4)
+    labels[:, 2:] = PAD
+    loss = token_loss_sum(logits, labels, 0.1)
+    loss.backward()
+    assert not logits.grad[:, 2:].any()
+    alone = token_loss_sum(logits[:, :2], labels[:, :2], 0.1)
+    torch.testing.assert_close(loss, alone)
+    assert token_loss_sum(logits, torch.full_like(labels, PAD), 0.1).item() == 0.0
+
+
+def test_transposed_logits():
+    logits, labels = draw(3, 4, 10, seed=5)
+    turned = logits.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.testing.assert_close(
+        token_loss_sum(turned, labels, 0.1), expected_loss(logits, labels, 0.1)
+    )
