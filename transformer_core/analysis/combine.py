@@ -20,14 +20,10 @@ from schemas.results import (
     VariantResult,
 )
 from schemas.study import RunSpec
-from transformer_core.analysis.files import read_record, write_text
+from transformer_core.analysis.files import read_record
 from transformer_core.analysis.statistics import median_interval
-from transformer_core.analysis.throughput import (
-    input_wait_share,
-    padding_share,
-    rates,
-    timed_windows,
-)
+from transformer_core.analysis.throughput import input_wait_share, padding_share, rates
+from transformer_core.data.files import write_text
 
 
 def combine(
@@ -49,7 +45,7 @@ def combine(
     if ended is None:
         tokens = _interval(rates(repeats, "tokens"))
         pairs = _interval(rates(repeats, "pairs"))
-    windows = [window for repeat in repeats for window in timed_windows(repeat)]
+    windows = [window for repeat in repeats for window in repeat.windows]
     validations = repeats[0].validations
     return VariantResult(
         variant=variant,

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.results import Comparison, Interval, VariantResult
-from transformer_core.analysis.files import read_record, write_text
+from transformer_core.analysis.files import read_record
 from transformer_core.analysis.statistics import (
     FEWEST_SAMPLES,
     ratio_interval,
     spread_of_repeats,
 )
 from transformer_core.analysis.throughput import rates
+from transformer_core.data.files import write_text
 
 INPUT_WAIT_LIMIT = 0.05
 """Share of the time spent waiting for input above which a throughput says little about training."""
@@ -66,7 +67,8 @@ def differs(comparison: Comparison) -> bool:
 
 
 def _about_effect(both: Sequence[VariantResult], speedup: Interval) -> Iterator[str]:
-    if speedup.low <= 1 <= speedup.high:
+    unsettled = speedup.low <= 1 <= speedup.high
+    if unsettled:
         yield "the interval holds 1: no difference is shown"
     for result in both:
         groups = rates(result.repeats, "tokens")
@@ -79,7 +81,7 @@ def _about_effect(both: Sequence[VariantResult], speedup: Interval) -> Iterator[
         spread = spread_of_repeats(groups)
         if spread is None:
             yield f"{result.variant} has one timed repeat: variation between runs is not seen"
-        elif log(spread) > abs(log(speedup.median)):
+        elif not unsettled and log(spread) > abs(log(speedup.median)):
             yield (
                 f"repeats of {result.variant} differ by a factor of {spread:.3f}, "
                 "more than the variants do"

@@ -1,6 +1,5 @@
-"""Reading records with clear errors, and writing files that are never half written."""
+"""Reading the records of other jobs, with errors that say what to do."""
 
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,18 +36,6 @@ def read_as(path: str | Path, kind: Any) -> Any:
             )
             for item in error.errors(include_url=False)
         ) from None
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` under a temporary name in the same folder, then rename it to ``path``."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_text(path: str | Path) -> str:

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import LengthHistogram, VariantResult
 from transformer_core.analysis.combine import rank_peak
-from transformer_core.analysis.throughput import timed_windows
 
 
 def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
@@ -30,7 +29,7 @@ def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
             for result in results
             if result.status == "ok"
             for repeat in result.repeats
-            for window in timed_windows(repeat)
+            for window in repeat.windows
         ],
         columns=columns,
     )

@@ -1,4 +1,4 @@
-"""Which windows count, and their throughput."""
+"""What the timed windows of a run say."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -6,22 +6,10 @@ from typing import Literal
 from schemas.results import Repeat, Window
 
 
-def timed_windows(repeat: Repeat) -> list[Window]:
-    """Windows without the first step after a resumption, which starts cold."""
-    cold = [step + 1 for step in repeat.resumed_at]
-    return [
-        window
-        for window in repeat.windows
-        if window.seconds > 0
-        and not any(window.first_step <= step <= window.last_step for step in cold)
-    ]
-
-
 def rates(repeats: Iterable[Repeat], count: Literal["tokens", "pairs"]) -> list[list[float]]:
     """Non-padding tokens or sentence pairs per second of every timed window, by repeat."""
     return [
-        [getattr(window, count) / window.seconds for window in timed_windows(repeat)]
-        for repeat in repeats
+        [getattr(window, count) / window.seconds for window in repeat.windows] for repeat in repeats
     ]
 
 

@@ -9,6 +9,8 @@ from transformer_core.analysis.frames import lengths_frame
 from transformer_core.report.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.inputs import Results
 
+_BINS = 40
+
 
 def lengths_characters(results: Results) -> Drawing:
     """Lengths of the training sentences in characters."""
@@ -28,15 +30,17 @@ def _lengths(results: Results, lengths: LengthHistogram) -> Drawing:
     if frame.empty:
         return Drawing(nothing(figure, "No sentence"), title, "The training split is empty.")
     axes = figure.subplots()
-    span = int(frame["length"].max() - frame["length"].min()) + 1
-    width = max(1, -(-span // 40))
+    shortest, longest = int(frame["length"].min()), int(frame["length"].max())
+    width = -(-(longest - shortest + 1) // _BINS)
+    # Whole bins only: seaborn stretches them to the range where they do not fit.
+    bins = -(-(longest - shortest + 1) // width)
     sns.histplot(
         frame,
         x="length",
         weights="share",
         hue="side",
-        binrange=(int(frame["length"].min()) - 0.5, int(frame["length"].max()) + width - 0.5),
-        binwidth=width,
+        binrange=(shortest - 0.5, shortest - 0.5 + bins * width),
+        bins=bins,
         element="step",
         alpha=0.2,
         palette=sns.color_palette("colorblind", 2),

@@ -12,6 +12,7 @@ from transformer_core.report.inputs import Results
 WIDTH = 5.2
 """Inches. Narrow, so that text stays legible when a phone shrinks the figure to its width."""
 
+_LEGEND_CHARACTERS = 56
 _ROW = 0.42
 _MARGIN = 0.8
 
@@ -55,7 +56,7 @@ def legend_below(axes: Axes, title: str | None) -> None:
         labels=labels,
         title=title,
         loc="outside lower center",
-        ncols=min(2 if title is None else 8, len(labels)),
+        ncols=max(1, _LEGEND_CHARACTERS // (max(map(len, labels)) + 4)),
         fontsize=10,
     )
 

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import seaborn as sns
 
 from schemas.errors import ConfigError
-from transformer_core.analysis.files import write_text
+from transformer_core.data.files import write_text
 from transformer_core.report import corpus_figures, speed_figures, svg, training_figures
 from transformer_core.report.drawing import Drawing
 from transformer_core.report.inputs import Results, add_arguments, from_arguments

@@ -16,7 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from schemas.errors import ConfigError
 from schemas.study import Variant
 from transformer_core.analysis import compare, statistics
-from transformer_core.analysis.files import read_as, write_text
+from transformer_core.analysis.files import read_as
+from transformer_core.data.files import write_text
 from transformer_core.report import svg
 from transformer_core.report.figures import FIGURES
 from transformer_core.report.formats import FILTERS
@@ -49,7 +50,7 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
         undefined=StrictUndefined,
     )
     environment.filters.update(FILTERS)
-    environment.filters["pretty"] = pretty
+    environment.filters |= {"pretty": pretty, "compact": compact}
     return environment.get_template("page.html").render(
         sections=SECTIONS,
         study=results.study,
@@ -69,6 +70,11 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
 def pretty(value: Any) -> str:
     """Indented JSON text."""
     return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True, default=str)
+
+
+def compact(value: Any) -> str:
+    """JSON text on one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

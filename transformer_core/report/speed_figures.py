@@ -61,18 +61,18 @@ def speedup(results: Results) -> Drawing:
         axes.plot(ratio.median, row, "o", color=color, mfc=color if clear else "none", ms=6)
         axes.annotate(
             f"{ratio.median:.2f}×",
-            (ratio.median, row),
-            xytext=(0, 6),
+            (1, row),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(6, 0),
             textcoords="offset points",
-            ha="center",
-            fontsize=9,
+            va="center",
         )
     if shown:
         axes.axvline(1, color=svg.INK, ls="--", lw=1)
         axes.set_yticks(range(len(shown)), [comparison.variant for comparison in shown])
         axes.set(xlabel=f"throughput over that of {results.study.baseline}")
-        axes.set_ylim(len(shown) - 0.5, -0.7)
-        axes.margins(x=0.12)
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.margins(x=0.06)
         axes.xaxis.set_major_formatter("{x:g}×")
     names = [comparison.variant for comparison in shown] + [results.study.baseline]
     return Drawing(

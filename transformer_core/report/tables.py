@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.results import Interval
-from transformer_core.analysis.files import write_text
+from transformer_core.data.files import write_text
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
 
 Row = Mapping[str, Any]

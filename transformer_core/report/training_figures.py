@@ -52,6 +52,7 @@ def memory(results: Results) -> Drawing:
             palette="colorblind",
             saturation=1,
             errorbar=None,
+            edgecolor="none",
             legend="full" if frame["rank"].nunique() > 1 else False,
             ax=axes,
         )

@@ -1,0 +1,131 @@
+import json
+from pathlib import Path
+
+import pytest
+from analysis_builders import result, topology, window
+
+from schemas.results import Comparison, Interval, VariantResult
+from transformer_core.analysis.compare import compare, compare_all, differs, main
+
+BASE = [100.0, 101.0, 102.0, 103.0]
+TWICE = [200.0, 202.0, 204.0, 206.0]
+
+
+def test_ratio_is_variant_over_baseline() -> None:
+    comparison = compare(result("single", BASE, BASE), result("fast", TWICE, TWICE))
+    assert comparison.variant == "fast"
+    assert comparison.baseline == "single"
+    assert comparison.speedup is not None
+    assert comparison.speedup.median == 2.0
+    assert comparison.speedup.low > 1
+    assert comparison.note == ""
+    assert differs(comparison)
+
+
+def test_equal_throughput_is_no_difference() -> None:
+    comparison = compare(result("single", BASE, BASE), result("same", BASE, BASE))
+    assert not differs(comparison)
+    assert "the interval holds 1" in comparison.note
+
+
+def test_status_that_is_not_ok_has_no_ratio() -> None:
+    bad = result("bad", [], status="oom", reason="too large")
+    for pair in ((result("single", BASE), bad), (bad, result("single", BASE))):
+        comparison = compare(*pair)
+        assert comparison.speedup is None
+        assert comparison.note == "bad ended oom"
+        assert not differs(comparison)
+
+
+def test_ok_without_a_window_has_no_ratio() -> None:
+    comparison = compare(result("single", BASE), result("short", []))
+    assert comparison.speedup is None
+    assert comparison.note == "short has no timed window"
+
+
+def test_few_windows_are_never_a_difference() -> None:
+    comparison = compare(result("single", BASE, BASE), result("fast", [500.0], [510.0]))
+    assert comparison.speedup is not None
+    assert comparison.speedup.low > 1
+    assert not differs(comparison)
+    assert "fast has fewer than 3 timed windows" in comparison.note
+
+
+def test_one_repeat_is_noted() -> None:
+    comparison = compare(result("single", BASE), result("fast", TWICE, TWICE))
+    assert "single has one timed repeat" in comparison.note
+    assert "fast has one" not in comparison.note
+
+
+def test_repeats_that_differ_more_than_the_variants_are_no_difference() -> None:
+    drifting = result("drifting", [90.0] * 6, [120.0] * 6)
+    comparison = compare(result("single", BASE, BASE), drifting)
+    assert not differs(comparison)
+    assert "holds 1" in comparison.note
+
+
+def test_spread_above_the_effect_is_noted_where_the_interval_leaves_out_one() -> None:
+    spread = result("spread", [110.0] * 6, [140.0] * 6)
+    comparison = compare(result("single", [100.0] * 6, [100.0] * 6), spread)
+    assert differs(comparison)
+    assert "differ by a factor of 1.273" in comparison.note
+
+
+def test_waiting_for_input_is_noted_above_five_percent() -> None:
+    def waiting(name: str, wait: float) -> VariantResult:
+        return result(name, [], [], windows=[window(100.0 + i, i, wait) for i in range(4)])
+
+    base = result("single", BASE, BASE)
+    assert "slow waited for input 6%" in compare(base, waiting("slow", 0.12)).note
+    assert "waited" not in compare(base, waiting("busy", 0.1)).note
+
+
+def test_other_devices_and_resumption_are_noted() -> None:
+    other = result(
+        "ddp",
+        TWICE,
+        TWICE,
+        topology=topology(2, threads_per_rank=1, device="cuda"),
+        resumed_at=[60],
+    )
+    note = compare(result("single", BASE, BASE), other).note
+    assert "cuda against cpu" in note
+    assert "2 against 1 ranks" in note
+    assert "1 against 2 threads per rank" in note
+    assert "ddp was resumed in repeat 1, 2" in note
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "samples", "expected"),
+    [(1.01, 1.2, 9, True), (0.8, 0.99, 9, True), (1.0, 1.2, 9, False), (1.01, 1.2, 2, False)],
+)
+def test_differs(low: float, high: float, samples: int, expected: bool) -> None:
+    speedup = Interval(median=(low + high) / 2, low=low, high=high, samples=samples)
+    assert differs(Comparison(variant="a", baseline="b", speedup=speedup)) is expected
+
+
+def test_every_other_variant_in_order() -> None:
+    results = [result("b", BASE), result("single", BASE), result("a", TWICE)]
+    assert [item.variant for item in compare_all("single", results)] == ["b", "a"]
+
+
+def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for item in (result("single", BASE, BASE), result("fast", TWICE, TWICE)):
+        files.append(str(tmp_path / f"{item.variant}.json"))
+        Path(files[-1]).write_text(item.model_dump_json())
+    output = tmp_path / "comparisons.json"
+    command = ["--results", *files, "--output", str(output)]
+    assert main(["--baseline", "single", *command]) == 0
+    (comparison,) = json.loads(output.read_text())
+    assert Comparison.model_validate(comparison).variant == "fast"
+
+    output.unlink()
+    assert main(["--baseline", "singel", *command]) == 1
+    assert "did you mean single?" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_repeat_without_windows_does_not_hide_the_others() -> None:
+    mixed = result("mixed", TWICE, [])
+    assert compare(result("single", BASE, BASE), mixed).speedup is not None

@@ -1,0 +1,318 @@
+"""A small, complete study on disk, every file that the report reads; its texts try to escape."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.resolve import resolve_all
+from schemas.results import (
+    CorpusSplit,
+    EvaluationResult,
+    Gpu,
+    Hardware,
+    LengthHistogram,
+    Provenance,
+    RankMemory,
+    Repeat,
+    Shard,
+    ShardManifest,
+    SkippedPair,
+    TokenizerReport,
+    Topology,
+    Translation,
+    Validation,
+    Window,
+)
+from schemas.study import RunSpec, Study, Variant
+from transformer_core.analysis import combine, compare
+
+EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
+SHA = "0" * 64
+SPEED = {"single": 10_000.0, "amp_bf16": 16_200.0, "accum4_sync": 7_300.0, "qkv_separate": 10_000.0}
+VARIANTS = {
+    "single": Variant(equivalence="tolerance", summary="One process on one device. The reference."),
+    "amp_bf16": Variant(
+        parent="single",
+        change={"training": {"precision": {"kind": "bf16"}}},
+        equivalence="statistical",
+        summary=f"bfloat16 autocast over 32-bit weights. {EVIL}",
+    ),
+    "qkv_separate": Variant(
+        parent="single",
+        change={"model": {"qkv": {"kind": "separate"}}},
+        equivalence="tolerance",
+        summary="Three matrix products for queries, keys and values instead of one.",
+    ),
+    "ddp": Variant(
+        change={"parallel": {"kind": "ddp"}},
+        equivalence="tolerance",
+        summary="DistributedDataParallel. One process per device.",
+    ),
+    "accum4_sync": Variant(
+        parent="ddp",
+        change={"training": {"accumulation": {"micro_batches": 4, "synchronise": "every"}}},
+        equivalence="tolerance",
+        summary="Four micro-batches per step, gradients all-reduced after each of them.",
+    ),
+}
+
+
+def hardware() -> Hardware:
+    return Hardware(
+        platform="Linux x86_64",
+        cpu=f"Example CPU {EVIL}",
+        cores=2,
+        logical_cpus=8,
+        memory_bytes=16 << 30,
+        cpu_features=["avx512f", "amx_bf16"],
+        gpus=[
+            Gpu(
+                index=0,
+                name="Example GPU",
+                memory_bytes=80 << 30,
+                compute_capability="9.0",
+                driver="550.1",
+                power_limit_watts=700.0,
+            )
+        ],
+        gpu_note=None,
+        allocator="glibc",
+    )
+
+
+def windows(rate: float, repeat: int, count: int = 12) -> list[Window]:
+    """Windows with a wave and a difference between repeats, but no chance."""
+    result = []
+    for index in range(count):
+        tokens = 30_000 + 400 * (index % 3)
+        noise = 1 + 0.02 * math.sin(1.7 * index + repeat) + 0.005 * (repeat - 1)
+        first = 21 + 10 * index
+        result.append(
+            Window(
+                first_step=first,
+                last_step=first + 9,
+                seconds=tokens / rate * noise,
+                pairs=1_500,
+                tokens=tokens,
+                padded_tokens=tokens + 900,
+                input_wait_seconds=0.01,
+            )
+        )
+    return result
+
+
+def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat:
+    ranks = spec.world_size
+    values: dict[str, Any] = {
+        "variant": spec.variant,
+        "repeat": number,
+        "status": "ok",
+        "reason": None,
+        "traceback": None,
+        "topology": Topology(
+            device="cpu",
+            backend="gloo" if ranks > 1 else None,
+            world_size=ranks,
+            local_world_size=ranks,
+            nodes=1,
+            threads_per_rank=2 // ranks,
+        ),
+        "parameters": 1_234_567,
+        "steps": 140,
+        "resumed_at": [],
+        "startup_seconds": 3.21,
+        "warmup_seconds": 12.3,
+        "total_seconds": 75.0,
+        "windows": windows(rate, number),
+        "validations": [
+            Validation(step=step, loss=2 + 60 / (step + 20)) for step in (40, 80, 120, 140)
+        ],
+        "memory": [
+            RankMemory(
+                rank=rank,
+                device="cpu",
+                rss_bytes=(345 + 10 * rank) << 20,
+                allocated_bytes=None,
+                reserved_bytes=None,
+                nvml_bytes=None,
+            )
+            for rank in range(ranks)
+        ],
+        "communication": {"bucket_bytes": [1 << 20, 2 << 20]} if ranks > 1 else None,
+        "provenance": Provenance(
+            spec_sha256=spec.digest(),
+            command=f"python -m example --variant {spec.variant}",
+            commit="abc1234",
+            started="2024-05-06T07:08:09Z",
+            python="3.11.9",
+            packages={"torch": "2.13.0", "numpy": "2.1.0"},
+            hardware=hardware(),
+        ),
+    }
+    return Repeat(**(values | changes))
+
+
+def unsupported(spec: RunSpec, number: int) -> Repeat:
+    return repeat_of(
+        spec,
+        number,
+        1.0,
+        status="unsupported",
+        reason=f"needs 2 GPUs, found 1 {EVIL}",
+        topology=None,
+        parameters=None,
+        steps=0,
+        startup_seconds=None,
+        warmup_seconds=None,
+        windows=[],
+        validations=[],
+        memory=[],
+        communication=None,
+    )
+
+
+def evaluation_of(repeat: Repeat) -> EvaluationResult:
+    ok = repeat.status == "ok"
+    samples = [
+        Translation(source=f"A dog & {EVIL}", reference="Ein Hund.", hypothesis="Ein Hund ."),
+        Translation(
+            source="The old teacher sees a green house.",
+            reference="Der alte Lehrer sieht ein grünes Haus.",
+            hypothesis="Der Lehrer sieht ein Haus."
+            if repeat.variant == "amp_bf16"
+            else "Der alte Lehrer sieht ein Haus.",
+        ),
+    ]
+    return EvaluationResult(
+        variant=repeat.variant,
+        status=repeat.status,
+        reason=repeat.reason,
+        bleu=31.415926 if ok else None,
+        chrf=55.5 if ok else None,
+        signature="nrefs:1|case:mixed|tok:13a" if ok else None,
+        pairs=500 if ok else 0,
+        seconds=12.0 if ok else None,
+        samples=samples if ok else [],
+    )
+
+
+def write(path: Path, record: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(record if isinstance(record, str) else record.model_dump_json())
+    return str(path)
+
+
+def histogram(unit: Any, shift: int) -> LengthHistogram:
+    counts = {length: 200 - (length - 30) ** 2 // 5 for length in range(5, 56, 2)}
+    return LengthHistogram(
+        unit=unit, source=counts, target={k + shift: v for k, v in counts.items()}
+    )
+
+
+def write_corpus(folder: Path, corpus: str) -> None:
+    for split, pairs in (("train", 20_000), ("validation", 500), ("test", 500)):
+        write(
+            folder / "pairs" / f"{split}.json",
+            CorpusSplit(
+                corpus=corpus,
+                split=split,
+                files=[f"data/{split}.en.gz"],
+                pairs_read=pairs + 3,
+                pairs_kept=pairs,
+                skipped={"empty": 1, "too_long": 2},
+                examples=[SkippedPair(reason="empty", where="data/train.en:7", text=EVIL)],
+                lengths=histogram("characters", 4),
+            ),
+        )
+        write(
+            folder / "shards" / split / "manifest.json",
+            ShardManifest(
+                corpus=corpus,
+                split=split,
+                pairs=pairs,
+                source_tokens=10 * pairs,
+                target_tokens=11 * pairs,
+                skipped_too_long=0,
+                examples=[],
+                id_type="uint16",
+                vocabulary=2_000,
+                tokenizer_sha256=SHA,
+                lengths=histogram("tokens", 1),
+                seconds=1.5,
+                shards=[
+                    Shard(
+                        file="0.arrow",
+                        pairs=pairs,
+                        source_tokens=10 * pairs,
+                        target_tokens=11 * pairs,
+                        bytes=1 << 20,
+                        sha256=SHA,
+                    )
+                ],
+            ),
+        )
+    write(
+        folder / "tokenizer.report.json",
+        TokenizerReport(vocabulary=2_000, sample_pairs=20_000, seconds=0.8, sha256=SHA),
+    )
+
+
+def write_steps(path: Path, floor: float) -> None:
+    steps = list(range(1, 141))
+    loss = [floor + 80 / (step + 15) if step % 10 == 0 else None for step in steps]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"step": steps, "loss": pa.array(loss, pa.float64())}), path)
+
+
+def build(
+    folder: Path,
+    make_repeat: Callable[[RunSpec, int], Repeat],
+    repeats: int = 2,
+) -> Path:
+    """Write the results of a study, combined and compared by the jobs of the analysis."""
+    study = Study(
+        name="example",
+        title=f"Transformers, measured {EVIL}",
+        corpus={"kind": "grammar", "source_language": "en", "target_language": EVIL},
+        training={"steps": 140, "schedule": {"kind": "noam", "warmup": 40}},
+        repeats=repeats,
+        variants=list(VARIANTS),
+    )
+    write(folder / "study.json", study)
+    write(
+        folder / "variants.json",
+        json.dumps({name: variant.model_dump() for name, variant in VARIANTS.items()}),
+    )
+    write(folder / "machine" / "hardware.json", hardware())
+    corpus = folder / "data" / study.corpus.name
+    write_corpus(corpus, study.corpus.name)
+    metrics = []
+    for position, (name, spec) in enumerate(resolve_all(study, VARIANTS).items()):
+        run = folder / "runs" / name
+        spec_file = write(run / "spec.json", spec.canonical_json())
+        made = [make_repeat(spec, number) for number in range(1, repeats + 1)]
+        files = [write(run / f"repeat-{r.repeat}" / "metrics.json", r) for r in made]
+        if made[0].status == "ok":
+            write_steps(run / "repeat-1" / "steps.parquet", 1.8 + 0.1 * position)
+        evaluation = write(run / "evaluation.json", evaluation_of(made[0]))
+        output = str(run / "metrics.json")
+        manifest = str(corpus / "shards" / "train" / "manifest.json")
+        options = ["--variant", name, "--spec", spec_file, "--repeats", *files]
+        options += ["--evaluation", evaluation, "--train-manifest", manifest, "--output", output]
+        assert combine.main(options) == 0
+        metrics.append(output)
+    options = ["--baseline", "single", "--results", *metrics]
+    assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
+    return folder
+
+
+def mixed(spec: RunSpec, number: int) -> Repeat:
+    """Runs of which one is faster, one slower, one like the baseline and one unsupported."""
+    if spec.variant == "ddp":
+        return unsupported(spec, number)
+    return repeat_of(spec, number, SPEED[spec.variant])

@@ -1,0 +1,146 @@
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from schemas.errors import ConfigError
+from transformer_core.report import svg
+from transformer_core.report.figures import FIGURES, draw, main
+from transformer_core.report.inputs import Results, load
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def results_of(folder: Path) -> Results:
+    return load(folder, folder / "study.json", folder / "comparisons.json")
+
+
+@pytest.fixture(scope="module")
+def drawings(study_folder: Path) -> dict[str, str]:
+    results = results_of(study_folder)
+    return {name: draw(name, results) for name in FIGURES}
+
+
+def texts(drawing: str) -> list[str]:
+    root = ElementTree.fromstring(drawing)
+    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figure_is_accessible_and_follows_the_theme(name: str, drawings: dict[str, str]) -> None:
+    root = ElementTree.fromstring(drawings[name])
+    assert root.get("role") == "img"
+    labels = (root.get("aria-labelledby") or "").split()
+    described = [root.find(f"{SVG}title"), root.find(f"{SVG}desc")]
+    assert [element.get("id") for element in described if element is not None] == labels
+    assert all(element is not None and element.text for element in described)
+    assert svg.INK not in drawings[name]
+    assert "currentColor" in drawings[name]
+    assert "prefers-color-scheme:dark" in drawings[name]
+    assert not re.search(r"fill: #(fff|FFF)", drawings[name])
+
+
+def test_same_results_give_the_same_bytes(study_folder: Path, drawings: dict[str, str]) -> None:
+    results = results_of(study_folder)
+    assert {name: draw(name, results) for name in FIGURES} == drawings
+    assert "date>" not in "".join(drawings.values())
+
+
+def test_identifiers_are_unique_over_all_figures(drawings: dict[str, str]) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', "".join(drawings.values()))
+    assert len(ids) == len(set(ids))
+    for name, drawing in drawings.items():
+        own = set(re.findall(r'\bid="([^"]+)"', drawing))
+        targets = re.findall(r'(?:href="#|url\(#)([^")]+)', drawing)
+        assert targets, name
+        assert set(targets) <= own
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("throughput", "non-padding tokens per second"),
+        ("speedup", "throughput over that of single"),
+        ("training_loss", "training loss (nats per token)"),
+        ("validation_loss", "validation loss (nats per token)"),
+        ("memory", "peak memory of a rank (MiB)"),
+        ("drift", "time per token / median"),
+        ("lengths_characters", "characters in a sentence"),
+        ("lengths_tokens", "tokens in a sentence"),
+    ],
+)
+def test_axes_have_units(name: str, unit: str, drawings: dict[str, str]) -> None:
+    assert unit in texts(drawings[name])
+
+
+def test_variant_without_numbers_is_left_out_with_a_note(drawings: dict[str, str]) -> None:
+    for name in ("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"):
+        shown = texts(drawings[name])
+        assert "amp_bf16" in shown
+        assert "ddp" not in shown
+        root = ElementTree.fromstring(drawings[name])
+        assert "Left out: ddp (unsupported)." in str(root.findtext(f"{SVG}desc"))
+
+
+def test_baseline_is_not_compared_with_itself(drawings: dict[str, str]) -> None:
+    assert "single" not in texts(drawings["speedup"])
+
+
+def test_labels_are_text_and_not_markup(drawings: dict[str, str]) -> None:
+    label = next(t for t in texts(drawings["lengths_tokens"]) if t.startswith("target ("))
+    assert "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$" in label
+    assert "<script" not in drawings["lengths_tokens"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_study_without_a_number_still_has_its_figures(name: str, empty_folder: Path) -> None:
+    drawing = draw(name, results_of(empty_folder))
+    if not name.startswith("lengths"):
+        assert texts(drawing) == ["No variant to show"]
+
+
+def test_job_writes_every_figure(study_folder: Path, tmp_path: Path) -> None:
+    assert main(["--results", str(study_folder), "--output", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in FIGURES}
+    picture = svg.read(tmp_path / "throughput.svg")
+    assert (picture.name, picture.title) == ("throughput", "Throughput")
+    assert "prefers-color-scheme" in picture.markup
+
+
+def test_job_names_missing_steps(
+    study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(study_folder, folder)
+    (folder / "runs" / "single" / "repeat-1" / "steps.parquet").unlink()
+    assert main(["--results", str(folder)]) == 1
+    assert "single/repeat-1/steps.parquet" in capsys.readouterr().err
+
+
+def test_markup_in_titles_is_escaped() -> None:
+    figure = Figure()
+    figure.text(0.5, 0.5, "<b> & </b>")
+    drawing = svg.render(figure, "x", "<b> & </b>", "</desc><script>")
+    assert "<b>" not in drawing
+    assert "<script" not in drawing
+    assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == "<b> & </b>"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>',
+        '<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>',
+        '<svg xmlns="http://www.w3.org/2000/svg"><foreignObject/></svg>',
+        "<html/>",
+        "<svg",
+    ],
+)
+def test_foreign_svg_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "figure.svg"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"figure\.svg"):
+        svg.read(path)

@@ -1,0 +1,77 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.results import Interval
+from transformer_core.report import formats
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1234, 3, "1,234"),
+        (1234.56, 3, "1,235"),
+        (0, 3, "0"),
+        (2.3456, 4, "2.346"),
+        (0.012345, 3, "0.0123"),
+        (31.415, 3, "31.4"),
+        (-0.5, 3, "-0.500"),
+        (float("inf"), 3, "inf"),
+    ],
+)
+def test_numbers(value: float, digits: int, text: str) -> None:
+    assert formats.plain_number(value, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0345, "34 ms"), (12.34, "12.3 s"), (119, "119.0 s"), (150, "2.5 min"), (9000, "2.5 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert formats.plain_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(12, "12 B"), (1536, "1.5 KiB"), (345 << 20, "345 MiB"), (80 << 30, "80.0 GiB")],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert formats.plain_size(count) == text
+
+
+def test_exact_value_is_kept_beside_the_rounded_one() -> None:
+    assert formats.ratio(1.6181) == '<data value="1.6181" title="1.6181">1.62×</data>'
+    assert formats.percent(0.0712) == '<data value="0.0712" title="0.0712">7.1 %</data>'
+    assert formats.duration(2.25) == '<data value="2.25" title="2.25 s">2.2 s</data>'
+    assert 'title="1536 bytes"' in formats.size(1536)
+
+
+@pytest.mark.parametrize("show", formats.FILTERS.values(), ids=formats.FILTERS)
+def test_missing_is_a_dash_and_never_zero(show: object) -> None:
+    assert callable(show)
+    assert show(None) == formats.MISSING
+    assert "0" not in formats.MISSING
+
+
+def test_interval_and_ratio_interval() -> None:
+    interval = Interval(median=16200.4, low=15800.2, high=16600.9, samples=40)
+    html = formats.interval(interval)
+    assert ">16,200</data>" in html
+    assert "[15,800, 16,601]" in html
+    assert "40 samples" in html
+    factor = Interval(median=1.62, low=1.58, high=1.66, samples=40)
+    assert ">1.62×</data>" in formats.ratio_interval(factor)
+    assert "[1.58, 1.66]" in formats.ratio_interval(factor)
+
+
+def test_narrow_ratio_shows_that_it_is_not_one() -> None:
+    narrow = Interval(median=1.004, low=1.002, high=1.006, samples=40)
+    html = formats.ratio_interval(narrow)
+    assert "1.004×" in html
+    assert "[1.002, 1.006]" in html
+
+
+@given(st.floats(1e-9, 1e15))
+def test_rounding_stays_close(value: float) -> None:
+    shown = float(formats.plain_number(value, 4).replace(",", ""))
+    assert shown == pytest.approx(value, rel=6e-4)

@@ -1,0 +1,209 @@
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_builders import EVIL, VARIANTS
+
+from transformer_core.report import figures
+from transformer_core.report.inputs import load
+from transformer_core.report.page import SECTIONS, main
+from transformer_core.report.summary import summarise, translations
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """What tests ask of a page: elements with attributes, text by element id, table rows."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.texts: dict[str, str] = {}
+        self.unbalanced: list[str] = []
+        self._open: list[tuple[str, str | None]] = []
+        self._in_cell = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        if tag in VOID:
+            return
+        self._open.append((tag, attributes.get("id")))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._in_cell = True
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._open or self._open[-1][0] != tag:
+            self.unbalanced.append(tag)
+        else:
+            self._open.pop()
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        for _, name in self._open:
+            if name:
+                self.texts[name] = self.texts.get(name, "") + data
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def row(self, name: str) -> list[str]:
+        return next(row for row in self.rows if row[0].startswith(name))
+
+
+def make(folder: Path) -> str:
+    assert figures.main(["--results", str(folder)]) == 0
+    assert main(["--results", str(folder)]) == 0
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def html(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("page") / "results"
+    shutil.copytree(study_folder, folder)
+    return make(folder)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_page_is_well_formed(page: Page) -> None:
+    assert page.unbalanced == []
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    links = [str(a["href"])[1:] for a in page.all("a")]
+    assert links
+    assert set(links) <= set(ids)
+    labels = [a["aria-labelledby"] for _, a in page.elements if a.get("aria-labelledby")]
+    assert {name for label in labels for name in str(label).split()} <= set(ids)
+
+
+def test_page_needs_nothing_else(html: str, page: Page) -> None:
+    assert not {tag for tag, _ in page.elements} & {"script", "img", "link", "iframe", "object"}
+    addresses = set(re.findall(r"https?://[^\"'<\s]+", html))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "@import" not in html
+    assert not any(key.startswith("on") for _, a in page.elements for key in a)
+
+
+def test_texts_are_escaped(html: str, page: Page) -> None:
+    assert "<script" not in html
+    for name in ("variants", "limits", "translations", "corpus", "machine", "details"):
+        assert EVIL in page.texts[name], name
+    languages = {attributes.get("lang") for attributes in page.all("dd")}
+    assert EVIL in languages
+
+
+def test_sections_are_in_order(page: Page) -> None:
+    shown = [a["id"] for a in page.all("section")]
+    assert shown == list(SECTIONS)
+    assert len(page.all("h1")) == 1
+
+
+def test_tables_have_captions_and_scopes(page: Page) -> None:
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
+
+
+def test_row_of_a_variant(page: Page) -> None:
+    row = [words(cell) for cell in page.row("amp_bf16")]
+    assert row[1] == "ok"
+    assert re.fullmatch(r"16,\d{3} \[15,\d{3}, 16,\d{3}\]", row[2])
+    assert row[3].startswith("1.62× [1.")
+    assert row[4].endswith(" s")
+    assert row[5:9] == ["2.375", "31.4", "345 MiB", "2.9 %"]
+    assert words(page.row("single")[3]) == "baseline"
+
+
+def test_row_of_a_variant_that_did_not_run(page: Page) -> None:
+    row = [words(cell) for cell in page.row("ddp")]
+    assert row[1].startswith("unsupported")
+    assert EVIL in row[1]
+    assert row[2:] == ["–"] * 8
+
+
+def test_summary_says_what_the_intervals_support(page: Page) -> None:
+    text = words(page.texts["summary"])
+    assert "4 of 5 variants ran to the end" in text
+    assert re.search(r"Faster: amp_bf16 ran at 1\.62× \[[\d., ]+\] the throughput of single", text)
+    assert "Slower: accum4_sync 0.7" in text
+    assert "No difference shown: qkv_separate 1.00×" in text
+    assert "Not measured: ddp (unsupported)" in text
+
+
+def test_details_tell_how_to_make_a_run_again(page: Page) -> None:
+    text = words(page.texts["variant-accum4_sync"])
+    assert "snakemake --cores all results/runs/accum4_sync/metrics.json" in text
+    assert '"synchronise": "every"' in text
+    assert "gloo" in text
+    assert "bucket_bytes" in text
+    assert "abc1234" in text
+    assert "torch 2.13.0" in text
+    assert "2 on 1 host, 1 thread each" in text
+    assert "python -m example --variant accum4_sync" in text
+    rows = [row for row in page.rows if "2024-05-06T07:08:09Z" in row]
+    assert len(rows) == 2 * len(VARIANTS)
+
+
+def test_translations_that_agree_stand_together(study_folder: Path) -> None:
+    results = load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
+    first, second = translations(results)
+    everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync"]
+    assert first.hypotheses == [("Ein Hund .", everybody)]
+    assert second.hypotheses[1] == ("Der Lehrer sieht ein Haus.", ["amp_bf16"])
+
+
+def test_summary_of_sorted_comparisons(study_folder: Path) -> None:
+    results = load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
+    summary = summarise(results)
+    assert [item.variant for item in summary.faster] == ["amp_bf16"]
+    assert [item.variant for item in summary.slower] == ["accum4_sync"]
+    assert [item.variant for item in summary.unsettled] == ["qkv_separate"]
+    assert [item.variant for item in summary.ended_otherwise] == ["ddp"]
+    assert summary.ok == 4
+
+
+def test_study_without_a_number_has_a_page(
+    empty_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("none") / "results"
+    shutil.copytree(empty_folder, folder)
+    page = Page(make(folder))
+    assert page.unbalanced == []
+    text = words(page.texts["summary"])
+    assert "0 of 5 variants ran to the end" in text
+    assert "faster" not in text.lower()
+    for name in VARIANTS:
+        cells = [words(cell) for cell in page.row(name)[2:]]
+        assert set(cells) <= {"–", "baseline"}
+
+
+def test_missing_figure_is_named(
+    study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--results", str(study_folder), "--figures", str(tmp_path)]
+    assert main([*command, "--output", str(tmp_path / "report.html")]) == 1
+    message = capsys.readouterr().err
+    assert "throughput.svg" in message
+    assert "report.figures" in message
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,70 @@
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+from transformer_core.report.tables import main
+
+
+@pytest.fixture(scope="module")
+def tables(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("tables")
+    assert main(["--results", str(study_folder), "--output", str(output)]) == 0
+    return output
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_variants_are_in_the_order_of_the_study(tables: Path) -> None:
+    table = rows(tables / "variants.csv")
+    names = [row["variant"] for row in table]
+    assert names == ["single", "amp_bf16", "qkv_separate", "ddp", "accum4_sync"]
+    amp = table[1]
+    assert amp["status"] == "ok"
+    assert float(amp["tokens_per_second_median"]) > 15_000
+    assert float(amp["speedup_low"]) <= float(amp["speedup_median"]) <= float(amp["speedup_high"])
+    assert amp["peak_memory_bytes"] == str(345 << 20)
+    assert amp["tokens_per_second_samples"] == "24"
+    assert table[0]["speedup_median"] == ""
+
+
+def test_what_was_not_measured_is_empty_and_never_zero(tables: Path) -> None:
+    ddp = rows(tables / "variants.csv")[3]
+    assert ddp["status"] == "unsupported"
+    assert "needs 2 GPUs" in ddp["reason"]
+    measured = ["tokens_per_second_median", "speedup_median", "bleu", "epoch_seconds"]
+    assert [ddp[name] for name in [*measured, "padding_share", "peak_memory_bytes"]] == [""] * 6
+
+
+def test_corpus_counts(tables: Path) -> None:
+    train, *others = rows(tables / "corpus.csv")
+    assert train["pairs_read"] == "20003"
+    assert train["pairs"] == "20000"
+    assert (train["skipped_empty"], train["skipped_invalid"]) == ("1", "0")
+    assert train["skipped_too_many_characters"] == "2"
+    assert [row["split"] for row in others] == ["validation", "test"]
+
+
+def test_machine_lists_host_and_gpus(tables: Path) -> None:
+    table = {(row["device"], row["property"]): row["value"] for row in rows(tables / "machine.csv")}
+    assert table["host", "cores"] == "2"
+    assert "<script>" in table["host", "cpu"]
+    assert table["host", "cpu_features"] == "avx512f amx_bf16"
+    assert table["gpu 0", "memory_bytes"] == str(80 << 30)
+
+
+def test_missing_result_is_named(
+    study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(study_folder, folder)
+    (folder / "runs" / "amp_bf16" / "metrics.json").unlink()
+    assert main(["--results", str(folder)]) == 1
+    message = capsys.readouterr().err
+    assert "amp_bf16/metrics.json" in message
+    assert "snakemake" in message
+    assert not (folder / "tables").exists()
