@@ -49,11 +49,10 @@ def test_windows_hold_exactly_their_steps() -> None:
 
 def test_synchronises_at_borders_only_and_before_reading() -> None:
     world = World()
-    device_time = 5.0
 
     def synchronise() -> None:
+        world.time += 10.0**world.synchronised  # the work that the device still has to do
         world.synchronised += 1
-        world.time += device_time
 
     clock = WindowClock(2, 3, synchronise, world.now)
     clock.start(0)
@@ -63,9 +62,9 @@ def test_synchronises_at_borders_only_and_before_reading() -> None:
         counts.append(world.synchronised)
     #                 start        2 = end of the warm-up; 5 and 8 = ends of windows
     assert counts == [1, 1, 2, 2, 2, 3, 3, 3, 4]
-    # Work that the device still had to do at the border belongs to the window that issued it.
-    assert clock.warmup_seconds == 2 + device_time
-    assert [w.seconds for w in clock.windows] == [3 + device_time, 3 + device_time]
+    # That work belongs to the window that issued it.
+    assert clock.warmup_seconds == 2 + 10
+    assert [w.seconds for w in clock.windows] == [3 + 100, 3 + 1000]
 
 
 def test_pauses_are_left_out_of_windows_and_warmup() -> None:

@@ -146,6 +146,17 @@ def test_a_mistake_in_a_parent_is_said_once_and_there() -> None:
     assert found == [("variants.yaml", "single.change.model.headz", 2, "did you mean heads?")]
 
 
+@pytest.mark.parametrize("heads", [0, 3])
+def test_the_youngest_of_several_authors_is_named(heads: int) -> None:
+    variants = {
+        "parent": variant({"model": {"heads": 2}}),
+        "child": variant({"model": {"heads": heads}}, parent="parent"),
+        "grandchild": variant({"model": {"d_ff": 3}}, parent="child"),
+    }
+    ((_, field, value, _),) = problems(study(variants=list(variants), baseline="parent"), variants)
+    assert (field, value) == ("child.change.model.heads", heads)
+
+
 def test_a_mistake_in_the_study_is_said_once() -> None:
     variants = {"single": variant(), "other": variant({"training": {"seed": 5}})}
     base = study(variants=list(variants), model={"heads": 3})
