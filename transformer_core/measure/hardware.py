@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from schemas.results import Hardware
+from transformer_core.data.files import write_text
 from transformer_core.measure import nvml
 
 _X86_FEATURES = (
@@ -213,11 +214,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="JSON file to write, for example results/machine/hardware.json",
     )
     output: Path = parser.parse_args(arguments).output
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(read_hardware().model_dump_json(indent=2) + "\n", encoding="utf-8")
-        partial.replace(output)
+        write_text(output, read_hardware().model_dump_json(indent=2) + "\n")
     except OSError as error:
         print(f"{output}: cannot be written: {error}", file=sys.stderr)
         return 1
