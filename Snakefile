@@ -1,0 +1,29 @@
+# The contents page: one study file in, one report out.
+#   snakemake --cores all results/report.html
+#   snakemake --cores all results/report.html --configfile config/studies/multi30k.yaml
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+# A study given with --configfile stands for itself: Snakemake would lay it over the default one.
+if not workflow.configfiles:
+
+    configfile: f"{workflow.basedir}/config/config.yaml"
+
+
+# Jobs run in the Python environment that Snakemake runs in; executors with containers take this.
+container: "docker://python:3.12-slim"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/machine.smk"
+include: "workflow/rules/runs.smk"
+include: "workflow/rules/analysis.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        "results/report.html",

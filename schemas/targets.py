@@ -1,0 +1,75 @@
+"""The targets that a study has, and whose results lie in the results folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from schemas.data import SPLITS
+from schemas.errors import ConfigError, ConfigProblem, nearest
+from schemas.study import Study
+
+TABLES = ("variants", "corpus", "machine")
+"""Tables of the report, by file name."""
+
+FIGURES = (
+    "throughput",
+    "speedup",
+    "training_loss",
+    "validation_loss",
+    "memory",
+    "drift",
+    "lengths_characters",
+    "lengths_tokens",
+)
+"""Figures of the report, by file name, in the order of the page."""
+
+
+def known_targets(study: Study) -> list[str]:
+    """Every target that a user may ask for by name."""
+    data = f"results/data/{study.corpus.name}"
+    targets = ["results/report.html", "results/machine/hardware.json", "results/comparisons.json"]
+    targets += [f"{data}/tokenizer.json"]
+    for split in SPLITS:
+        targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
+    for variant in study.variants:
+        folder = f"results/runs/{variant}"
+        targets += [f"{folder}/{name}.json" for name in ("spec", "metrics", "evaluation")]
+        targets += [
+            f"{folder}/repeat-{repeat}/metrics.json" for repeat in range(1, study.repeats + 1)
+        ]
+    targets += [f"results/tables/{name}.csv" for name in TABLES]
+    return targets + [f"results/figures/{name}.svg" for name in FIGURES]
+
+
+def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a target in a folder below results/runs or results/data that the study lacks.
+
+    ``asked`` may hold other words of a command line: they are left to Snakemake. Raises
+    ConfigError with the nearest targets.
+    """
+    known = set(known)
+    folders = {str(Path(target).parent) for target in known}
+    problems = [
+        ConfigProblem("command line", "target", target, "is not known", nearest(target, known))
+        for target in asked
+        if target.startswith(("results/runs/", "results/data/"))
+        and target not in known
+        and str(Path(target).parent) not in folders
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_owner(study: Study, marker: Path, file: str) -> None:
+    """Refuse to overwrite the results of another study; ConfigError unless the study allows it."""
+    owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else study.name
+    if owner != study.name and not study.replace_results:
+        folder = marker.parent
+        problem = ConfigProblem(
+            file,
+            "name",
+            study.name,
+            f"{folder}/ holds the results of the study {owner!r}, which would be overwritten",
+            f"keep them with `mv {folder} {folder}-{owner}`, or give them up with "
+            "`--config replace_results=true`",
+        )
+        raise ConfigError([problem])

@@ -1,0 +1,62 @@
+"""How a worker that did not finish tells its supervisor why."""
+
+import json
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.errors import Unsupported
+from schemas.results import Status
+from transformer_core.data.files import write_text
+from transformer_core.train.loop import Diverged
+
+# A rank that fails takes its peers down with it: what they report is a consequence.
+_TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
+
+
+def classify(error: BaseException) -> tuple[Status, str]:
+    """Status and reason of an exception."""
+    first_line = str(error).strip().split("\n")[0] or type(error).__name__
+    match error:
+        case Unsupported():
+            return "unsupported", str(error)
+        case Diverged():
+            return "diverged", str(error)
+        case torch.OutOfMemoryError():
+            return "oom", f"{first_line} Try a smaller batch or more devices."
+        case MemoryError():
+            return "oom", "The host ran out of memory. Try a smaller batch."
+        case RuntimeError() if "can't allocate memory" in str(error):
+            return "oom", f"{first_line} Try a smaller batch."
+        case _:
+            return "failed", f"{type(error).__name__}: {first_line}"
+
+
+def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
+    """Leave the end of this rank in ``folder``."""
+    status, reason = classify(error)
+    record = {
+        "status": status,
+        "reason": reason,
+        "traceback": "".join(traceback.format_exception(error)) if status == "failed" else None,
+        "rank": rank,
+        "time": time.time(),
+    }
+    write_text(folder / f"outcome-{rank}.json", json.dumps(record))
+
+
+def read_outcomes(folder: Path) -> dict[str, Any] | None:
+    """The end that explains the others: the most telling status, then the earliest."""
+    records = [json.loads(path.read_text()) for path in folder.glob("outcome-*.json")]
+    if not records:
+        return None
+    return min(records, key=lambda r: (_TELLING.index(r["status"]), r["time"]))
+
+
+def clear_outcomes(folder: Path) -> None:
+    """Forget the ends of earlier attempts."""
+    for path in folder.glob("outcome-*.json"):
+        path.unlink()

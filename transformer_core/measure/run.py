@@ -1,0 +1,192 @@
+"""One repeat of a run spec: start its processes, watch them, and record how they ended.
+
+A run that this machine cannot do, that runs out of memory, diverges or fails with an exception
+still has a result: its status. A run that is killed has none; the same command goes on from its
+last checkpoint.
+"""
+
+import argparse
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import safetensors.torch
+
+from schemas.errors import Unsupported
+from schemas.results import Repeat
+from schemas.study import RunSpec
+from transformer_core.data.files import atomic_path, write_text
+from transformer_core.measure.hardware import read_hardware
+from transformer_core.measure.outcome import clear_outcomes, read_outcomes, write_outcome
+from transformer_core.measure.progress import log, log_to
+from transformer_core.measure.provenance import collect
+from transformer_core.measure.worker import CHECKPOINTS
+from transformer_core.train.checkpoint import remove_all
+from transformer_core.train.history import History
+
+WORKER = "transformer_core.measure.worker"
+
+
+def launcher(spec: RunSpec) -> list[str]:
+    """The start of the command line: plain Python for a single process, torchrun for more.
+
+    A run over several hosts is started on each of them with NODE_RANK (0, 1, ...) and RENDEZVOUS
+    (host:port of the first); raises Unsupported without.
+    """
+    machine = spec.machine
+    if spec.parallel.kind == "single":
+        return [sys.executable, "-m", WORKER]
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += [f"--nproc-per-node={machine.devices_per_node}", f"--nnodes={machine.nodes}"]
+    if machine.nodes == 1:
+        command += ["--standalone"]
+    else:
+        try:
+            node, endpoint = os.environ["NODE_RANK"], os.environ["RENDEZVOUS"]
+        except KeyError as missing:
+            raise Unsupported(
+                f"needs {machine.nodes} hosts: start the same command on each of them, with "
+                f"NODE_RANK and RENDEZVOUS (host:port) set; {missing} is not"
+            ) from None
+        command += [f"--node-rank={node}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        command += [f"--rdzv-id={spec.digest()[:16]}"]
+    return [*command, "-m", WORKER]
+
+
+def reproducing_command(target: Path) -> str:
+    """The command that makes ``target`` again; the workflow says in STUDY_OPTIONS which study."""
+    return f"snakemake --cores all {target} {os.environ.get('STUDY_OPTIONS', '')}".strip()
+
+
+def threads_per_process(spec: RunSpec) -> int:
+    """CPU threads for each process: as the spec says, else an even share of the cores."""
+    cores = read_hardware().cores
+    return spec.machine.threads or max(1, cores // spec.machine.devices_per_node)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process; wait while another one works on it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            log.info("%s is in use by process %s: waiting for it", folder, lock.read().strip())
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def supervise(arguments: argparse.Namespace, spec: RunSpec) -> None:
+    """Run the workers and make sure that metrics.json says how they ended."""
+    started = datetime.now(UTC)
+    output: Path = arguments.output
+    clear_outcomes(output)
+    for name in ("metrics.json", "steps.parquet", "model.safetensors"):
+        (output / name).unlink(missing_ok=True)
+    code = 0
+    try:
+        code = run_workers(arguments, spec)
+    except Unsupported as error:
+        write_outcome(output, 0, error)
+    if code == 0 and (output / "metrics.json").exists():
+        remove_all(output / CHECKPOINTS)
+        return
+    outcome = read_outcomes(output)
+    if outcome is None:
+        print(
+            f"{spec.variant}, repeat {arguments.repeat}: stopped before it was done "
+            f"({_how(code)}). The same command goes on from the last checkpoint.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    _write_unfinished(arguments, spec, outcome, started)
+    clear_outcomes(output)
+    remove_all(output / CHECKPOINTS)
+
+
+def run_workers(arguments: argparse.Namespace, spec: RunSpec) -> int:
+    """Run the workers of this host to their end, handing on requests to stop; the exit code."""
+    command = [*launcher(spec), "--spec", str(arguments.spec), "--data", str(arguments.data)]
+    command += ["--repeat", str(arguments.repeat), "--output", str(arguments.output)]
+    command += ["--command", arguments.command]
+    command += ["--log-file", str(arguments.log_file)] if arguments.log_file else []
+    threads = str(threads_per_process(spec))
+    child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": threads})
+
+    def hand_on(number: int, _: object) -> None:
+        child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    return child.wait()
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _write_unfinished(
+    arguments: argparse.Namespace, spec: RunSpec, outcome: dict[str, str], started: datetime
+) -> None:
+    """The three result files of a run that is not ok: a status, no steps, no weights."""
+    output: Path = arguments.output
+    log.info("%s: %s, %s", spec.variant, outcome["status"], outcome["reason"])
+    with atomic_path(output / "model.safetensors") as temporary:
+        safetensors.torch.save_file({}, temporary, {"status": outcome["status"]})
+    History().write(output / "steps.parquet")
+    repeat = Repeat.model_validate(
+        {
+            "variant": spec.variant,
+            "repeat": arguments.repeat,
+            "status": outcome["status"],
+            "reason": outcome["reason"],
+            "traceback": outcome["traceback"],
+            "topology": None,
+            "parameters": None,
+            "steps": 0,
+            "resumed_at": [],
+            "startup_seconds": None,
+            "warmup_seconds": None,
+            "total_seconds": time.time() - started.timestamp(),
+            "windows": [],
+            "validations": [],
+            "memory": [],
+            "communication": None,
+            "provenance": collect(spec, arguments.command, started),
+        }
+    )
+    write_text(output / "metrics.json", repeat.model_dump_json(indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--spec", type=Path, required=True, help="spec.json of the variant")
+    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
+    parser.add_argument("--repeat", type=int, default=1, help="number of the repeat, from 1")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
+    arguments = parser.parse_args()
+    arguments.command = reproducing_command(arguments.output / "metrics.json")
+    log_to(arguments.log_file)
+    spec = RunSpec.model_validate_json(arguments.spec.read_text())
+    if os.environ.get("NODE_RANK", "0") != "0":
+        # On every host but the first: lend the processes only; the first writes the results.
+        sys.exit(run_workers(arguments, spec))
+    with exclusive(arguments.output):
+        supervise(arguments, spec)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Strategies that divide training over devices, and the processes they run in."""

@@ -1,0 +1,95 @@
+"""The one place that fixes the order in which a training is put together."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from schemas.study import RunSpec
+from transformer_core.data.feeding import Feed
+from transformer_core.data.store import PairStore
+from transformer_core.model.build import build_model
+from transformer_core.parallel.build import build_strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
+from transformer_core.train.objective import Objective
+from transformer_core.train.optimizer import build_optimizer
+from transformer_core.train.precision import Precision, build_precision
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that the loop works with."""
+
+    spec: RunSpec
+    process: Process
+    strategy: Strategy
+    precision: Precision
+    model: nn.Module
+    module: nn.Module
+    optimizer: Optimizer
+    feed: Feed
+    train_store: PairStore
+    validation_store: PairStore
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.process.device
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters of the whole model; a tied matrix counts once."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def should_log(self, step: int) -> bool:
+        """Whether the loss of ``step`` is read on the host."""
+        training = self.spec.training
+        return step % training.log_every == 0 or step in (1, training.steps)
+
+
+def assemble(
+    spec: RunSpec,
+    process: Process,
+    vocabulary: int,
+    train_store: PairStore,
+    validation_store: PairStore,
+) -> Setup:
+    """Put a training together. The order matters:
+
+    1. seed, then model on the CPU: every variant and device starts from the same weights;
+    2. device, before the strategy: a wrapper registers hooks on the parameters it is given;
+    3. seed again, by rank: replicas must not drop the same activations;
+    4. strategy around model *and* loss: the loss is computed where the logits are;
+    5. optimizer last: it must hold the parameters that the wrapper ended up with.
+    """
+    training = spec.training
+    torch.manual_seed(training.seed)
+    model = build_model(spec.model, vocabulary)
+    objective = Objective(model, training.label_smoothing).to(process.device)
+    torch.manual_seed(training.seed + process.rank)
+    strategy = build_strategy(spec.parallel, process, spec.machine, training.accumulation)
+    module = strategy.wrap(objective)
+    optimizer = build_optimizer(training.optimizer, module.parameters(), process.device)
+    feed = Feed(
+        train_store,
+        spec.batching,
+        seed=training.seed,
+        rank=process.rank,
+        world_size=process.world_size,
+        micro_batches=training.accumulation.micro_batches,
+        device=process.device,
+    )
+    return Setup(
+        spec=spec,
+        process=process,
+        strategy=strategy,
+        precision=build_precision(training.precision, process.device),
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        feed=feed,
+        train_store=train_store,
+        validation_store=validation_store,
+    )

@@ -1,0 +1,91 @@
+"""What a training leaves behind, step by step."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from schemas.results import Validation
+from transformer_core.data.feeding import GlobalBatch
+from transformer_core.data.files import atomic_path
+
+STEPS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("epoch", pa.int64()),
+        ("batch", pa.int64()),
+        ("learning_rate", pa.float64()),
+        ("loss", pa.float64()),
+        ("grad_norm", pa.float64()),
+        ("pairs", pa.int64()),
+        ("tokens", pa.int64()),
+        ("padded_tokens", pa.int64()),
+        ("input_wait_seconds", pa.float64()),
+    ]
+)
+"""Columns of steps.parquet, as :data:`schemas.results.STEP_COLUMNS` describes them."""
+
+
+class History:
+    """The steps, validation losses and resumptions of a run."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.validations: list[Validation] = []
+        self.resumed_at: list[int] = []
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and batch of the next global batch."""
+        if not self.steps:
+            return 0, 0
+        return self.steps[-1]["epoch"], self.steps[-1]["batch"] + 1
+
+    def add_step(
+        self,
+        step: int,
+        batch: GlobalBatch,
+        rate: float,
+        loss: float | None,
+        norm: torch.Tensor | None,
+        waited: float,
+    ) -> None:
+        """Record a step; ``norm`` is read from the device, so give it only when logging."""
+        self.steps.append(
+            {
+                "step": step,
+                "epoch": batch.epoch,
+                "batch": batch.index,
+                "learning_rate": rate,
+                "loss": loss,
+                "grad_norm": None if norm is None else float(norm),
+                "pairs": batch.pairs,
+                "tokens": batch.tokens,
+                "padded_tokens": batch.padded_tokens,
+                "input_wait_seconds": waited,
+            }
+        )
+
+    def write(self, path: Path) -> None:
+        """Write steps.parquet."""
+        with atomic_path(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(self.steps, schema=STEPS), temporary)
+
+    def state(self) -> dict[str, Any]:
+        """All of it as JSON, for a checkpoint."""
+        return {
+            "steps": self.steps,
+            "validations": [validation.model_dump() for validation in self.validations],
+            "resumed_at": self.resumed_at,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "History":
+        """The history that :meth:`state` gave."""
+        history = cls()
+        history.steps = state["steps"]
+        history.validations = [Validation.model_validate(v) for v in state["validations"]]
+        history.resumed_at = state["resumed_at"]
+        return history

@@ -1,0 +1,18 @@
+# results of the runs -> comparisons
+
+
+rule compare:
+    input:
+        results=expand("results/runs/{variant}/metrics.json", variant=SPECS),
+        code=sources("transformer_core.analysis.compare"),
+    output:
+        "results/comparisons.json",
+    log:
+        "results/logs/compare.log",
+    params:
+        baseline=STUDY.baseline,
+    message:
+        "Compare the variants with {params.baseline}"
+    shell:
+        "python -m transformer_core.analysis.compare --baseline {params.baseline}"
+        " --results {input.results} --output {output} 2>&1 | tee {log}"

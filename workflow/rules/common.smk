@@ -1,0 +1,88 @@
+# The study, its run specs, and what all rules share. Everything wrong in a file is said here,
+# before the DAG is made.
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from schemas.data import SPLITS
+from schemas.errors import ConfigError
+from schemas.resolve import VARIANTS_FILE, check_study, read_variants, resolve_all
+from schemas.targets import FIGURES, TABLES, check_owner, check_targets, known_targets
+from transformer_core.sources import sources
+
+STUDY_FILE = " + ".join(
+    [os.path.relpath(path) for path in workflow.configfiles]
+    + ["--config"] * bool(workflow.config_settings.config)
+)
+OWNER = Path("results/.study")
+
+try:
+    VARIANTS = read_variants(f"{workflow.basedir}/{VARIANTS_FILE}")
+    STUDY = check_study(config, STUDY_FILE)
+    SPECS = resolve_all(STUDY, VARIANTS, STUDY_FILE, VARIANTS_FILE)
+    check_owner(STUDY, OWNER, STUDY_FILE)
+    # Snakemake tells its targets only after the rules are read, and then without near names.
+    check_targets(sys.argv[1:], known_targets(STUDY))
+except ConfigError as error:
+    raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
+
+CORPUS = STUDY.corpus.name
+REPEATS = range(1, STUDY.repeats + 1)
+
+
+# Jobs run the Python that runs Snakemake, also where its environment is not activated.
+shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
+
+
+# How this study was asked for, for the commands that results name. In the environment, because a
+# parameter of a rule would make every run stale when another study file or option is given.
+os.environ.update(
+    STUDY_OPTIONS=shlex.join(
+        [
+            *[f"--configfile={os.path.relpath(p)}" for p in workflow.config_settings.configfiles],
+            *[f"--config={k}={json.dumps(v)}" for k, v in workflow.config_settings.config.items()],
+        ]
+    )
+)
+
+
+envvars:
+    "STUDY_OPTIONS",
+
+
+wildcard_constraints:
+    variant="|".join(SPECS),
+    repeat="|".join(map(str, REPEATS)),
+    split="train|validation|test",
+
+
+# Timed jobs take this slot one at a time, wherever they run from, with or without a profile.
+resource_scopes:
+    timed="local",
+
+
+workflow.global_resources.setdefault("timed", 1)
+
+
+onstart:
+    OWNER.parent.mkdir(exist_ok=True)
+    OWNER.write_text(f"{STUDY.name}\n")
+
+
+def dump(schema):
+    """A schema as one line of JSON, for a command line."""
+    return schema.canonical_json()
+
+
+def templates():
+    """The files that the report's page is made of."""
+    folder = Path(workflow.basedir, "transformer_core/report/templates")
+    return sorted(os.path.relpath(path) for path in folder.rglob("*") if path.is_file())
+
+
+def gpus(spec):
+    """GPUs to reserve. A device of `auto` reserves none: the job takes what it finds."""
+    return spec.machine.devices_per_node if spec.machine.device == "cuda" else 0

@@ -1,0 +1,80 @@
+# results -> tables, figures, one HTML page
+
+VARIANT_FILES = expand(
+    "results/runs/{variant}/{name}.json", variant=SPECS, name=["spec", "metrics"]
+)
+STUDY_FILES = [
+    "results/study.json",
+    "results/variants.json",
+    "results/comparisons.json",
+    "results/machine/hardware.json",
+    f"results/data/{CORPUS}/tokenizer.report.json",
+    *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),
+    *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
+    *VARIANT_FILES,
+]
+
+
+rule describe_study:
+    # No input, like resolve_spec: only what the report says of the study makes it stale.
+    output:
+        study="results/study.json",
+        variants="results/variants.json",
+    log:
+        "results/logs/describe_study.log",
+    params:
+        study=dump(STUDY),
+        variants=json.dumps({name: VARIANTS[name].model_dump(mode="json") for name in SPECS}),
+    message:
+        "Write down the study"
+    shell:
+        "(printf '%s\\n' {params.study:q} > {output.study};"
+        " printf '%s\\n' {params.variants:q} > {output.variants}) 2> {log}"
+
+
+rule tables:
+    input:
+        STUDY_FILES,
+        code=sources("transformer_core.report.tables"),
+    output:
+        expand("results/tables/{name}.csv", name=TABLES),
+    log:
+        "results/logs/tables.log",
+    message:
+        "Write the tables"
+    shell:
+        "python -m transformer_core.report.tables --results results 2>&1 | tee {log}"
+
+
+rule figures:
+    input:
+        STUDY_FILES,
+        steps=expand(
+            "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
+        ),
+        code=sources("transformer_core.report.figures"),
+    output:
+        expand("results/figures/{name}.svg", name=FIGURES),
+    log:
+        "results/logs/figures.log",
+    message:
+        "Draw the figures"
+    shell:
+        "python -m transformer_core.report.figures --results results 2>&1 | tee {log}"
+
+
+rule page:
+    input:
+        STUDY_FILES,
+        figures=expand("results/figures/{name}.svg", name=FIGURES),
+        tables=expand("results/tables/{name}.csv", name=TABLES),
+        templates=templates(),
+        code=sources("transformer_core.report.page"),
+    output:
+        "results/report.html",
+    log:
+        "results/logs/page.log",
+    message:
+        "Write the report: results/report.html"
+    shell:
+        "python -m transformer_core.report.page --results results --output {output} 2>&1 | tee {log}"

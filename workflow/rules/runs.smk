@@ -1,0 +1,92 @@
+# variant -> run spec -> repeats -> evaluation -> the variant's metrics
+
+# What a run shows and records of its surroundings: no reason to train again.
+OBSERVERS = tuple(
+    f"transformer_core.measure.{name}"
+    for name in ("progress", "outcome", "provenance", "hardware", "nvml")
+)
+
+
+rule resolve_spec:
+    # No input: the file changes, and its run is made again, only if the run spec itself changes.
+    output:
+        "results/runs/{variant}/spec.json",
+    log:
+        "results/logs/resolve_spec-{variant}.log",
+    params:
+        spec=lambda wildcards: dump(SPECS[wildcards.variant]),
+    message:
+        "Write the run spec of {wildcards.variant}"
+    shell:
+        "printf '%s\\n' {params.spec:q} > {output} 2> {log}"
+
+
+rule train:
+    input:
+        spec="results/runs/{variant}/spec.json",
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+        code=sources("transformer_core.measure.worker", without=OBSERVERS),
+    output:
+        metrics="results/runs/{variant}/repeat-{repeat}/metrics.json",
+        steps="results/runs/{variant}/repeat-{repeat}/steps.parquet",
+        weights="results/runs/{variant}/repeat-{repeat}/model.safetensors",
+    log:
+        "results/runs/{variant}/repeat-{repeat}/run.log",
+    # All cores and the one slot: nothing else may disturb a timed run.
+    threads: workflow.cores
+    resources:
+        timed=1,
+        gpu=lambda wildcards: gpus(SPECS[wildcards.variant]),
+    params:
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        folder=lambda wildcards, output: Path(output.metrics).parent,
+    message:
+        "Train {wildcards.variant}, repeat {wildcards.repeat}"
+    shell:
+        "python -m transformer_core.measure.run --spec {input.spec} --data {params.data}"
+        " --repeat {wildcards.repeat} --output {params.folder} --log-file {log}"
+
+
+rule evaluate:
+    input:
+        spec="results/runs/{variant}/spec.json",
+        run="results/runs/{variant}/repeat-1/metrics.json",
+        weights="results/runs/{variant}/repeat-1/model.safetensors",
+        tokenizer=f"results/data/{CORPUS}/tokenizer.json",
+        shards=f"results/data/{CORPUS}/shards/test/manifest.json",
+        code=sources("transformer_core.train.translate"),
+    output:
+        "results/runs/{variant}/evaluation.json",
+    log:
+        "results/logs/evaluate-{variant}.log",
+    threads: workflow.cores
+    resources:
+        gpu=lambda wildcards: min(1, gpus(SPECS[wildcards.variant])),
+    params:
+        data=lambda wildcards, input: Path(input.tokenizer).parent,
+    message:
+        "Translate the test split with {wildcards.variant}"
+    shell:
+        "python -m transformer_core.train.translate --spec {input.spec} --run {input.run}"
+        " --weights {input.weights} --data {params.data} --output {output} 2>&1 | tee {log}"
+
+
+rule combine:
+    input:
+        spec="results/runs/{variant}/spec.json",
+        repeats=expand("results/runs/{{variant}}/repeat-{repeat}/metrics.json", repeat=REPEATS),
+        evaluation="results/runs/{variant}/evaluation.json",
+        manifest=f"results/data/{CORPUS}/shards/train/manifest.json",
+        code=sources("transformer_core.analysis.combine"),
+    output:
+        "results/runs/{variant}/metrics.json",
+    log:
+        "results/logs/combine-{variant}.log",
+    message:
+        "Combine the repeats of {wildcards.variant}"
+    shell:
+        "python -m transformer_core.analysis.combine --variant {wildcards.variant}"
+        " --spec {input.spec} --repeats {input.repeats} --evaluation {input.evaluation}"
+        " --train-manifest {input.manifest} --output {output} 2>&1 | tee {log}"
