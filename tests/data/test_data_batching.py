@@ -66,6 +66,12 @@ def test_cut_is_greedy(lengths, tokens):
     assert cut_by_tokens(sources, targets, tokens).tolist() == [*starts, len(sources)]
 
 
+def test_a_batch_may_use_the_whole_budget():
+    lengths = np.full(7, 4)
+    assert cut_by_tokens(lengths, lengths, 30).tolist() == [0, 3, 6, 7]
+    assert cut_by_tokens(lengths, lengths, 29).tolist() == [0, 2, 4, 6, 7]
+
+
 @steady
 @given(lengths=lengths, batching=batchings, world=st.integers(1, 9), micro=st.integers(1, 5))
 def test_parts_partition_every_batch_evenly(lengths, batching, world, micro):

@@ -88,17 +88,22 @@ def test_too_long_pairs_are_skipped_and_told(tmp_path, tokenizer):
     assert decoded(tokenizer, store.target_rows(range(5))) == [*GERMAN, "b"]
 
 
-def test_limit_counts_tokens_without_ends(tmp_path, tokenizer):
-    file = write_pairs(tmp_path / "p.arrow", ["x1x2"], ["x"])
-    assert write_shards(file, tokenizer, Filter(max_tokens=4), tmp_path).source_tokens == 4
+@pytest.mark.parametrize("pair", [("x1x2", "x"), ("x", "x1x2")])
+def test_limit_counts_tokens_without_ends(tmp_path, tokenizer, pair):
+    file = write_pairs(tmp_path / "p.arrow", pair[:1], pair[1:])
+    manifest = write_shards(file, tokenizer, Filter(max_tokens=4), tmp_path)
+    assert manifest.source_tokens + manifest.target_tokens == 5
     with pytest.raises(CorpusError, match="no pair is left"):
         write_shards(file, tokenizer, Filter(max_tokens=3), tmp_path)
 
 
-def test_only_the_first_examples_are_kept(tmp_path, tokenizer):
+def test_only_the_first_examples_are_kept(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(job, "_CHUNK", 7)
     file = write_pairs(tmp_path / "p.arrow", [*ENGLISH * 5, "a"], [*GERMAN * 5, "a"])
     manifest = write_shards(file, tokenizer, Filter(max_tokens=2), tmp_path)
-    assert (manifest.skipped_too_long, len(manifest.examples)) == (20, 10)
+    assert manifest.skipped_too_long == 20
+    lines = [f"corpus.en:{line}" for line in range(11, 21)]
+    assert [example.where for example in manifest.examples] == lines
 
 
 def test_too_long_pair_is_an_error_where_the_filter_says_so(tmp_path, tokenizer):
