@@ -262,7 +262,7 @@ def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
             raise CorpusError(f"has no column {field}", file=path, remedy=remedy)
         kind = kind.field(part).type
     text = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if text not in (pa.string(), pa.large_string(), pa.string_view()):
+    if str(text) not in ("string", "large_string", "string_view"):
         raise CorpusError(
             f"column {field} is {kind}, not text", file=path, remedy="name a column of strings"
         )

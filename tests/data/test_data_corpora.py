@@ -1,0 +1,197 @@
+"""The corpora job: filters, counts, and the files it leaves behind."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import TypeAdapter
+
+from schemas.data import AnyCorpus, Filter
+from schemas.results import CorpusSplit
+from transformer_core.data.corpora import SCHEMA, main, read_split
+from transformer_core.data.files import CorpusError
+
+
+def corpus(folder: Path, source: str, target: str) -> AnyCorpus:
+    (folder / "a.en").write_text(source, encoding="utf-8", newline="")
+    (folder / "a.de").write_text(target, encoding="utf-8", newline="")
+    pair = {"source": str(folder / "a.en"), "target": str(folder / "a.de")}
+    data = {"kind": "text", "name": "mine", "train": pair, "validation": pair, "test": pair}
+    result: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
+    return result
+
+
+def read(folder: Path, found: AnyCorpus, **rules: Any) -> tuple[CorpusSplit, pa.Table]:
+    pairs, report = folder / "out" / "train.arrow", folder / "out" / "train.json"
+    result = read_split(found, Filter(**rules), "train", pairs, report)
+    assert CorpusSplit.model_validate_json(report.read_text()) == result
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["train.arrow", "train.json"]
+    return result, pa.ipc.open_file(pairs).read_all()
+
+
+def test_pairs_and_report(tmp_path: Path) -> None:
+    report, table = read(tmp_path, corpus(tmp_path, "one\n  two \nthree\n", "eins\nzwei\ndrei\n"))
+    assert table.schema.remove_metadata() == SCHEMA
+    assert table.to_pydict() == {
+        "source": ["one", "two", "three"],
+        "target": ["eins", "zwei", "drei"],
+        "line": [1, 2, 3],
+    }
+    files = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
+    metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    assert metadata == {"corpus": "mine", "split": "train", "files": json.dumps(files)}
+    assert (report.pairs_read, report.pairs_kept, report.files) == (3, 3, files)
+    assert report.lengths.source == {3: 2, 5: 1}
+    assert report.lengths.target == {4: 3}
+
+
+def test_white_space_inside_a_sentence_is_kept(tmp_path: Path) -> None:
+    _, table = read(tmp_path, corpus(tmp_path, "\u3000a  b\u2028c\t\r\n", "x\x85y\n"))
+    assert table["source"].to_pylist() == ["a  b\u2028c"]
+    assert table["target"].to_pylist() == ["x\x85y"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "file"),
+    [("a\n \nc\n", "x\ny\nz\n", "a.en"), ("a\nb\nc\n", "x\n\u2028\nz\n", "a.de")],
+)
+def test_an_empty_side_is_an_error_or_skipped(
+    tmp_path: Path, source: str, target: str, file: str
+) -> None:
+    found = corpus(tmp_path, source, target)
+    with pytest.raises(CorpusError, match=r"filter\.empty: skip") as caught:
+        read(tmp_path, found)
+    assert caught.value.line == 2
+    assert caught.value.file.endswith(file)
+    report, table = read(tmp_path, found, empty="skip")
+    assert table["line"].to_pylist() == [1, 3]
+    assert report.skipped == {"empty": 1, "too_long": 0, "invalid": 0}
+    assert report.examples[0].where == f"{tmp_path / file}:2"
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_long_sentence_is_skipped_or_an_error(tmp_path: Path, side: str) -> None:
+    long, short = "a\n123456\n12345\n", "a\nb\nc\n"
+    found = corpus(tmp_path, *((long, short) if side == "source" else (short, long)))
+    report, table = read(tmp_path, found, max_characters=5)
+    assert table["line"].to_pylist() == [1, 3]
+    assert report.skipped["too_long"] == 1
+    assert report.examples[0].text == "123456"
+    with pytest.raises(CorpusError, match=f"the {side} sentence has 6 characters") as caught:
+        read(tmp_path, found, max_characters=5, too_long="error")
+    assert caught.value.line == 2
+
+
+def test_length_is_counted_in_characters_without_outer_white_space(tmp_path: Path) -> None:
+    report, _ = read(tmp_path, corpus(tmp_path, "  äöü€𝄞  \n", "x\n"), max_characters=5)
+    assert report.lengths.source == {5: 1}
+
+
+def test_an_invalid_line_is_an_error_or_skipped(tmp_path: Path) -> None:
+    found = corpus(tmp_path, "a\nb\nc\n", "x\ny\nz\n")
+    (tmp_path / "a.de").write_bytes(b"x\n\xff\nz\n")
+    with pytest.raises(CorpusError, match=r"a\.de:2: is not UTF-8"):
+        read(tmp_path, found)
+    report, table = read(tmp_path, found, invalid="skip")
+    assert table["line"].to_pylist() == [1, 3]
+    assert report.skipped["invalid"] == 1
+    assert report.pairs_read == 3
+
+
+def test_examples_are_the_first_ten_and_short(tmp_path: Path) -> None:
+    source = "keep\n" + ("x" * 3_000 + "\n") * 25
+    report, _ = read(tmp_path, corpus(tmp_path, source, "y\n" * 26))
+    assert report.skipped["too_long"] == 25
+    assert [example.where.rsplit(":", 1)[1] for example in report.examples] == [
+        str(line) for line in range(2, 12)
+    ]
+    assert all(len(example.text) <= 80 for example in report.examples)
+
+
+def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path: Path) -> None:
+    count = 23_456
+    lines = [str(number) if number % 1000 else "" for number in range(1, count + 1)]
+    found = corpus(tmp_path, "\n".join(lines) + "\n", "t\n" * count)
+    report, table = read(tmp_path, found, empty="skip")
+    batches = pa.ipc.open_file(tmp_path / "out" / "train.arrow")
+    assert max(batches.get_batch(i).num_rows for i in range(batches.num_record_batches)) <= 10_000
+    assert table["line"].to_pylist() == [n for n in range(1, count + 1) if n % 1000]
+    assert table["source"].to_pylist() == [line for line in lines if line]
+    assert report.pairs_kept == count - 23
+
+
+def test_misaligned_files_leave_nothing_behind(tmp_path: Path) -> None:
+    found = corpus(tmp_path, "a\n" * 15_000, "b\n" * 14_999)
+    with pytest.raises(CorpusError, match=r"15,000 lines, but .* has 14,999"):
+        read(tmp_path, found, empty="skip", invalid="skip", too_long="skip")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_error_keeps_the_pairs_of_an_earlier_run(tmp_path: Path) -> None:
+    read(tmp_path, corpus(tmp_path, "a\n", "b\n"))
+    before = (tmp_path / "out" / "train.arrow").read_bytes()
+    with pytest.raises(CorpusError):
+        read(tmp_path, corpus(tmp_path, "a\n\n", "b\nc\n"))
+    assert (tmp_path / "out" / "train.arrow").read_bytes() == before
+
+
+def test_empty_files_and_nothing_left_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="there are no sentences in it"):
+        read(tmp_path, corpus(tmp_path, "", ""))
+    with pytest.raises(CorpusError, match=r"none of 2 pairs is left \(too_long 2; the first: .*:1"):
+        read(tmp_path, corpus(tmp_path, "abc\nabc\n", "x\ny\n"), max_characters=2)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def arguments(folder: Path, found: str, rules: str = "{}", split: str = "train") -> list[str]:
+    return [
+        *("--corpus", found, "--filter", rules, "--split", split),
+        *("--pairs", str(folder / "train.arrow"), "--report", str(folder / "train.json")),
+    ]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    text = '{"kind": "grammar", "train_pairs": 2345, "seed": 3}'
+    contents = []
+    for name in ("a", "b"):
+        assert main(arguments(tmp_path / name, text)) == 0
+        contents.append((tmp_path / name / "train.arrow").read_bytes())
+    assert contents[0] == contents[1]
+    report = CorpusSplit.model_validate_json((tmp_path / "a" / "train.json").read_text())
+    assert (report.pairs_kept, report.files) == (2345, ["grammar (seed 3)"])
+
+
+def test_the_job_tells_mistakes_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = corpus(tmp_path, "a\n\n", "b\nc\n").model_dump_json()
+    assert main(arguments(tmp_path, found)) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {tmp_path / 'a.en'}:2: the source sentence is empty")
+    assert "remedy:" in message
+    assert main(arguments(tmp_path, found, '{"empty": "skip"}')) == 0
+    assert main(arguments(tmp_path, '{"kind": "tsv", "nam": "x"}')) == 2
+    assert "--corpus: tsv.nam" in capsys.readouterr().err
+    assert main(arguments(tmp_path, found, '{"emty": "skip"}')) == 2
+    assert "--filter: emty" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(arguments(tmp_path / "file", found, '{"empty": "skip"}')) == 2
+    with pytest.raises(SystemExit) as caught:
+        main(arguments(tmp_path, found, split="tset"))
+    assert caught.value.code == 2
+
+
+def test_url_corpus_with_a_folder_reports_its_addresses(tmp_path: Path) -> None:
+    pair = {}
+    for side, content in (("source", b"one\ntwo\n"), ("target", b"eins\nzwei\n")):
+        (tmp_path / f"{side}.txt").write_bytes(content)
+        url = f"https://example.org/{side}.txt"
+        pair[side] = {"url": url, "sha256": hashlib.sha256(content).hexdigest()}
+    data = {"kind": "url", "name": "far", "train": pair, "validation": pair, "test": pair}
+    found: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data | {"folder": str(tmp_path)})
+    report, table = read(tmp_path, found)
+    assert report.files == ["https://example.org/source.txt", "https://example.org/target.txt"]
+    assert table["target"].to_pylist() == ["eins", "zwei"]

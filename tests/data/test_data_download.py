@@ -1,0 +1,258 @@
+"""Downloads: resumed after a break, retried with pauses, checked, never half there."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from schemas.data import RemoteFile
+from transformer_core.data.download import base_name, fetch, find
+from transformer_core.data.files import CorpusError
+
+CONTENT = bytes(number * 31 % 251 for number in range(400_000))
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@dataclass
+class Server:
+    """A web server whose faults a test sets."""
+
+    url: str = ""
+    content: bytes = CONTENT
+    break_after: list[int] = field(default_factory=list)
+    """Bytes after which the next answers break off."""
+    statuses: list[int] = field(default_factory=list)
+    """Statuses of the next answers."""
+    ranges: bool = True
+    shift: int = 0
+    """Bytes by which an answer begins later than asked."""
+    requests: list[str | None] = field(default_factory=list)
+    """The Range header of each request."""
+
+    def file(self, name: str = "train.en.gz", sha256: str = SHA256) -> RemoteFile:
+        return RemoteFile(url=f"{self.url}/{name}", sha256=sha256)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            state.requests.append(asked)
+            if state.statuses:
+                self.send_response(state.statuses.pop(0))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            start, total = 0, len(state.content)
+            if asked and state.ranges:
+                start = int(asked.removeprefix("bytes=").removesuffix("-")) + state.shift
+                if start >= total:
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{total}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+            else:
+                self.send_response(200)
+            body = state.content[start:]
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if state.break_after:
+                self.wfile.write(body[: state.break_after.pop(0)])
+                self.wfile.flush()
+                self.connection.close()
+                return
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        state.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        http.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def get(tmp_path: Path) -> Callable[..., Path]:
+    def call(file: RemoteFile, retries: int = 3, pauses: list[float] | None = None) -> Path:
+        sleep = pauses.append if pauses is not None else (lambda seconds: None)
+        return fetch(file, tmp_path, retries=retries, timeout=5.0, sleep=sleep)
+
+    return call
+
+
+def leftovers(folder: Path) -> set[str]:
+    return {path.suffix for path in folder.iterdir()} - {".gz", ".lock"}
+
+
+def test_a_file_is_downloaded_once(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = get(server.file())
+    assert path.read_bytes() == CONTENT
+    assert path.name.endswith("-train.en.gz")
+    assert get(server.file()) == path
+    assert server.requests == [None]
+    assert not leftovers(tmp_path)
+
+
+def test_files_of_one_name_do_not_collide(server: Server, get: Callable[..., Path]) -> None:
+    first = get(server.file("en/train.gz"))
+    server.content = b"another"
+    second = get(server.file("de/train.gz", hashlib.sha256(b"another").hexdigest()))
+    assert (first.read_bytes(), second.read_bytes()) == (CONTENT, b"another")
+
+
+def test_a_broken_transfer_goes_on_where_it_broke(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    server.break_after = [200_000, 100_000]
+    pauses: list[float] = []
+    assert get(server.file(), pauses=pauses).read_bytes() == CONTENT
+    assert pauses == [1.0, 2.0]
+    assert server.requests[0] is None
+    offsets = [int(asked[6:-1]) for asked in server.requests[1:] if asked]
+    assert 0 < offsets[0] <= 200_000 < offsets[1] <= 300_000
+    assert not leftovers(tmp_path)
+
+
+def test_a_server_that_ignores_range_starts_again(server: Server, get: Callable[..., Path]) -> None:
+    server.break_after, server.ranges = [200_000], False
+    assert get(server.file()).read_bytes() == CONTENT
+    assert len(server.requests) == 2
+    assert server.requests[1] is not None
+
+
+def test_a_part_that_begins_elsewhere_is_not_appended(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    server.break_after, server.shift = [200_000], 10
+    assert get(server.file()).read_bytes() == CONTENT
+    assert server.requests[-1] is None
+
+
+def part_of(server: Server, folder: Path) -> Path:
+    return folder / f"{SHA256[:12]}-{base_name(server.file().url)}.part"
+
+
+def test_what_an_earlier_job_left_is_used(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    part_of(server, tmp_path).write_bytes(CONTENT[:150_000])
+    assert get(server.file()).read_bytes() == CONTENT
+    assert server.requests == ["bytes=150000-"]
+
+
+def test_a_whole_part_needs_no_more_bytes(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    part_of(server, tmp_path).write_bytes(CONTENT)
+    assert get(server.file()).read_bytes() == CONTENT
+    assert server.requests == [f"bytes={len(CONTENT)}-"]
+
+
+@pytest.mark.parametrize("stale", [b"x" * 1000, b"x" * 500_000])
+def test_the_beginning_of_another_version_is_thrown_away(
+    server: Server, get: Callable[..., Path], tmp_path: Path, stale: bytes
+) -> None:
+    part_of(server, tmp_path).write_bytes(stale)
+    assert get(server.file()).read_bytes() == CONTENT
+    assert server.requests[-1] is None
+
+
+def test_a_damaged_cached_file_is_downloaded_again(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    path = get(server.file())
+    path.write_bytes(CONTENT[:-1])
+    assert get(server.file()).read_bytes() == CONTENT
+
+
+def test_a_wrong_sum_is_an_error_and_nothing_is_kept(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = server.file(sha256="0" * 64)
+    with pytest.raises(CorpusError) as caught:
+        get(file)
+    text = str(caught.value)
+    assert file.url in text
+    assert "0" * 64 in text
+    assert SHA256 in text
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
+    assert len(server.requests) == 1
+
+
+def test_a_missing_file_is_not_asked_for_again(server: Server, get: Callable[..., Path]) -> None:
+    server.statuses = [404] * 9
+    with pytest.raises(CorpusError, match="the server answered 404"):
+        get(server.file())
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_busy_server_is_asked_again(
+    server: Server, get: Callable[..., Path], status: int
+) -> None:
+    server.statuses = [status] * 3
+    pauses: list[float] = []
+    assert get(server.file(), pauses=pauses).read_bytes() == CONTENT
+    assert pauses == [1.0, 2.0, 4.0]
+
+
+def test_retries_come_to_an_end_and_pauses_are_bounded(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    server.statuses = [500] * 99
+    pauses: list[float] = []
+    with pytest.raises(CorpusError, match=r"9 attempts: the server answered 500"):
+        get(server.file(), retries=8, pauses=pauses)
+    assert len(server.requests) == 9
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+
+
+def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    file = RemoteFile(url="http://127.0.0.1:9/a.gz", sha256=SHA256)
+    with pytest.raises(CorpusError, match="cannot be downloaded, 1 attempts"):
+        fetch(file, tmp_path, retries=0, timeout=1.0)
+
+
+def test_two_jobs_share_one_download(server: Server, get: Callable[..., Path]) -> None:
+    found: list[Path] = []
+    jobs = [threading.Thread(target=lambda: found.append(get(server.file()))) for _ in range(4)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert len(set(found)) == 1
+    assert len(found) == 4
+    assert len(server.requests) == 1
+
+
+def test_a_local_folder_is_checked_alike(tmp_path: Path) -> None:
+    file = RemoteFile(url="https://example.org/data/train.en.gz?raw=1", sha256=SHA256)
+    with pytest.raises(CorpusError, match=f"is not in the folder {tmp_path}"):
+        find(file, tmp_path)
+    (tmp_path / "train.en.gz").write_bytes(CONTENT)
+    assert find(file, tmp_path) == tmp_path / "train.en.gz"
+    (tmp_path / "train.en.gz").write_bytes(CONTENT[1:])
+    with pytest.raises(CorpusError, match=f"expected {SHA256}"):
+        find(file, tmp_path)
+
+
+def test_base_name_leaves_out_the_query() -> None:
+    assert base_name("https://example.org/a%20b/c.en.gz?raw=true#x") == "c.en.gz"
+    with pytest.raises(CorpusError, match="names no file"):
+        base_name("https://example.org/")

@@ -1,0 +1,477 @@
+"""The embedded corpus: the same pairs for ever, and both languages by the book."""
+
+import re
+from collections import Counter, defaultdict
+from itertools import islice
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_core.data.grammar import CHUNK, generate
+from transformer_core.data.grammar.adjectives import Adjective
+from transformer_core.data.grammar.clauses import Clause, make_clause
+from transformer_core.data.grammar.inflection import (
+    Case,
+    Phrase,
+    counted_phrases,
+    definite_phrases,
+    indefinite_phrases,
+    names,
+    no_phrases,
+    the_phrases,
+)
+from transformer_core.data.grammar.names import FIRST_NAMES
+from transformer_core.data.grammar.numbers import (
+    clock_times,
+    counts,
+    decimal,
+    english_number,
+    german_number,
+    grouped,
+)
+from transformer_core.data.grammar.patterns import pattern_table
+from transformer_core.data.grammar.phrases import person_object
+from transformer_core.data.grammar.verbs import Tense, Verb, third_person, verbs
+from transformer_core.data.grammar.words import GROUPS
+
+SECOND_AND_THIRD = [
+    (
+        "Anna's tired friend called my colleague in July.",
+        "Annas müder Freund hat meinen Kollegen im Juli angerufen.",
+    ),
+    ("This key was green but not small.", "Dieser Schlüssel war grün, aber nicht klein."),
+]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[tuple[str, str]]:
+    return list(generate(1, "train", 30_000))
+
+
+# The stream
+
+
+@given(st.integers(0, 9), st.integers(1, 2 * CHUNK + 1), st.integers(1, 2 * CHUNK + 1))
+def test_a_longer_corpus_begins_with_the_shorter_one(seed: int, one: int, other: int) -> None:
+    few, many = sorted([one, other])
+    shorter = list(generate(seed, "train", few))
+    assert len(shorter) == few
+    assert list(islice(generate(seed, "train", many), few)) == shorter
+
+
+def test_the_stream_does_not_change() -> None:
+    # Results are compared across machines: a change of these pairs is a change of the corpus.
+    assert list(generate(1, "train", 3))[1:] == SECOND_AND_THIRD
+
+
+def test_chunks_seeds_and_splits_differ() -> None:
+    train = list(generate(1, "train", 2 * CHUNK))
+    assert train[:CHUNK] != train[CHUNK:]
+    starts = {
+        tuple(generate(seed, split, 20))
+        for seed in (1, 2)
+        for split in ("train", "validation", "test")
+    }
+    assert len(starts) == 6
+
+
+def test_hardly_a_sentence_is_seen_twice(pairs: list[tuple[str, str]]) -> None:
+    seen = set(pairs)
+    assert len(seen) > 0.98 * len(pairs)
+    for split in ("validation", "test"):
+        held_out = list(generate(1, split, 1_000))
+        assert sum(pair in seen for pair in held_out) < 20
+
+
+def test_one_english_sentence_has_one_translation(pairs: list[tuple[str, str]]) -> None:
+    translations = defaultdict(set)
+    for english, german in pairs:
+        translations[english].add(german)
+    assert [found for found in translations.values() if len(found) > 1] == []
+
+
+def test_lengths_are_spread(pairs: list[tuple[str, str]]) -> None:
+    lengths = sorted(len(english.split()) for english, _ in pairs)
+    assert lengths[0] <= 4
+    assert lengths[len(lengths) // 20] <= 6
+    assert lengths[-len(lengths) // 20] >= 18
+    assert 35 <= lengths[-1] <= 60
+
+
+def test_vocabulary_is_small(pairs: list[tuple[str, str]]) -> None:
+    words = Counter(word for english, _ in pairs for word in re.findall(r"\b[a-z]+\b", english))
+    assert 300 < len([word for word, count in words.items() if count > 3]) < 900
+
+
+@pytest.mark.parametrize("pattern", list(dict.fromkeys(pattern_table())))
+def test_spacing_punctuation_and_capitals_of_every_pattern(pattern) -> None:  # type: ignore[no-untyped-def]
+    random = Random(7).random
+    for _ in range(300):
+        for text in pattern(random):
+            assert re.search(r"[.?!]$", text), text
+            assert not re.search(r"  | [,.?!]|,,|\.\.|[{}_|]|\bNone\b|^ ", text), text
+            opening, closing = ("„", "“") if "„" in text else ("“", "”")
+            assert text.count(opening) == text.count(closing), text
+            assert not re.search(r"\bi\b", text), text
+
+
+def test_sentences_begin_with_a_capital_or_a_figure(pairs: list[tuple[str, str]]) -> None:
+    for pair in pairs:
+        for text in pair:
+            assert re.match(r"[A-ZÄÖÜ0-9]|[“„][A-ZÄÖÜ0-9]", text), text
+
+
+def test_german_clauses_are_set_off_by_commas(pairs: list[tuple[str, str]]) -> None:
+    for _, german in pairs:
+        for word in re.finditer(r"(\S+) (weil|obwohl|dass|ob|bevor|während)\b", german):
+            assert word.group(1).endswith(","), german
+
+
+def test_every_pattern_of_grammar_occurs(pairs: list[tuple[str, str]]) -> None:
+    german = "\n".join(text for _, text in pairs)
+    for sample in (
+        r"\bhat [^.,\n]* gekauft\.",
+        r"\bist [^.,\n]* gegangen\.",
+        r"\bwill [^.,\n]* kaufen\.",
+        r", weil [^.,\n]* hat\.",
+        r", um [^.\n]*zu\w+en\.",
+        r"\bmacht [^.,\n]* (auf|zu)\.",
+        r"\bkeinen? ",
+        r" nicht ",
+        r", (der|die|das|den) [^.\n]* (hat|haben), ",
+        r"\bsich [^.,\n]* gefreut",
+        r"\bwurde [^.,\n]* von \w+ ",
+        r"\w+undzwanzig ",
+        r" \d+\.\d{3} Euro",
+        r" \d+,\d\d Euro",
+        r"^(Am|Im|Gestern|Morgen|Vor|Letzte\w*) [^\n]*\.$",
+        r"^(Hat|Ist|Wird|Kauft|Liest) [^\n]*\?$",
+    ):
+        assert re.search(sample, german, re.MULTILINE), sample
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (0, "zero", "null"),
+        (1, "one", "eins"),
+        (12, "twelve", "zwölf"),
+        (16, "sixteen", "sechzehn"),
+        (17, "seventeen", "siebzehn"),
+        (20, "twenty", "zwanzig"),
+        (21, "twenty-one", "einundzwanzig"),
+        (30, "thirty", "dreißig"),
+        (67, "sixty-seven", "siebenundsechzig"),
+        (76, "seventy-six", "sechsundsiebzig"),
+        (100, "one hundred", "einhundert"),
+        (101, "one hundred and one", "einhunderteins"),
+        (345, "three hundred and forty-five", "dreihundertfünfundvierzig"),
+        (999, "nine hundred and ninety-nine", "neunhundertneunundneunzig"),
+    ],
+)
+def test_numbers_in_words(number: int, english: str, german: str) -> None:
+    assert (english_number(number), german_number(number)) == (english, german)
+
+
+def test_numbers_in_words_are_all_different() -> None:
+    assert len({english_number(n) for n in range(1000)}) == 1000
+    assert len({german_number(n) for n in range(1000)}) == 1000
+
+
+def test_counting_words_never_end_in_one() -> None:
+    assert not [german for _, german in counts() if german.endswith("eins")]
+
+
+def test_digits_change_point_and_comma() -> None:
+    assert grouped(1_234_000) == ("1,234,000", "1.234.000")
+    assert grouped(950) == ("950", "950")
+    assert decimal(350) == ("3.50", "3,50")
+    assert decimal(1905) == ("19.05", "19,05")
+
+
+def test_times_of_day() -> None:
+    table = dict(clock_times())
+    assert table["at half past eight"] == "um halb neun"
+    assert table["at half past twelve"] == "um halb eins"
+    assert table["at one o'clock"] == "um ein Uhr"
+    assert table["at a quarter to one"] == "um Viertel vor eins"
+    assert table["at a quarter past three"] == "um Viertel nach drei"
+
+
+# Noun phrases
+
+
+def german_of(english: str, table: list[Phrase]) -> str:
+    (found,) = {phrase.german for phrase in table if phrase.english == english}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("english", "group", "forms"),
+    [
+        ("the old man", "persons", "der alte Mann|den alten Mann|dem alten Mann"),
+        ("the old woman", "persons", "die alte Frau|die alte Frau|der alten Frau"),
+        ("the old child", "persons", "das alte Kind|das alte Kind|dem alten Kind"),
+        ("the old children", "persons", "die alten Kinder|die alten Kinder|den alten Kindern"),
+        (
+            "my clever brother",
+            "persons",
+            "mein kluger Bruder|meinen klugen Bruder|meinem klugen Bruder",
+        ),
+        ("our new book", "writings", "unser neues Buch|unser neues Buch|unserem neuen Buch"),
+        ("these big cars", "machines", "diese großen Autos|diese großen Autos|diesen großen Autos"),
+        (
+            "this dark house",
+            "buildings",
+            "dieses dunkle Haus|dieses dunkle Haus|diesem dunklen Haus",
+        ),
+        (
+            "Anna's expensive tower",
+            "buildings",
+            "Annas teurer Turm|Annas teuren Turm|Annas teurem Turm",
+        ),
+        ("the boy", "persons", "der Junge|den Jungen|dem Jungen"),
+        ("her neighbour", "persons", "ihr Nachbar|ihren Nachbarn|ihrem Nachbarn"),
+    ],
+)
+def test_definite_phrases_agree(english: str, group: str, forms: str) -> None:
+    cases: list[Case] = ["nominative", "accusative", "dative"]
+    assert [german_of(english, definite_phrases(group, case)) for case in cases] == forms.split("|")
+
+
+@pytest.mark.parametrize(
+    ("english", "group", "forms"),
+    [
+        ("an old man", "persons", "ein alter Mann|einen alten Mann|einem alten Mann"),
+        ("a tired singer", "persons", "eine müde Sängerin|eine müde Sängerin|einer müden Sängerin"),
+        ("an egg", "food", "ein Ei|ein Ei|einem Ei"),
+        ("cold water", "drinks", "kaltes Wasser|kaltes Wasser|kaltem Wasser"),
+        ("hot coffee", "drinks", "heißer Kaffee|heißen Kaffee|heißem Kaffee"),
+    ],
+)
+def test_indefinite_phrases_agree(english: str, group: str, forms: str) -> None:
+    cases: list[Case] = ["nominative", "accusative", "dative"]
+    found = [german_of(english, indefinite_phrases(group, case)) for case in cases]
+    assert found == forms.split("|")
+
+
+@pytest.mark.parametrize(
+    ("english", "group", "forms"),
+    [
+        ("many old books", "writings", "viele alte Bücher|viele alte Bücher|vielen alten Büchern"),
+        ("some cars", "machines", "einige Autos|einige Autos|einigen Autos"),
+        (
+            "seven fast horses",
+            "animals",
+            "sieben schnelle Pferde|sieben schnelle Pferde|sieben schnellen Pferden",
+        ),
+        ("fresh tomatoes", "food", "frische Tomaten|frische Tomaten|frischen Tomaten"),
+        (
+            "every young student",
+            "persons",
+            "jeder junge Student|jeden jungen Studenten|jedem jungen Studenten",
+        ),
+    ],
+)
+def test_counted_phrases_agree(english: str, group: str, forms: str) -> None:
+    cases: list[Case] = ["nominative", "accusative", "dative"]
+    found = [german_of(english, counted_phrases(group, case)) for case in cases]
+    assert found == forms.split("|")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("case", ["nominative", "accusative", "dative"])
+def test_kein_stands_beside_its_phrase_with_ein(group: str, case: Case) -> None:
+    indefinite, without = indefinite_phrases(group, case), no_phrases(group, case)
+    assert len(indefinite) == len(without)
+    for positive, negative in zip(indefinite, without, strict=True):
+        assert positive.english == negative.english
+        if group == "drinks":
+            assert negative.german.split()[-1] == positive.german.split()[-1]
+        else:
+            assert negative.german == f"k{positive.german}"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_stands_before_vowels_only(group: str) -> None:
+    for english, _, _ in indefinite_phrases(group, "nominative"):
+        article, _, rest = english.partition(" ")
+        if group != "drinks":
+            assert article == ("an" if rest[0] in "aeiou" else "a"), english
+
+
+def test_drinks_have_no_plural_and_no_owner() -> None:
+    assert {phrase.gender for phrase in definite_phrases("drinks", "accusative")} == set("mfn")
+    assert not any("-" in phrase.german for phrase in the_phrases("drinks", "dative"))
+
+
+def test_mister_is_inflected() -> None:
+    assert ("Mr Klein", "Herr Klein") in names("nominative")
+    assert ("Mr Klein", "Herrn Klein") in names("accusative")
+    assert ("Mr Klein", "Herrn Klein") in names("dative")
+
+
+def test_every_adjective_has_both_comparatives_or_none() -> None:
+    adjectives: list[Adjective] = [item for _, members in GROUPS.values() for item in members]
+    assert all(bool(item.english_more) == bool(item.german_more) for item in adjectives)
+    stems = {item.german: item.stem for item in adjectives if item.stem != item.german}
+    assert stems == {"teuer": "teur", "dunkel": "dunkl", "müde": "müd"}
+
+
+# Clauses
+
+
+def verb(english: str) -> Verb:
+    (found,) = [item for members in verbs().values() for item in members if item.english == english]
+    return found
+
+
+ANNA, ME, WE = ("Anna", "Anna", 2), ("I", "ich", 0), ("we", "wir", 3)
+BOOK = (" the book", "", " das Buch", "")
+DOOR = (" the door", "", " die Tür", "")
+YESTERDAY, TOMORROW = ("yesterday", "gestern"), ("tomorrow", "morgen")
+
+
+def clause(subject: tuple[str, str, int], name: str, tense: Tense, piece, **more) -> Clause:  # type: ignore[no-untyped-def]
+    return Clause(subject, verb(name).forms[tense][subject[2]][0], piece, **more)
+
+
+def test_perfect_brackets_its_clause() -> None:
+    bought = clause(ANNA, "buy", "past", BOOK, time=YESTERDAY)
+    assert bought.main() == ("Anna bought the book yesterday", "Anna hat das Buch gestern gekauft")
+    assert bought.subclause()[1] == "Anna das Buch gestern gekauft hat"
+    assert bought.question() == (
+        "did Anna buy the book yesterday",
+        "hat Anna das Buch gestern gekauft",
+    )
+    assert bought.relative("die") == (
+        "who bought the book yesterday",
+        "die das Buch gestern gekauft hat",
+    )
+    assert bought.fronted() == (
+        "yesterday, Anna bought the book",
+        "gestern hat Anna das Buch gekauft",
+    )
+
+
+def test_separable_prefix_goes_to_the_end_or_stays() -> None:
+    opens = clause(ME, "open", "habit", DOOR)
+    assert opens.main() == ("I open the door", "ich mache die Tür auf")
+    assert opens.subclause()[1] == "ich die Tür aufmache"
+    assert clause(ME, "open", "past", DOOR).main()[1] == "ich habe die Tür aufgemacht"
+    assert clause(ME, "open", "future", DOOR).subclause()[1] == "ich die Tür aufmachen werde"
+    assert verb("open").to_infinitive == "aufzumachen"
+    assert verb("buy").to_infinitive == "zu kaufen"
+
+
+def test_sein_and_haben() -> None:
+    assert clause(WE, "go", "past", ("", "", "", "")).main() == ("we went", "wir sind gegangen")
+    assert clause(WE, "sleep", "past", ("", "", "", "")).main()[1] == "wir haben geschlafen"
+
+
+def test_modal_verbs_send_the_infinitive_to_the_end() -> None:
+    found = [
+        Clause(ANNA, form, BOOK, TOMORROW).main() for form in verb("buy").forms["modal"][ANNA[2]]
+    ]
+    assert found == [
+        ("Anna can buy the book tomorrow", "Anna kann das Buch morgen kaufen"),
+        ("Anna should buy the book tomorrow", "Anna sollte das Buch morgen kaufen"),
+        ("Anna has to buy the book tomorrow", "Anna muss das Buch morgen kaufen"),
+        ("Anna wants to buy the book tomorrow", "Anna will das Buch morgen kaufen"),
+        ("Anna is allowed to buy the book tomorrow", "Anna darf das Buch morgen kaufen"),
+    ]
+
+
+def test_negation_needs_an_auxiliary_in_english() -> None:
+    piece = (" the book", "", " das Buch", " nicht")
+    negated = [
+        Clause(ANNA, verb("buy").forms[tense][2][0], piece, negated=True).main()
+        for tense in ("habit", "now", "past", "future", "modal")
+    ]
+    assert negated == [
+        ("Anna does not buy the book", "Anna kauft das Buch nicht"),
+        ("Anna is not buying the book", "Anna kauft das Buch nicht"),
+        ("Anna did not buy the book", "Anna hat das Buch nicht gekauft"),
+        ("Anna will not buy the book", "Anna wird das Buch nicht kaufen"),
+        ("Anna cannot buy the book", "Anna kann das Buch nicht kaufen"),
+    ]
+
+
+def test_time_comes_before_or_after_what_is_known() -> None:
+    piece = (" me the book", " mir", " das Buch", "")
+    late = clause(ANNA, "give", "past", piece, time=YESTERDAY)
+    early = clause(ANNA, "give", "past", piece, time=YESTERDAY, time_first=True)
+    assert late.main()[1] == "Anna hat mir das Buch gestern gegeben"
+    assert early.main()[1] == "Anna hat mir gestern das Buch gegeben"
+
+
+def test_adverbs_stand_before_the_english_verb() -> None:
+    never = Clause(ANNA, verb("buy").forms["past"][2][0], BOOK, ("", "nie"), " never")
+    assert never.main() == ("Anna never bought the book", "Anna hat das Buch nie gekauft")
+
+
+@pytest.mark.parametrize(
+    ("name", "forms"),
+    [
+        ("buy", "kaufe kaufst kauft kaufen kaufen"),
+        ("read", "lese liest liest lesen lesen"),
+        ("feed", "füttere fütterst füttert füttern füttern"),
+        ("remember", "erinnere erinnerst erinnert erinnern erinnern"),
+        ("work", "arbeite arbeitest arbeitet arbeiten arbeiten"),
+        ("rest", "ruhe ruhst ruht ruhen ruhen"),
+    ],
+)
+def test_present_tense_by_person(name: str, forms: str) -> None:
+    found = [person[0].finite for person in verb(name).forms["habit"]]
+    assert found == forms.split()
+
+
+@pytest.mark.parametrize(
+    ("infinitive", "third"),
+    [
+        ("buy", "buys"),
+        ("carry", "carries"),
+        ("wash", "washes"),
+        ("go", "goes"),
+        ("look for", "looks for"),
+        ("watch television", "watches television"),
+        ("play", "plays"),
+    ],
+)
+def test_english_third_person(infinitive: str, third: str) -> None:
+    assert third_person(infinitive) == third
+
+
+def test_reflexive_pronouns_follow_the_subject() -> None:
+    found = {
+        (subject[1], made.before.split()[0])
+        for subject in [ME, WE, ANNA]
+        for made in (make_clause(Random(n).random, "past", subject) for n in range(400))
+        if made.form.verb in ("rested", "hurried", "remembered", "complained about")
+    }
+    assert {who for who, _ in found} == {"ich", "wir", "Anna"}
+    assert dict(found) == {"ich": "mich", "wir": "uns", "Anna": "sich"}
+
+
+@pytest.mark.parametrize(("person", "own"), [(0, {"me", "us"}), (1, {"you"}), (3, {"me", "us"})])
+def test_nobody_is_the_object_of_his_own_verb(person: int, own: set[str]) -> None:
+    random = Random(1).random
+    objects = [person_object(random, person, "accusative")[0].strip() for _ in range(2_000)]
+    assert not own & set(objects)
+    assert {"him", "them"} <= set(objects)
+
+
+def test_owners_have_no_ambiguous_genitive() -> None:
+    # German writes Thomas' where English writes Thomas's.
+    owners = {
+        phrase.english.split("'s ")[0]
+        for phrase in definite_phrases("persons", "nominative")
+        if "'s " in phrase.english
+    }
+    assert owners <= set(FIRST_NAMES)
+    assert not any(name.endswith(("s", "x", "z")) for name in owners)

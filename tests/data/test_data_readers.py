@@ -1,0 +1,205 @@
+"""Readers: every kind of corpus becomes the same stream of numbered pairs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import TypeAdapter
+
+from schemas.data import AnyCorpus
+from transformer_core.data.files import CorpusError
+from transformer_core.data.readers import Invalid, Pair, Reader, Row, open_split
+
+
+def reader(kind: str, train: Any, **fields: Any) -> Reader:
+    data = {"kind": kind, "name": "mine", "train": train, "validation": train, "test": train}
+    corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data | fields)
+    return open_split(corpus, "train")
+
+
+def rows(kind: str, train: Any, **fields: Any) -> list[Row]:
+    return list(reader(kind, train, **fields).rows())
+
+
+def text_files(folder: Path, source: bytes, target: bytes) -> dict[str, str]:
+    (folder / "a.en").write_bytes(source)
+    (folder / "a.de").write_bytes(target)
+    return {"source": str(folder / "a.en"), "target": str(folder / "a.de")}
+
+
+def line_file(folder: Path, *lines: bytes) -> str:
+    path = folder / "pairs.txt"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return str(path)
+
+
+def test_text_lines_are_paired_in_order(tmp_path: Path) -> None:
+    files = text_files(tmp_path, "one\ntwo \u2028 2\n\n".encode(), b"eins\nzwei\ndrei")
+    assert rows("text", files) == [
+        Pair(1, "one", "eins"),
+        Pair(2, "two \u2028 2", "zwei"),
+        Pair(3, "", "drei"),
+    ]
+
+
+def test_text_reader_names_its_files(tmp_path: Path) -> None:
+    files = text_files(tmp_path, b"a\n", b"b\n")
+    found = reader("text", files)
+    assert found.files == [files["source"], files["target"]]
+    assert (found.source_file, found.target_file) == (files["source"], files["target"])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "counts"),
+    [
+        (b"a\nb\nc\n", b"a\n", ("3", "1")),
+        (b"a\n", b"a\nb\nc\nd", ("1", "4")),
+        (b"", b"a\n", ("0", "1")),
+    ],
+)
+def test_unequal_line_counts_are_an_error(
+    tmp_path: Path, source: bytes, target: bytes, counts: tuple[str, str]
+) -> None:
+    files = text_files(tmp_path, source, target)
+    with pytest.raises(CorpusError) as caught:
+        rows("text", files)
+    assert f"has {counts[0]} lines, but {files['target']} has {counts[1]}" in str(caught.value)
+
+
+def test_unequal_counts_are_counted_to_the_end(tmp_path: Path) -> None:
+    files = text_files(tmp_path, b"a\n" * 25_001, b"b\n" * 12_000)
+    with pytest.raises(CorpusError, match=r"has 25,001 lines, but .* has 12,000"):
+        rows("text", files)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_text_that_is_not_utf8_is_invalid_by_itself(tmp_path: Path, side: str) -> None:
+    good, bad = b"a\nb\nc\n", b"a\n\xff\xfe\nc\n"
+    files = text_files(tmp_path, *((bad, good) if side == "source" else (good, bad)))
+    first, second, third = rows("text", files)
+    assert isinstance(first, Pair)
+    assert isinstance(third, Pair)
+    assert isinstance(second, Invalid)
+    assert (second.line, second.file) == (2, files[side])
+    assert "not UTF-8" in second.message
+
+
+def test_tsv_takes_the_columns_asked_for(tmp_path: Path) -> None:
+    path = line_file(tmp_path, b"id\ten\tde", b'1\ta "quoted" one\teins', b"2\ttwo\tzwei\r")
+    found = rows("tsv", path, source_column=2, target_column=3, header=True)
+    assert found == [Pair(2, 'a "quoted" one', "eins"), Pair(3, "two", "zwei")]
+    swapped = rows("tsv", path, source_column=3, target_column=2)
+    assert swapped[0] == Pair(1, "de", "en")
+
+
+def test_tsv_line_with_too_few_columns_is_invalid(tmp_path: Path) -> None:
+    found = rows("tsv", line_file(tmp_path, b"a\tb", b"only", b"\xff\tb", b"c\td"))
+    assert [type(row) for row in found] == [Pair, Invalid, Invalid, Pair]
+    assert isinstance(found[1], Invalid)
+    assert found[1].message == "has 1 columns, column 2 is asked for"
+    assert found[1].text == "only"
+
+
+def test_jsonl_reads_nested_fields(tmp_path: Path) -> None:
+    record = {"translation": {"en": "one", "de": "süß\u2028"}}
+    literal = {"translation.en": "two", "translation.de": "zwei"}
+    path = line_file(tmp_path, json.dumps(record).encode(), json.dumps(literal).encode())
+    fields = {"source_field": "translation.en", "target_field": "translation.de"}
+    assert rows("jsonl", path, **fields) == [Pair(1, "one", "süß\u2028"), Pair(2, "two", "zwei")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"source": "a"', "is not JSON"),
+        (b"", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"source": "a"}', "has no field target"),
+        (b'["a", "b"]', "has no field source"),
+        (b'{"source": "a", "target": 3}', "field target is int, not text"),
+        (b'{"source": null, "target": "b"}', "field source is NoneType, not text"),
+        (b'{"source": "\\ud800", "target": "b"}', "half of a surrogate pair"),
+        (b'{"source": "\xff", "target": "b"}', "not UTF-8"),
+    ],
+)
+def test_jsonl_line_without_a_pair_is_invalid(tmp_path: Path, line: bytes, message: str) -> None:
+    good = b'{"source": "a", "target": "b"}'
+    first, second, third = rows("jsonl", line_file(tmp_path, good, line, good))
+    assert (first, third) == (Pair(1, "a", "b"), Pair(3, "a", "b"))
+    assert isinstance(second, Invalid)
+    assert second.line == 2
+    assert message in second.message
+
+
+def parquet(folder: Path, columns: dict[str, pa.Array], row_group: int = 2) -> str:
+    path = folder / "pairs.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=row_group)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_parquet_reads_text_of_every_type(tmp_path: Path, kind: pa.DataType) -> None:
+    source = pa.array(["one", "two", None, "four"]).cast(kind)
+    target = pa.array(["eins", "zwei", "drei", "vier"]).cast(kind)
+    path = parquet(tmp_path, {"source": source, "target": target, "score": pa.array([1] * 4)})
+    found = rows("parquet", path)
+    assert found[0] == Pair(1, "one", "eins")
+    assert found[2] == Invalid(3, path, "", "column source is null")
+    assert found[3] == Pair(4, "four", "vier")
+
+
+def test_parquet_reads_struct_columns(tmp_path: Path) -> None:
+    pairs = pa.array([{"en": "one", "de": "eins"}, None, {"en": "two", "de": None}])
+    path = parquet(tmp_path, {"translation": pairs})
+    found = rows("parquet", path, source_field="translation.en", target_field="translation.de")
+    assert found[0] == Pair(1, "one", "eins")
+    assert [type(row) for row in found] == [Pair, Invalid, Invalid]
+
+
+def test_parquet_row_that_is_not_utf8_is_invalid_by_itself(tmp_path: Path) -> None:
+    raw = pa.array([b"good", b"\xff", b"fine"], pa.binary())
+    broken = pa.StringArray.from_buffers(3, *raw.buffers()[1:])
+    path = parquet(tmp_path, {"source": broken, "target": pa.array(["a", "b", "c"])})
+    first, second, third = rows("parquet", path)
+    assert (first, third) == (Pair(1, "good", "a"), Pair(3, "fine", "c"))
+    assert isinstance(second, Invalid)
+    assert "not UTF-8" in second.message
+
+
+def test_parquet_mistakes_name_the_remedy(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"sauce": pa.array(["a"]), "target": pa.array([1])})
+    with pytest.raises(CorpusError, match=r"has no column source\n.*did you mean sauce"):
+        rows("parquet", path)
+    with pytest.raises(CorpusError, match="column target is int64, not text"):
+        rows("parquet", path, source_field="sauce")
+    (tmp_path / "no.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(CorpusError, match="is no Parquet file"):
+        rows("parquet", str(tmp_path / "no.parquet"))
+    with pytest.raises(CorpusError, match="cannot be read"):
+        rows("parquet", str(tmp_path / "nowhere.parquet"))
+
+
+def test_grammar_corpus_knows_its_size_and_splits() -> None:
+    data = {"kind": "grammar", "train_pairs": 30, "validation_pairs": 20, "test_pairs": 10}
+    corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
+    found = {split: open_split(corpus, split) for split in ("train", "validation", "test")}
+    assert {split: item.total for split, item in found.items()} == {
+        "train": 30,
+        "validation": 20,
+        "test": 10,
+    }
+    train = list(found["train"].rows())
+    assert [row.line for row in train] == list(range(1, 31))
+    assert list(found["train"].rows()) == train
+    assert not {tuple(row)[1:] for row in train} & {tuple(row)[1:] for row in found["test"].rows()}
+
+
+def test_url_corpus_without_a_folder_says_what_to_give() -> None:
+    file = {"url": "http://127.0.0.1:9/a.en", "sha256": "0" * 64}
+    with pytest.raises(CorpusError, match="give --downloads"):
+        reader("url", {"source": file, "target": file})
