@@ -38,7 +38,7 @@ class ConfigError(ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class Unsupported(RuntimeError):  # noqa: N818 (it is a status, not a mistake)
+class Unsupported(RuntimeError):
     """This machine cannot do what a run spec asks for; the message says why."""
 
 

@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace, began: float) -> None:
 def _memory_of_all(setup: Setup) -> list[RankMemory]:
     """The peak memory of every rank. On the wire, -1 stands for null."""
     mine = rank_memory(setup.process.rank, setup.device)
-    known = mine.model_dump(include={"rss_bytes", "allocated_bytes", "reserved_bytes", "nvml_bytes"})
+    known = mine.model_dump(exclude={"rank", "device"})
     values = [-1 if value is None else value for value in known.values()]
     everyone = setup.strategy.gather([setup.device.index or 0, *values])
     return [

@@ -44,6 +44,7 @@ rule tokenizer:
 rule shards:
     input:
         pairs=f"results/data/{CORPUS}/pairs/{{split}}.arrow",
+        report=f"results/data/{CORPUS}/pairs/{{split}}.json",
         tokenizer=f"results/data/{CORPUS}/tokenizer.json",
         code=sources("transformer_core.data.shards"),
     output:
