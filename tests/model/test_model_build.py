@@ -5,19 +5,20 @@ from typing import get_args
 import pytest
 import torch
 
-from schemas.model import AnyAttention, AnyQkv, Transformer
+from schemas.model import AnyAttention, AnyModel, AnyQkv, Transformer
 from transformer_core.model.attention import ATTENTIONS
 from transformer_core.model.build import BUILDERS, build_model
 from transformer_core.model.projection import PROJECTIONS
 
 
-def kinds(union):
-    """The ``kind`` of each member of a discriminated union."""
-    return {get_args(m.model_fields["kind"].annotation)[0] for m in get_args(get_args(union)[0])}
+def kinds(schema):
+    """The ``kind`` of a schema, or of each member of a discriminated union."""
+    members = get_args(get_args(schema)[0]) if get_args(schema) else (schema,)
+    return {get_args(m.model_fields["kind"].annotation)[0] for m in members}
 
 
 def test_registries_hold_what_the_schemas_know():
-    assert set(BUILDERS) == {"transformer"}
+    assert set(BUILDERS) == kinds(AnyModel)
     assert set(ATTENTIONS) == kinds(AnyAttention)
     assert set(PROJECTIONS) == kinds(AnyQkv)
 

@@ -97,7 +97,7 @@ def test_greedy_equals_uncached_greedy():
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 6.0])
 def test_beam_search_equals_plain_beam_search(beam_size, alpha):
     for seed in range(2):
         model, source = build(seed, 8), sentences(seed, 8)

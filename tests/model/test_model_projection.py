@@ -2,14 +2,20 @@
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
-from schemas.model import Transformer
+from schemas.model import AnyQkv, Transformer
 from transformer_core.model.build import build_model
 from transformer_core.model.loss import token_loss_sum
-from transformer_core.model.projection import PROJECTIONS, canonical_state_dict
+from transformer_core.model.projection import PROJECTIONS, build_projection, canonical_state_dict
 
 KINDS = sorted(PROJECTIONS)
 PARTS = [("query", "key", "value"), ("key", "value"), ("query",)]
+
+
+def build_kind(kind, d_model, heads, parts):
+    spec = TypeAdapter(AnyQkv).validate_python({"kind": kind})
+    return build_projection(spec, d_model, heads, parts)
 
 
 def copy_weights(source, target):
@@ -23,8 +29,8 @@ def copy_weights(source, target):
 @pytest.mark.parametrize("parts", PARTS)
 def test_equals_separate_with_copied_weights(kind, parts):
     torch.manual_seed(0)
-    separate = PROJECTIONS["separate"](12, 3, parts)
-    other = PROJECTIONS[kind](12, 3, parts)
+    separate = build_kind("separate", 12, 3, parts)
+    other = build_kind(kind, 12, 3, parts)
     copy_weights(separate, other)
     x = torch.randn(2, 5, 12)
     results, expected = other(x), separate(x)
@@ -37,7 +43,7 @@ def test_equals_separate_with_copied_weights(kind, parts):
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_are_slices_of_the_product(kind):
     torch.manual_seed(0)
-    projection = PROJECTIONS[kind](12, 3, ("key", "value"))
+    projection = build_kind(kind, 12, 3, ("key", "value"))
     x = torch.randn(2, 5, 12)
     for result, (_, weight, bias) in zip(projection(x), projection.blocks(), strict=True):
         product = x @ weight.T + bias
@@ -47,7 +53,7 @@ def test_heads_are_slices_of_the_product(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_are_initialised_one_by_one(kind):
-    projection = PROJECTIONS[kind](64, 4, ("query", "key", "value"))
+    projection = build_kind(kind, 64, 4, ("query", "key", "value"))
     projection.initialise()
     for _, weight, bias in projection.blocks():
         # Xavier for [64, 64]: bound sqrt(6 / 128); for the fused [192, 64] it would be smaller.
@@ -94,7 +100,7 @@ def test_trains_the_same_model(kind):
 
 
 def test_canonical_state_of_a_bare_projection():
-    projection = PROJECTIONS["fused"](8, 2, ("key", "value"))
+    projection = build_kind("fused", 8, 2, ("key", "value"))
     state = canonical_state_dict(projection)
     assert set(state) == {"key.weight", "key.bias", "value.weight", "value.bias"}
     assert torch.equal(state["value.weight"], projection.linear.weight[8:])

@@ -274,3 +274,25 @@ def test_trains_after_inference_mode():
         model(SOURCE, TARGET)
     token_loss_sum(model(SOURCE, TARGET), TARGET.roll(-1, 1)).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+def test_is_one_graph_for_any_length(attention):
+    model = build(attention={"kind": attention}).eval()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda source, target: token_loss_sum(model(source, target), target, 0.1),
+        backend=backend,
+        fullgraph=True,
+    )
+    for length in range(4, 12):
+        target = torch.randint(4, V, (3, length))
+        expected = token_loss_sum(model(SOURCE, target), target, 0.1)
+        torch.testing.assert_close(compiled(SOURCE, target), expected)
+    assert len(graphs) <= 3, "a new length must not mean a new graph"

@@ -1,13 +1,14 @@
 """From the schema of a model to the model."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from schemas.model import AnyModel
 from transformer_core.model.transformer import build_transformer
 
-BUILDERS: dict[str, Callable[[AnyModel, int], nn.Module]] = {
+BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
     "transformer": build_transformer,
 }
 """Builder of a model by the ``kind`` of its schema."""

@@ -10,11 +10,11 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
     On a CPU, torch draws a floating-point number for every element, which takes a visible share of
     a training step. Here one 64-bit draw of the same generator decides four elements, so that
-    ``p`` is rounded to a multiple of 2^-16. Elsewhere this is torch's own dropout.
+    ``p`` is rounded to a multiple of 2^-16. Elsewhere, and in compiled code, this is torch's own.
     """
     if p == 0.0:
         return x
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     lanes = draws.view(torch.int16)[: x.numel()].view(x.shape)

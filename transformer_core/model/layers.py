@@ -9,7 +9,7 @@ from schemas.model import Transformer
 from transformer_core.model.attention import ATTENTIONS
 from transformer_core.model.cache import LayerCache
 from transformer_core.model.dropout import Dropout
-from transformer_core.model.projection import PROJECTIONS
+from transformer_core.model.projection import build_projection
 
 
 class Attention(nn.Module):
@@ -35,9 +35,8 @@ class SelfAttention(Attention):
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__(spec)
-        self.project = PROJECTIONS[spec.qkv.kind](
-            spec.d_model, spec.heads, ("query", "key", "value")
-        )
+        parts = ("query", "key", "value")
+        self.project = build_projection(spec.qkv, spec.d_model, spec.heads, parts)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x [b, n, d] -> [b, n, d]: every token sees the tokens that ``mask`` shows."""
@@ -47,10 +46,12 @@ class SelfAttention(Attention):
     def causal(self, x: Tensor, cache: LayerCache | None) -> Tensor:
         """x [b, n, d] -> [b, n, d]: a token sees itself, those before it, the cached ones."""
         q, k, v = self.project(x)
+        causal = True
         if cache is not None:
+            # After a prefix comes a single token, the last one: it sees everything.
+            causal = cache.prefix is None
             k, v = cache.extend(k, v)
-        # A single new token is the last one: it sees everything.
-        return self.attention(q, k, v, None, causal=x.size(1) > 1)
+        return self.attention(q, k, v, None, causal)
 
 
 class CrossAttention(Attention):
@@ -58,9 +59,9 @@ class CrossAttention(Attention):
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__(spec)
-        projection = PROJECTIONS[spec.qkv.kind]
-        self.project_state = projection(spec.d_model, spec.heads, ("query",))
-        self.project_memory = projection(spec.d_model, spec.heads, ("key", "value"))
+        qkv, d_model, heads = spec.qkv, spec.d_model, spec.heads
+        self.project_state = build_projection(qkv, d_model, heads, ("query",))
+        self.project_memory = build_projection(qkv, d_model, heads, ("key", "value"))
 
     def forward(
         self, x: Tensor, memory: Tensor, mask: Tensor, cache: LayerCache | None = None

@@ -4,14 +4,20 @@ Self-attention projects its input into three parts (query, key, value). Cross-at
 decoder's state into one (query) and the memory into two (key, value). Each kind is one class.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from schemas.model import AnyQkv, FusedQkv, SeparateQkv
+
 
 class Projection(nn.Module):
-    """Projects x [b, n, d] into one tensor [b, h, n, k] for each of ``parts``."""
+    """Projects x [b, n, d] into one tensor [b, h, n, k] for each of ``parts``.
+
+    A subclass takes its own schema first, then the arguments of this class.
+    """
 
     def __init__(self, d_model: int, heads: int, parts: Sequence[str]) -> None:
         super().__init__()
@@ -36,7 +42,7 @@ class Projection(nn.Module):
 class SeparateProjection(Projection):
     """One matrix product per part."""
 
-    def __init__(self, d_model: int, heads: int, parts: Sequence[str]) -> None:
+    def __init__(self, spec: SeparateQkv, d_model: int, heads: int, parts: Sequence[str]) -> None:
         super().__init__(d_model, heads, parts)
         for part in self.parts:
             self.add_module(part, nn.Linear(d_model, d_model))
@@ -63,7 +69,7 @@ class FusedProjection(Projection):
     side by side.
     """
 
-    def __init__(self, d_model: int, heads: int, parts: Sequence[str]) -> None:
+    def __init__(self, spec: FusedQkv, d_model: int, heads: int, parts: Sequence[str]) -> None:
         super().__init__(d_model, heads, parts)
         self.linear = nn.Linear(d_model, len(self.parts) * d_model)
 
@@ -80,11 +86,16 @@ class FusedProjection(Projection):
         )
 
 
-PROJECTIONS: dict[str, type[Projection]] = {
+PROJECTIONS: dict[str, Callable[[Any, int, int, Sequence[str]], Projection]] = {
     "separate": SeparateProjection,
     "fused": FusedProjection,
 }
 """Projection by the ``kind`` of its schema."""
+
+
+def build_projection(spec: AnyQkv, d_model: int, heads: int, parts: Sequence[str]) -> Projection:
+    """The projection of ``spec`` into ``parts``, in the order in which they are returned."""
+    return PROJECTIONS[spec.kind](spec, d_model, heads, parts)
 
 
 def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
