@@ -458,6 +458,16 @@ def test_reflexive_pronouns_follow_the_subject() -> None:
     assert dict(found) == {"ich": "mich", "wir": "uns", "Anna": "sich"}
 
 
+@pytest.mark.parametrize("tense", ["habit", "now", "past", "future", "modal"])
+def test_a_clause_is_negated_once_in_both_languages(tense: Tense) -> None:
+    random = Random(5).random
+    for _ in range(2_000):
+        made = make_clause(random, tense)
+        english, german = made.main()
+        count = len(re.findall(r"\bnicht\b|\bkein(?:e[nmrs]?)?\b", german))
+        assert count == len(re.findall(r"\bnot\b|\bcannot\b", english)) == made.negated, german
+
+
 @pytest.mark.parametrize(("person", "own"), [(0, {"me", "us"}), (1, {"you"}), (3, {"me", "us"})])
 def test_nobody_is_the_object_of_his_own_verb(person: int, own: set[str]) -> None:
     random = Random(1).random

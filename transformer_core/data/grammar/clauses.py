@@ -30,7 +30,14 @@ def complement(random: Random, person: int, negated: bool = False) -> tuple[Verb
             english, pronouns, known, new = verb_object(random, verb, person, negated)
             if random() < 0.1:
                 place = pick(random, PLACES)
-                english, new = f"{english} {place[0]}", f"{new} {place[1]}"
+                english = f"{english} {place[0]}"
+                bare = new.removeprefix(" nicht")
+                if verb.preposition and bare != new:
+                    new = f" nicht {place[1]}{bare}"
+                elif verb.preposition:
+                    new = f" {place[1]}{new}"
+                else:
+                    new = f"{new} {place[1]}"
         case "gift":
             english, pronouns, known, new = person_object(random, person, "dative")
             gift = noun_object(random, pick(random, verb.groups), "accusative", "", negated)

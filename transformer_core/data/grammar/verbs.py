@@ -75,7 +75,7 @@ sell selling sold sold | verkaufen verkaufst verkauft verkauft | acc goods machi
 see - saw seen | sehen siehst sieht gesehen | acc persons buildings animals goods
 look_for looking_for looked_for looked_for | suchen suchst sucht gesucht | acc goods animals persons writings
 find - found found | finden findest findet gefunden | acc goods writings animals
-need - needed needed | brauchen brauchst braucht gebraucht | acc goods machines writings
+use using used used | benutzen benutzt benutzt benutzt | acc machines switched
 photograph photographing photographed photographed | fotografieren fotografierst fotografiert fotografiert | acc persons buildings animals
 repair repairing repaired repaired | reparieren reparierst repariert repariert | acc machines
 forget - forgot forgotten | vergessen vergisst vergisst vergessen | acc goods writings
