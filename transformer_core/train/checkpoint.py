@@ -1,22 +1,34 @@
 """Checkpoints that resume a run exactly, in formats that execute nothing when read.
 
-A checkpoint is a folder ``step-<n>`` with tensors in safetensors files and everything else in
-JSON. It is written under a temporary name and renamed when every rank has written its part, so a
-folder with the final name is complete.
+A checkpoint is a folder ``step-<n>`` with one safetensors file for each rank and everything else
+in JSON. A rank writes the rows that it holds of sharded tensors, without talking to the others;
+replicated tensors are written by the main rank alone. Pieces put together are the tensors of the
+model by name, so that every strategy can load the checkpoint of every other one. (The metadata
+file of torch.distributed.checkpoint is a pickle, which could execute anything.)
+
+The folder is written under a temporary name and renamed when every rank has written its part, and
+renamed once more before it is deleted: one with the final name is complete at any moment. Several
+hosts need a file system that they share.
 """
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, load_model, save_file, save_model
-from torch.optim import Optimizer
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from transformer_core.parallel.sharding import divided_like, named_tensors, piece
 from transformer_core.train.assemble import Setup
 
 _PREFIX = "step-"
+_MODEL, _OPTIMIZER, _RANDOM = "model/", "optimizer/", "random/"
 
 
 def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path | None:
@@ -31,48 +43,57 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     setup.strategy.synchronise()
-    save_file(_random_state(setup.device), partial / f"random-{setup.process.rank}.safetensors")
+    shared, scalars = _state(setup)
+    own = {
+        name: piece(tensor).contiguous()
+        for name, tensor in shared.items()
+        if main or isinstance(tensor, DTensor)
+    }
+    save_file(own | _random_state(setup.device), _shard(partial, setup.process.rank))
     if main:
-        tensors, scalars = _optimizer_state(setup.optimizer)
-        save_model(setup.model, str(partial / "model.safetensors"))
-        save_file(tensors, partial / "optimizer.safetensors")
         record = {
             "step": step,
             "spec": setup.spec.digest(),
             "world_size": setup.process.world_size,
             "optimizer": scalars,
+            "precision": setup.precision.state(),
             "state": state,
         }
         (partial / "state.json").write_text(json.dumps(record))
     setup.strategy.synchronise()
     if not main:
         return None
-    shutil.rmtree(final, ignore_errors=True)
+    _discard(final)
     partial.rename(final)
     for old in _complete(folder):
         if old != final:
-            shutil.rmtree(old)
+            _discard(old)
     return final
 
 
 def latest(folder: Path, setup: Setup) -> Path | None:
     """The newest complete checkpoint that belongs to this very run spec, if there is one."""
     for path in reversed(_complete(folder)):
-        if json.loads((path / "state.json").read_text())["spec"] == setup.spec.digest():
+        if _record(path)["spec"] == setup.spec.digest():
             return path
     return None
 
 
 def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
-    """Put weights, optimizer and random state back; returns the steps done and ``state``."""
-    record = json.loads((path / "state.json").read_text())
-    load_model(setup.model, str(path / "model.safetensors"), device=str(setup.device))
-    tensors = load_file(path / "optimizer.safetensors", device=str(setup.device))
-    _restore_optimizer(setup.optimizer, tensors, record["optimizer"])
-    random = load_file(path / f"random-{setup.process.rank}.safetensors")
-    torch.set_rng_state(random["cpu"])
-    if "cuda" in random and setup.device.type == "cuda":
-        torch.cuda.set_rng_state(random["cuda"], setup.device)
+    """Put weights, optimizer and random state back; returns the steps done and ``state``.
+
+    The checkpoint may come from another strategy or number of ranks. Then every rank keeps its own
+    random state, since the checkpoint has none for it.
+
+    Raises ValueError if it belongs to another model.
+    """
+    record = _record(path)
+    with _opened(path) as tensors:
+        _load_model(setup, tensors)
+        _load_optimizer(setup, tensors, record["optimizer"])
+    setup.precision.load(record["precision"])
+    if record["world_size"] == setup.process.world_size:
+        _load_random_state(_shard(path, setup.process.rank), setup.device)
     return record["step"], record["state"]
 
 
@@ -81,35 +102,114 @@ def remove_all(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _record(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((path / "state.json").read_text())
+    return record
+
+
+def _shard(path: Path, rank: int) -> Path:
+    return path / f"rank-{rank:05d}.safetensors"
+
+
 def _complete(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"{_PREFIX}*") if (path / "state.json").exists())
+    return sorted(folder.glob(f"{_PREFIX}*"))
 
 
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
+def _discard(path: Path) -> None:
+    """Delete a checkpoint; if that is cut short, what is left no longer has its name."""
+    if path.exists():
+        removed = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        path.rename(removed)
+        shutil.rmtree(removed)
 
 
-def _optimizer_state(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The state by '<parameter number>.<name>', tensors apart from plain numbers."""
-    tensors, scalars = {}, {}
-    for number, entries in optimizer.state_dict()["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{number}.{name}"] = value.contiguous()
-            else:
-                scalars[f"{number}.{name}"] = value
+def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and optimizer state by name, tensors (as this rank has them) apart from numbers."""
+    weights = named_tensors(setup.model)
+    tensors = {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}
+    scalars = {}
+    for name, parameter in weights.items():
+        for key, value in setup.optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor):
+                scalars[f"{name}/{key}"] = value
+                continue
+            if isinstance(parameter, DTensor) and value.dim() and not isinstance(value, DTensor):
+                raise ValueError(f"{key} of {name} is not sharded as its parameter is")
+            tensors[f"{_OPTIMIZER}{name}/{key}"] = value
     return tensors, scalars
 
 
-def _restore_optimizer(
-    optimizer: Optimizer, tensors: dict[str, torch.Tensor], scalars: dict[str, Any]
-) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in (tensors | scalars).items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
+class _Tensors:
+    """The tensors of a checkpoint, read when asked for, one at a time."""
+
+    def __init__(self, files: list[Any]) -> None:
+        self.holders: dict[str, list[Any]] = {}
+        for file in files:
+            for name in file.keys():  # noqa: SIM118 (a file is not a mapping)
+                self.holders.setdefault(name, []).append(file)
+
+    def below(self, prefix: str) -> list[str]:
+        """The names that start with ``prefix``, without it."""
+        return [name.removeprefix(prefix) for name in self.holders if name.startswith(prefix)]
+
+    def whole(self, name: str) -> Tensor:
+        """The pieces of all ranks in order."""
+        pieces = [file.get_tensor(name) for file in self.holders[name]]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Tensors]:
+    with ExitStack() as stack:
+        files = sorted(path.glob("rank-*.safetensors"))
+        yield _Tensors([stack.enter_context(safe_open(file, "pt")) for file in files])
+
+
+@torch.no_grad()
+def _load_model(setup: Setup, tensors: _Tensors) -> None:
+    weights = named_tensors(setup.model)
+    if other := weights.keys() ^ tensors.below(_MODEL):
+        raise ValueError(f"the checkpoint is of another model, with or without {min(other)}")
+    for name, weight in weights.items():
+        saved = tensors.whole(f"{_MODEL}{name}")
+        if saved.shape != weight.shape:
+            shapes = f"{tuple(saved.shape)}, here {tuple(weight.shape)}"
+            raise ValueError(f"the checkpoint is of another model, where {name} is {shapes}")
+        weight.copy_(divided_like(saved, weight))
+
+
+def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) -> None:
     # The groups (learning rate, betas) come from the run spec, not from the checkpoint.
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    optimizer, weights = setup.optimizer, named_tensors(setup.model)
+    step_on_device = {
+        parameter: group.get("fused") or group.get("capturable")
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    optimizer.state.clear()
+    for full_name in tensors.below(_OPTIMIZER):
+        name, key = full_name.rsplit("/", 1)
+        parameter, value = weights[name], tensors.whole(f"{_OPTIMIZER}{full_name}")
+        if value.shape == parameter.shape:
+            value = divided_like(value, parameter)
+        elif key != "step" or step_on_device[parameter]:
+            value = value.to(parameter.device)
+        optimizer.state[parameter][key] = value
+    for full_name, number in scalars.items():
+        name, key = full_name.rsplit("/", 1)
+        optimizer.state[weights[name]][key] = number
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {f"{_RANDOM}cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _load_random_state(file: Path, device: torch.device) -> None:
+    with safe_open(file, "pt") as tensors:
+        torch.set_rng_state(tensors.get_tensor(f"{_RANDOM}cpu"))
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda"), device)

@@ -1,7 +1,11 @@
 """The validation loss."""
 
+from itertools import islice
+
+import numpy as np
 import torch
 
+from transformer_core.data.collate import collate
 from transformer_core.data.feeding import evaluation_batches
 from transformer_core.model.loss import token_loss_sum
 from transformer_core.train.assemble import Setup
@@ -11,15 +15,17 @@ from transformer_core.train.assemble import Setup
 def validation_loss(setup: Setup) -> float:
     """Mean cross-entropy per target token in nats, without label smoothing or dropout.
 
-    Ranks take turns with the batches, so the sum over ranks is that of a single process.
+    Ranks take turns with the batches, so the sum over ranks is that of a single process. In the
+    last turn some may get none: they go forward all the same, since a sharded model takes all.
     """
-    model, process = setup.model, setup.process
+    model, process, store = setup.model, setup.process, setup.validation_store
     total = torch.zeros(2, dtype=torch.float64)
+    nothing = collate(store, np.empty(0, np.int64))
     training = model.training
     model.eval()
-    for number, (_, batch) in enumerate(evaluation_batches(setup.validation_store)):
-        if number % process.world_size != process.rank:
-            continue
+    batches = evaluation_batches(store)
+    while turn := [batch for _, batch in islice(batches, process.world_size)]:
+        batch = turn[process.rank] if process.rank < len(turn) else nothing
         batch = batch.to(setup.device)
         with setup.precision.autocast():
             logits = model(batch.source, batch.target_input)

@@ -1,0 +1,125 @@
+"""Trainings of a few steps of a tiny model, in one process or in one rank of several."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from schemas.base import merge
+from schemas.results import LengthHistogram, ShardManifest
+from schemas.study import RunSpec
+from transformer_core.data.store import PairStore
+from transformer_core.parallel.topology import Process
+from transformer_core.train.assemble import Setup, assemble
+from transformer_core.train.loop import train
+
+VOCABULARY = 61  # odd, so that shards of two ranks differ in size
+
+_SPEC: dict[str, Any] = {
+    "variant": "small",
+    "batching": {"kind": "fixed_size", "pairs": 8},
+    "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2},
+    "training": {
+        "steps": 6,
+        "precision": {"kind": "fp32"},
+        "schedule": {"kind": "constant", "peak": 3e-3},
+        "log_every": 1,
+        "validate_every": 0,
+    },
+    "machine": {"device": "cpu"},
+    "measurement": {"warmup_steps": 0, "window_steps": 1},
+}
+
+
+def small_spec(**sections: Any) -> RunSpec:
+    """A run spec of the tiny model, with these sections laid over it."""
+    return RunSpec.model_validate(merge(_SPEC, sections))
+
+
+def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
+    """Pairs of random ids of many lengths, the same for the same seed."""
+    random = np.random.default_rng(seed)
+
+    def side() -> pa.Array:
+        ids = [random.integers(3, VOCABULARY, random.integers(1, 9)) for _ in range(pairs)]
+        return pa.array(ids, pa.large_list(pa.uint8()))
+
+    manifest = ShardManifest(
+        corpus="small",
+        split="train",
+        pairs=pairs,
+        source_tokens=0,
+        target_tokens=0,
+        skipped_too_long=0,
+        examples=[],
+        id_type="uint8",
+        vocabulary=VOCABULARY,
+        tokenizer_sha256="0" * 64,
+        lengths=LengthHistogram(unit="tokens", source={}, target={}),
+        seconds=0.0,
+        shards=[],
+    )
+    return PairStore(manifest, [pa.record_batch([side(), side()], names=["source", "target"])])
+
+
+def small_setup(spec: RunSpec) -> Setup:
+    """The training of ``spec``, for this rank where there is a process group."""
+    joined = dist.is_initialized()
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
+    # Validation batches hold thousands of tokens: hundreds of pairs make an odd number of them.
+    return assemble(spec, process, VOCABULARY, small_store(), small_store(2_500, seed=1))
+
+
+class Watcher:
+    """An observer that keeps what it is told; ``stop_at`` ends a run after that step."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.stop_at = stop_at
+        self.losses: dict[int, float] = {}
+        self.validations: dict[int, float] = {}
+        self.started_at: list[int] = []
+
+    def start(self, step: int) -> None:
+        self.started_at.append(step)
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        if self.stop_at and step > self.stop_at:
+            raise Stopped
+
+    def logged(self, step: int, loss: float) -> None:
+        self.losses[step] = loss
+
+    def validated(self, step: int, loss: float) -> None:
+        self.validations[step] = loss
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": list(self.losses.items())}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.losses = dict(state["losses"])
+
+
+class Stopped(Exception):
+    """The end of a run before its last step."""
+
+
+def run_small(spec: RunSpec, checkpoints: Path, stop_at: int = 0) -> Watcher:
+    """Train, from the newest checkpoint if there is one, to the end or until ``stop_at`` is over."""
+    watcher = Watcher(stop_at)
+    try:
+        train(small_setup(spec), watcher, checkpoints)
+    except Stopped:
+        assert stop_at
+    return watcher

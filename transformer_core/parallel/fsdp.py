@@ -1,0 +1,111 @@
+"""Fully sharded data parallelism (Zhao et al., VLDB 2023, arXiv 2304.11277), as FSDP2."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from schemas.errors import Unsupported
+from schemas.parallel import Fsdp, Machine
+from transformer_core.parallel.process_group import ProcessGroupStrategy
+from transformer_core.parallel.topology import Process
+
+
+def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of the outermost ``nn.ModuleList``s: the layers of a stack, in any model."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from (layer for layer in child if any(True for _ in layer.parameters()))
+        else:
+            yield from repeated_layers(child)
+
+
+class FsdpStrategy(ProcessGroupStrategy):
+    """Every rank holds its rows of parameters, gradients and optimizer state.
+
+    The parameters of a layer are gathered for its forward, again for its backward unless they were
+    kept, and its gradients are reduced and scattered: each layer is one message, and what lies
+    outside the layers (embeddings, last normalizations) is one more.
+    """
+
+    def __init__(
+        self, spec: Fsdp, process: Process, machine: Machine, synchronise_every: bool
+    ) -> None:
+        device = process.device
+        if (
+            spec.bf16
+            and device.type == "cuda"
+            and torch.cuda.get_device_capability(device) < (8, 0)
+        ):
+            name = torch.cuda.get_device_name(device)
+            raise Unsupported(f"{name} has no bfloat16 units (compute capability 8.0 or later)")
+        super().__init__(process, machine)
+        self.spec = spec
+        self.synchronise_every = synchronise_every
+        self.roots: list[FSDPModule] = []
+        self.groups = 0
+        self.whole_elements = 0
+        self.own_elements = 0
+        self.micro_batches = 0
+        self.reductions = 0
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        mesh = init_device_mesh(self.device.type, (self.process.world_size,))
+        policy = MixedPrecisionPolicy()
+        if self.spec.bf16:
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        layers = list(repeated_layers(module))
+        for layer in layers:
+            fully_shard(
+                layer,
+                mesh=mesh,
+                reshard_after_forward=self.spec.reshard_after_forward,
+                mp_policy=policy,
+            )
+        # The roots are its children (the model), not the module around model and loss: a module
+        # gathers its parameters when it is called, and the validation calls the model alone.
+        for child in module.children():
+            # A root keeps its parameters: backward needs them at once.
+            fully_shard(child, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+            self.roots.append(cast(FSDPModule, child))
+        self.groups = len(layers) + len(self.roots)
+        parameters = list(module.parameters())
+        self.whole_elements = sum(p.numel() for p in parameters)
+        self.own_elements = sum(p.to_local().numel() for p in parameters if isinstance(p, DTensor))
+        return module
+
+    @property
+    def loss_scale(self) -> float:
+        # The reduction averages over ranks; the loop wants the gradient of the sum.
+        return float(self.process.world_size)
+
+    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        reduce = last or self.synchronise_every
+        self.micro_batches += 1
+        self.reductions += reduce
+        for root in self.roots:
+            root.set_requires_gradient_sync(reduce)
+        return contextlib.nullcontext()
+
+    def communication(self) -> dict[str, Any] | None:
+        width = 2 if self.spec.bf16 else 4
+        return {
+            "groups": self.groups,
+            "parameters_of_rank": self.own_elements,
+            "bytes_gathered_in_forward": width * self.whole_elements,
+            "gathered_again_in_backward": self.spec.reshard_after_forward,
+            "synchronised_micro_batches": self.reductions,
+            "micro_batches": self.micro_batches,
+            "reduce_scatters": self.reductions * self.groups,
+        }
+
+
+def _check_bfloat16(device: torch.device) -> None:
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        raise Unsupported(f"bfloat16 needs a GPU of compute capability 8.0 or later, not {name}")
