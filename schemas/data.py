@@ -178,6 +178,13 @@ class TokenBudget(Schema):
     kind: Literal["token_budget"] = "token_budget"
     tokens: Count = 4_096
     """Most tokens in a global batch, source and target with padding, over all devices."""
+    scale: float = Field(default=1.0, gt=0)
+    """Multiplies tokens: for variants that sweep the batch size of any study."""
+
+    @property
+    def scaled_tokens(self) -> int:
+        """Most tokens in a global batch."""
+        return max(1, round(self.tokens * self.scale))
 
 
 class FixedSize(Schema):
@@ -186,6 +193,13 @@ class FixedSize(Schema):
     kind: Literal["fixed_size"]
     pairs: Count = 64
     """Sentence pairs in a global batch, over all devices."""
+    scale: float = Field(default=1.0, gt=0)
+    """Multiplies pairs: for variants that sweep the batch size of any study."""
+
+    @property
+    def scaled_pairs(self) -> int:
+        """Sentence pairs in a global batch."""
+        return max(1, round(self.pairs * self.scale))
 
 
 AnyBatching = Annotated[TokenBudget | FixedSize, Field(discriminator="kind")]

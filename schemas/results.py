@@ -273,6 +273,8 @@ class Repeat(Schema):
     """Peak memory by rank."""
     communication: dict[str, Any] | None
     """What the parallel strategy tells of its traffic (bucket sizes, reductions per step)."""
+    numerics: dict[str, Any] | None = None
+    """What the precision tells (skipped steps, final loss scale); null where there is nothing."""
     provenance: Provenance
     """Where this comes from."""
 
@@ -281,7 +283,7 @@ STEP_COLUMNS: dict[str, str] = {
     "step": "int64: optimizer step, from 1",
     "epoch": "int64: pass over the corpus, from 0",
     "batch": "int64: global batch of the epoch, from 0",
-    "learning_rate": "float64: learning rate of the step",
+    "learning_rate": "float64: learning rate that the schedule gives for the step",
     "loss": "float64, null where not read: training loss per target token in nats, all ranks",
     "grad_norm": "float64, null where not read: norm of the gradient before clipping",
     "pairs": "int64: sentence pairs, all ranks",

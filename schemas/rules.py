@@ -1,5 +1,6 @@
 """Rules that span several sections of a run spec."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,23 +45,41 @@ def _batching(spec: RunSpec) -> Iterator[Violation]:
         f"({spec.machine.nodes} nodes x {spec.machine.devices_per_node} devices x "
         f"{spec.training.accumulation.micro_batches} micro-batches)"
     )
-    if isinstance(batching, FixedSize) and batching.pairs < parts:
-        yield (
-            "batching.pairs",
+    if isinstance(batching, FixedSize) and batching.scaled_pairs < parts:
+        yield _small_batch(
+            "pairs",
             batching.pairs,
+            batching.scale,
+            parts,
             f"{divided}: some device would have no work",
-            f"take at least {parts} pairs, or fewer devices or micro-batches",
+            "fewer devices or micro-batches",
         )
     if isinstance(batching, TokenBudget):
         longest = 2 * (spec.filter.max_tokens + 1)
-        if batching.tokens < longest * parts:
-            yield (
-                "batching.tokens",
+        if batching.scaled_tokens < longest * parts:
+            yield _small_batch(
+                "tokens",
                 batching.tokens,
+                batching.scale,
+                longest * parts,
                 f"{divided}, and a pair may have {longest} tokens "
                 f"(filter.max_tokens = {spec.filter.max_tokens}): some device would have no work",
-                f"take at least {longest * parts} tokens, or a smaller filter.max_tokens",
+                "a smaller filter.max_tokens",
             )
+
+
+def _small_batch(
+    unit: str, size: int, scale: float, needed: int, message: str, other_remedy: str
+) -> Violation:
+    """A global batch of fewer than ``needed`` pairs or tokens; a scale that is set is to blame."""
+    if scale == 1:
+        remedy = f"take at least {needed} {unit}, or {other_remedy}"
+        return f"batching.{unit}", size, message, remedy
+    least = math.ceil(1000 * needed / size) / 1000
+    enough = math.ceil(needed / scale)
+    remedy = f"take at least {least:g}, or at least {enough} {unit}, or {other_remedy}"
+    message = f"makes global batches of {round(size * scale)} {unit}; {message}"
+    return "batching.scale", scale, message, remedy
 
 
 def _training(spec: RunSpec) -> Iterator[Violation]:

@@ -19,7 +19,30 @@ class Bf16(Schema):
     kind: Literal["bf16"]
 
 
-AnyPrecision = Annotated[Fp32 | Bf16, Field(discriminator="kind")]
+class Fp16(Schema):
+    """float16 autocast over 32-bit weights, with a loss scale that adapts (arXiv 1710.03740)."""
+
+    kind: Literal["fp16"]
+    initial_scale: float = Field(default=65536.0, gt=0)
+    """Loss scale at the start; it doubles after growth_interval good steps."""
+    growth_interval: Count = 2_000
+    """Steps without overflow after which the loss scale doubles."""
+
+
+class Tf32(Schema):
+    """32-bit weights and activations, matrix products in TensorFloat-32; needs CUDA."""
+
+    kind: Literal["tf32"]
+
+
+class Bf16Matmul(Schema):
+    """32-bit weights and activations, matrix products in bfloat16 inside; needs a CPU with AMX
+    or AVX-512 BF16."""
+
+    kind: Literal["bf16_matmul"]
+
+
+AnyPrecision = Annotated[Fp32 | Bf16 | Fp16 | Tf32 | Bf16Matmul, Field(discriminator="kind")]
 
 
 class AdamW(Schema):
@@ -36,7 +59,29 @@ class AdamW(Schema):
     """One fused kernel per step where torch has one for the device."""
 
 
-AnyOptimizer = AdamW
+class Sgd(Schema):
+    """Stochastic gradient descent with momentum: 4 bytes of state per parameter."""
+
+    kind: Literal["sgd"]
+    momentum: Fraction = 0.9
+    """Share of the previous update."""
+    rate_factor: float = Field(default=100.0, gt=0)
+    """Multiplies the schedule's learning rate, which is made for Adam's normalised updates."""
+
+
+class AdamW8bit(Schema):
+    """AdamW with 8-bit state (arXiv 2110.02861): 2 bytes of state per parameter."""
+
+    kind: Literal["adamw_8bit"]
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    """Decay rates of the first and second moment."""
+    eps: float = Field(default=1e-9, gt=0)
+    """Added to the denominator."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+
+
+AnyOptimizer = Annotated[AdamW | Sgd | AdamW8bit, Field(discriminator="kind")]
 
 
 class Noam(Schema):

@@ -53,10 +53,12 @@ def plan_epoch(
     random = np.random.PCG64([seed, epoch])
     order = _permutation(random, len(source_lengths))
     if isinstance(batching, FixedSize):
-        starts = np.arange(0, len(order) + batching.pairs, batching.pairs, dtype=np.int64)
+        pairs = batching.scaled_pairs
+        starts = np.arange(0, len(order) + pairs, pairs, dtype=np.int64)
         return EpochPlan(order, np.minimum(starts, len(order)))
-    order = _by_length(source_lengths, target_lengths, order, batching.tokens, random)
-    starts = cut_by_tokens(source_lengths[order], target_lengths[order], batching.tokens)
+    tokens = batching.scaled_tokens
+    order = _by_length(source_lengths, target_lengths, order, tokens, random)
+    starts = cut_by_tokens(source_lengths[order], target_lengths[order], tokens)
     shuffled = _permutation(random, len(starts) - 1)
     sizes = np.diff(starts)[shuffled]
     return EpochPlan(

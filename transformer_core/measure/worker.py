@@ -121,6 +121,7 @@ def run(arguments: argparse.Namespace, began: float) -> None:
             validations=history.validations,
             memory=memory,
             communication=setup.strategy.communication(),
+            numerics=setup.precision.report(),
             provenance=collect(spec, arguments.command, started),
         )
         write_text(output / "metrics.json", repeat.model_dump_json(indent=2) + "\n")

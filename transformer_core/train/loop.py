@@ -110,7 +110,7 @@ def optimizer_step(
     Returns this rank's loss sum and the norm of the whole gradient, both still on the device.
     """
     for group in setup.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)
     setup.optimizer.zero_grad(set_to_none=True)
     # The gradient of the mean over the target tokens of all ranks and micro-batches.
     scale = setup.strategy.loss_scale / batch.target_tokens

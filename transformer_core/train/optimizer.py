@@ -1,23 +1,79 @@
 """Optimizers."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from schemas.train import AnyOptimizer
+from schemas.errors import Unsupported
+from schemas.train import AdamW, AdamW8bit, AnyOptimizer, Sgd
 
 
 def build_optimizer(
     spec: AnyOptimizer, parameters: Iterable[nn.Parameter], device: torch.device
 ) -> Optimizer:
-    """The optimizer that ``spec`` names; the loop sets its learning rate at every step."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=0.0,
-        betas=spec.betas,
-        eps=spec.eps,
-        weight_decay=spec.weight_decay,
-        fused=spec.fused and device.type in ("cuda", "cpu"),
-    )
+    """The optimizer that ``spec`` names; the loop sets its learning rate at every step.
+
+    Each parameter group says under ``rate_factor`` by how much it multiplies the schedule's rate.
+    Raises Unsupported where a library is missing or cannot work on ``device``.
+    """
+    fused = device.type in ("cuda", "cpu")
+    match spec:
+        case AdamW():
+            adam = _adam_arguments(spec)
+            return torch.optim.AdamW(_group(parameters), fused=spec.fused and fused, **adam)
+        case Sgd():
+            group = _group(parameters, spec.rate_factor)
+            return torch.optim.SGD(group, lr=0.0, momentum=spec.momentum, fused=fused)
+        case AdamW8bit():
+            return _eight_bit(spec, parameters)
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes that the optimizer keeps on this device between steps.
+
+    Per parameter 8 for AdamW, 4 for SGD with momentum and little over 2 for 8-bit AdamW. Of a
+    sharded parameter this counts the shard of this rank. 0 before the first step.
+    """
+    storages: dict[int, int] = {}  # by address, as tensors may share one
+    waiting: list[Any] = [value for entry in optimizer.state.values() for value in entry.values()]
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, torch.Tensor):
+            continue
+        if is_traceable_wrapper_subclass(value):  # a shard, or a quantized tensor
+            names, _ = value.__tensor_flatten__()
+            waiting += [getattr(value, name) for name in names]
+            continue
+        storage = value.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:
+    return [{"params": list(parameters), "rate_factor": rate_factor}]
+
+
+def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:
+    return {
+        "lr": 0.0,
+        "betas": spec.betas,
+        "eps": spec.eps,
+        "weight_decay": spec.weight_decay,
+    }
+
+
+def _eight_bit(spec: AdamW8bit, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    try:
+        # Here, because the library is optional and takes a second to import.
+        from transformer_core.train.eight_bit import BlockwiseAdamW
+    except ImportError as error:
+        raise Unsupported(
+            f"8-bit AdamW needs bitsandbytes 0.50 or newer ({error}): "
+            "pip install 'bitsandbytes>=0.50'"
+        ) from error
+    group = _group(parameters)
+    return BlockwiseAdamW(group, **_adam_arguments(spec))

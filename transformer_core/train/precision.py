@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from schemas.train import AnyPrecision, Bf16, Fp32
+from schemas.train import AnyPrecision, Bf16, Bf16Matmul, Fp16, Fp32, Tf32
+from transformer_core.train.matmul import set_matmul
 
 
 class Precision:
-    """32-bit floating point; other precisions override what they do differently."""
+    """32-bit weights and activations; other precisions override what they do differently."""
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context of the forward pass."""
@@ -29,10 +31,31 @@ class Precision:
 
         ``clip_norm`` of 0 does not clip.
         """
+        self.unscale(optimizer)
         limit = clip_norm or float("inf")
         norm = nn.utils.clip_grad_norm_(parameters, limit)
-        optimizer.step()
+        if isinstance(norm, DTensor):  # parameters in shards: each rank has a part of the norm
+            norm = norm.full_tensor()
+        self.update(optimizer, norm)
         return norm
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Take any factor that :meth:`backward` put on the loss out of the gradients."""
+
+    def update(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
+        """Apply the gradients, whose norm was ``norm`` before clipping."""
+        optimizer.step()
+
+    def report(self) -> dict[str, Any] | None:
+        """What there is to tell after training, as JSON."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep, as JSON."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up what :meth:`state` gave."""
 
 
 class Autocast(Precision):
@@ -46,10 +69,53 @@ class Autocast(Precision):
         return torch.autocast(self.device_type, dtype=self.dtype)
 
 
+class ScaledAutocast(Autocast):
+    """float16 autocast with a loss scale (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
+
+    The scale lifts small gradients into the range of float16. Where it makes one overflow, that
+    step is skipped on every rank and the scale is halved.
+    """
+
+    def __init__(self, device: torch.device, spec: Fp16) -> None:
+        super().__init__(device.type, torch.float16)
+        self.scaler = torch.amp.GradScaler(
+            device.type, init_scale=spec.initial_scale, growth_interval=spec.growth_interval
+        )
+        # Counted on the device: reading it at every step would make the host wait.
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        self.scaler.unscale_(optimizer)
+
+    def update(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        self.skipped += ~norm.isfinite()
+
+    def report(self) -> dict[str, Any] | None:
+        return {"skipped_steps": int(self.skipped), "loss_scale": self.scaler.get_scale()}
+
+    def state(self) -> dict[str, Any]:
+        return {"scaler": self.scaler.state_dict(), "skipped_steps": int(self.skipped)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state["scaler"])
+        self.skipped.fill_(state["skipped_steps"])
+
+
 def build_precision(spec: AnyPrecision, device: torch.device) -> Precision:
-    """The precision that ``spec`` names."""
+    """The precision that ``spec`` names, which is switched on for the whole process.
+
+    Raises Unsupported where the device cannot compute in it.
+    """
+    set_matmul(spec, device)
     match spec:
-        case Fp32():
-            return Precision()
         case Bf16():
             return Autocast(device.type, torch.bfloat16)
+        case Fp16():
+            return ScaledAutocast(device, spec)
+        case Fp32() | Tf32() | Bf16Matmul():
+            return Precision()
