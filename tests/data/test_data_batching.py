@@ -113,6 +113,22 @@ def test_plan_does_not_depend_on_the_integer_type():
     assert wide.starts.tolist() == plan.starts.tolist()
 
 
+@steady
+@given(lengths=lengths, size=st.integers(1, 200), scale=st.sampled_from([0.25, 0.5, 2.0, 4.0]))
+def test_a_scaled_plan_is_that_of_the_scaled_size(lengths, size, scale):
+    scaled = max(1, round(size * scale))
+    for batching, plain in [
+        (TokenBudget(tokens=size, scale=scale), TokenBudget(tokens=scaled)),
+        (
+            FixedSize(kind="fixed_size", pairs=size, scale=scale),
+            FixedSize(kind="fixed_size", pairs=scaled),
+        ),
+    ]:
+        plan, expected = (plan_epoch(*lengths, b, 1, 0) for b in (batching, plain))
+        assert plan.order.tolist() == expected.order.tolist()
+        assert plan.starts.tolist() == expected.starts.tolist()
+
+
 def test_plan_is_pinned():
     """A checkpoint resumes in the middle of an epoch: the order must outlive versions."""
     sources, targets = np.arange(10) % 4, np.arange(10) % 3

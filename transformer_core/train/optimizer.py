@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -27,9 +28,11 @@ def build_optimizer(
             return torch.optim.AdamW(_group(parameters), fused=spec.fused and fused, **adam)
         case Sgd():
             group = _group(parameters, spec.rate_factor)
+            # torch has a fused step on shards for Adam only.
+            fused = fused and not _sharded(group)
             return torch.optim.SGD(group, lr=0.0, momentum=spec.momentum, fused=fused)
         case AdamW8bit():
-            return _eight_bit(spec, parameters)
+            return _eight_bit(spec, parameters, device)
 
 
 def state_bytes(optimizer: Optimizer) -> int:
@@ -57,6 +60,10 @@ def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list
     return [{"params": list(parameters), "rate_factor": rate_factor}]
 
 
+def _sharded(group: list[dict[str, Any]]) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in group[0]["params"])
+
+
 def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:
     return {
         "lr": 0.0,
@@ -66,7 +73,15 @@ def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:
     }
 
 
-def _eight_bit(spec: AdamW8bit, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def _eight_bit(
+    spec: AdamW8bit, parameters: Iterable[nn.Parameter], device: torch.device
+) -> Optimizer:
+    group = _group(parameters)
+    if any(isinstance(parameter, DTensor) for parameter in group[0]["params"]):
+        raise Unsupported(
+            "bitsandbytes' 8-bit AdamW cannot work on shards of parameters: "
+            "take another optimizer with FSDP, or DDP"
+        )
     try:
         # Here, because the library is optional and takes a second to import.
         from transformer_core.train.eight_bit import BlockwiseAdamW
@@ -75,5 +90,14 @@ def _eight_bit(spec: AdamW8bit, parameters: Iterable[nn.Parameter]) -> Optimizer
             f"8-bit AdamW needs bitsandbytes 0.50 or newer ({error}): "
             "pip install 'bitsandbytes>=0.50'"
         ) from error
-    group = _group(parameters)
-    return BlockwiseAdamW(group, **_adam_arguments(spec))
+    arguments, group = _adam_arguments(spec), _group(parameters)
+    if _sharded(group):
+        raise Unsupported("bitsandbytes cannot take a step on sharded parameters (fsdp)")
+    try:
+        # The library imports also where it has no kernel for the device, and fails at a step.
+        probe = nn.Parameter(torch.zeros(4096, device=device))
+        probe.grad = torch.zeros_like(probe)
+        BlockwiseAdamW([probe], **arguments).step()
+    except (RuntimeError, AttributeError) as error:
+        raise Unsupported(f"bitsandbytes cannot take a step on {device}: {error}") from error
+    return BlockwiseAdamW(group, **arguments)

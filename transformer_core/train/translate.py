@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_model
 from tqdm import tqdm
 
-from schemas.results import EvaluationResult, Repeat, ShardManifest, Translation
+from schemas.errors import Unsupported
+from schemas.results import EvaluationResult, Repeat, ShardManifest, Status, Translation
 from schemas.study import RunSpec
 from transformer_core.data.feeding import evaluation_batches
 from transformer_core.data.files import write_text
@@ -28,9 +29,11 @@ def evaluate(
 ) -> EvaluationResult:
     """BLEU and chrF of the model in ``weights`` on the first pairs of the test split.
 
-    The references are the decoded target ids: the tokenizer loses nothing.
+    The references are the decoded target ids: the tokenizer loses nothing. Raises Unsupported
+    where this machine cannot compute in the precision of ``spec``.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = torch.cuda.is_available() and spec.machine.device != "cpu"
+    device = torch.device("cuda" if cuda else "cpu")
     model = build_model(spec.model, vocabulary)
     load_model(model, str(weights))
     model.to(device).eval()
@@ -79,12 +82,12 @@ def evaluate(
     )
 
 
-def not_evaluated(run: Repeat) -> EvaluationResult:
-    """The evaluation of a run that left no model."""
+def not_evaluated(variant: str, status: Status, reason: str | None) -> EvaluationResult:
+    """The evaluation of a run that left no model, or one that this machine cannot use."""
     return EvaluationResult(
-        variant=run.variant,
-        status=run.status,
-        reason=run.reason,
+        variant=variant,
+        status=status,
+        reason=reason,
         bleu=None,
         chrf=None,
         signature=None,
@@ -104,17 +107,20 @@ def main() -> None:
     arguments = parser.parse_args()
     run = Repeat.model_validate_json(arguments.run.read_text())
     if run.status != "ok":
-        result = not_evaluated(run)
+        result = not_evaluated(run.variant, run.status, run.reason)
     else:
         manifest_path = arguments.data / "shards" / "test" / "manifest.json"
         manifest = ShardManifest.model_validate_json(manifest_path.read_text())
-        result = evaluate(
-            RunSpec.model_validate_json(arguments.spec.read_text()),
-            arguments.weights,
-            open_shards(manifest_path),
-            manifest.vocabulary,
-            arguments.data / "tokenizer.json",
-        )
+        try:
+            result = evaluate(
+                RunSpec.model_validate_json(arguments.spec.read_text()),
+                arguments.weights,
+                open_shards(manifest_path),
+                manifest.vocabulary,
+                arguments.data / "tokenizer.json",
+            )
+        except Unsupported as error:
+            result = not_evaluated(run.variant, "unsupported", str(error))
     write_text(arguments.output, result.model_dump_json(indent=2) + "\n")
 
 

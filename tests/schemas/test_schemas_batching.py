@@ -1,0 +1,99 @@
+"""The scale of a batch: variants that sweep the batch size of any study."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.data import FixedSize, TokenBudget
+from schemas.errors import ConfigError
+from schemas.resolve import read_variants, resolve
+from schemas.study import Study, Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+DDP = {"parallel": {"kind": "ddp"}}
+
+
+def study(batching: dict[str, Any], **sections: Any) -> Study:
+    return Study.model_validate({"name": "s", "variants": ["v"], "batching": batching} | sections)
+
+
+def scaled(scale: float, change: dict[str, Any] | None = None) -> dict[str, Variant]:
+    change = (change or {}) | {"batching": {"scale": scale}}
+    return {"v": Variant(change=change, equivalence="statistical", summary="Scaled.")}
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "expected"),
+    [(64, 1.0, 64), (64, 0.5, 32), (64, 4.0, 256), (10, 0.25, 2), (3, 0.9, 3), (1, 0.1, 1)],
+)
+def test_size_times_scale_to_the_nearest_whole_number(
+    size: int, scale: float, expected: int
+) -> None:
+    assert FixedSize(kind="fixed_size", pairs=size, scale=scale).scaled_pairs == expected
+    assert TokenBudget(tokens=size, scale=scale).scaled_tokens == expected
+
+
+@pytest.mark.parametrize("kind", ["fixed_size", "token_budget"])
+def test_variants_scale_the_batches_of_any_study(kind: str) -> None:
+    size = {"fixed_size": "pairs", "token_budget": "tokens"}[kind]
+    variants = read_variants(ROOT / "config/variants.yaml")
+    base = study({"kind": kind, size: 9_000})
+    sizes = {}
+    for name in ("batch_quarter", "batch_half", "single", "batch_double", "batch_quadruple"):
+        batching = resolve(base, name, variants).batching
+        assert batching.kind == kind
+        sizes[name] = getattr(batching, f"scaled_{size}")
+    assert list(sizes.values()) == [2_250, 4_500, 9_000, 18_000, 36_000]
+
+
+SMALL = [
+    (
+        study({"kind": "fixed_size", "pairs": 10}, machine={"devices_per_node": 4}),
+        scaled(0.3, DDP),
+        "makes global batches of 3 pairs",
+        "take at least 0.4, or at least 14 pairs",
+        "fewer devices",
+    ),
+    (
+        study({"kind": "token_budget", "tokens": 1_000}, filter={"max_tokens": 49}),
+        scaled(0.05),
+        "makes global batches of 50 tokens",
+        "take at least 0.1, or at least 2000 tokens",
+        "a smaller filter.max_tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("base", "variants", "message", "remedy", "other"), SMALL)
+def test_a_scale_that_leaves_a_device_without_work_is_refused(
+    base: Study, variants: dict[str, Variant], message: str, remedy: str, other: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(base, "v", variants, "study.yaml", "variants.yaml")
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.field) == ("variants.yaml", "v.change.batching.scale")
+    assert problem.value == variants["v"].change["batching"]["scale"]
+    assert message in problem.message
+    assert problem.remedy.startswith(remedy)
+    assert other in problem.remedy
+
+
+def test_the_remedies_are_enough_and_no_more() -> None:
+    machine = {"devices_per_node": 4}
+    tight = study({"kind": "fixed_size", "pairs": 10}, machine=machine)
+    resolve(tight, "v", scaled(0.4, DDP))
+    resolve(study({"kind": "fixed_size", "pairs": 14}, machine=machine), "v", scaled(0.3, DDP))
+    with pytest.raises(ConfigError):
+        resolve(tight, "v", scaled(0.3, DDP))
+
+
+def test_a_large_scale_makes_a_small_batch_do() -> None:
+    base = study({"kind": "fixed_size", "pairs": 2}, machine={"devices_per_node": 4})
+    resolve(base, "v", scaled(2.0, DDP))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_a_scale_is_positive(scale: float) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        resolve(study({"kind": "token_budget"}), "v", scaled(scale))
