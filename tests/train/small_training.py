@@ -65,13 +65,14 @@ def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
     return PairStore(manifest, [pa.record_batch([side(), side()], names=["source", "target"])])
 
 
-def small_setup(spec: RunSpec) -> Setup:
-    """The training of ``spec``, for this rank where there is a process group."""
-    joined = dist.is_initialized()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
-    process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
-    # Validation batches hold thousands of tokens: hundreds of pairs make an odd number of them.
-    return assemble(spec, process, VOCABULARY, small_store(), small_store(2_500, seed=1))
+def small_setup(spec: RunSpec, process: Process | None = None) -> Setup:
+    """The training of ``spec`` by ``process``: where it is not given, by this rank, on the CPU."""
+    if process is None:
+        joined = dist.is_initialized()
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+        process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
+    # Validation batches hold thousands of tokens: these pairs make an odd number of batches.
+    return assemble(spec, process, VOCABULARY, small_store(), small_store(1_300, seed=1))
 
 
 class Watcher:
@@ -91,6 +92,11 @@ class Watcher:
     ) -> None:
         if self.stop_at and step > self.stop_at:
             raise Stopped
+
+    def updated(
+        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
+    ) -> None:
+        pass
 
     def logged(self, step: int, loss: float) -> None:
         self.losses[step] = loss
@@ -115,11 +121,11 @@ class Stopped(Exception):
     """The end of a run before its last step."""
 
 
-def run_small(spec: RunSpec, checkpoints: Path, stop_at: int = 0) -> Watcher:
-    """Train, from the newest checkpoint if there is one, to the end or until ``stop_at`` is over."""
-    watcher = Watcher(stop_at)
+def run_small(spec: RunSpec, checkpoints: Path, stop_at: int = 0) -> tuple[Watcher, Setup]:
+    """Train, from the newest checkpoint if there is one; ``stop_at`` as in :class:`Watcher`."""
+    watcher, setup = Watcher(stop_at), small_setup(spec)
     try:
-        train(small_setup(spec), watcher, checkpoints)
+        train(setup, watcher, checkpoints)
     except Stopped:
         assert stop_at
-    return watcher
+    return watcher, setup

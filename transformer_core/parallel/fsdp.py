@@ -1,7 +1,7 @@
 """Fully sharded data parallelism (Zhao et al., VLDB 2023, arXiv 2304.11277), as FSDP2."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from schemas.errors import Unsupported
 from schemas.parallel import Fsdp, Machine
 from transformer_core.parallel.process_group import ProcessGroupStrategy
 from transformer_core.parallel.topology import Process
+from transformer_core.parallel.traffic import Traffic
 
 
 def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -48,9 +49,8 @@ class FsdpStrategy(ProcessGroupStrategy):
         self.spec = spec
         self.synchronise_every = synchronise_every
         self.roots: list[FSDPModule] = []
-        self.groups = 0
-        self.whole_elements = 0
-        self.own_elements = 0
+        self.layers: list[nn.Module] = []
+        self.mine = 0
         self.micro_batches = 0
         self.reductions = 0
 
@@ -59,8 +59,8 @@ class FsdpStrategy(ProcessGroupStrategy):
         policy = MixedPrecisionPolicy()
         if self.spec.bf16:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        layers = list(repeated_layers(module))
-        for layer in layers:
+        self.layers = list(repeated_layers(module))
+        for layer in self.layers:
             fully_shard(
                 layer,
                 mesh=mesh,
@@ -73,10 +73,9 @@ class FsdpStrategy(ProcessGroupStrategy):
             # A root keeps its parameters: backward needs them at once.
             fully_shard(child, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
             self.roots.append(cast(FSDPModule, child))
-        self.groups = len(layers) + len(self.roots)
-        parameters = list(module.parameters())
-        self.whole_elements = sum(p.numel() for p in parameters)
-        self.own_elements = sum(p.to_local().numel() for p in parameters if isinstance(p, DTensor))
+        # Counted now: while layers are gathered, the module shows their whole parameters.
+        shards = [p for p in module.parameters() if isinstance(p, DTensor)]
+        self.mine = sum(p.to_local().numel() for p in shards)
         return module
 
     @property
@@ -93,16 +92,33 @@ class FsdpStrategy(ProcessGroupStrategy):
         return contextlib.nullcontext()
 
     def communication(self) -> dict[str, Any] | None:
+        """The traffic of training; that of the validations is not counted."""
+        whole = _elements(self.roots)
+        messages = len(self.layers) + len(self.roots)
+        gathers, gathered = messages, whole
+        if self.spec.reshard_after_forward:
+            gathers += len(self.layers)
+            gathered += _elements(self.layers)
         width = 2 if self.spec.bf16 else 4
+        traffic = Traffic()
+        for operation, calls, payload in [
+            ("all_gather", self.micro_batches * gathers, self.micro_batches * gathered * width),
+            ("reduce_scatter", self.reductions * messages, self.reductions * whole * 4),
+        ]:
+            # The least that a rank must send and receive: everything but its own share.
+            others = payload * (self.process.world_size - 1) // self.process.world_size
+            traffic.add(operation, others, others, calls)
         return {
-            "groups": self.groups,
-            "parameters_of_rank": self.own_elements,
-            "bytes_gathered_in_forward": width * self.whole_elements,
-            "gathered_again_in_backward": self.spec.reshard_after_forward,
+            "sharded_groups": messages,
+            "parameters_by_rank": [int(count) for (count,) in self.gather([self.mine])],
             "synchronised_micro_batches": self.reductions,
             "micro_batches": self.micro_batches,
-            "reduce_scatters": self.reductions * self.groups,
+            "traffic": traffic.of_all_ranks(self.gather),
         }
+
+
+def _elements(modules: Iterable[Any]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def _check_bfloat16(device: torch.device) -> None:

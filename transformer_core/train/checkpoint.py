@@ -40,7 +40,8 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     partial = folder / f".{final.name}.partial"
     main = setup.process.is_main
     if main:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left_over in folder.glob(f".{_PREFIX}*"):
+            shutil.rmtree(left_over)
         partial.mkdir(parents=True)
     setup.strategy.synchronise()
     shared, scalars = _state(setup)
@@ -118,9 +119,7 @@ def _complete(folder: Path) -> list[Path]:
 def _discard(path: Path) -> None:
     """Delete a checkpoint; if that is cut short, what is left no longer has its name."""
     if path.exists():
-        removed = path.with_name(f".{path.name}.removed")
-        shutil.rmtree(removed, ignore_errors=True)
-        path.rename(removed)
+        removed = path.rename(path.with_name(f".{path.name}.removed"))
         shutil.rmtree(removed)
 
 
