@@ -77,7 +77,7 @@ def _eight_bit(
     spec: AdamW8bit, parameters: Iterable[nn.Parameter], device: torch.device
 ) -> Optimizer:
     group = _group(parameters)
-    if any(isinstance(parameter, DTensor) for parameter in group[0]["params"]):
+    if _sharded(group):
         raise Unsupported(
             "bitsandbytes' 8-bit AdamW cannot work on shards of parameters: "
             "take another optimizer with FSDP, or DDP"
@@ -90,9 +90,7 @@ def _eight_bit(
             f"8-bit AdamW needs bitsandbytes 0.50 or newer ({error}): "
             "pip install 'bitsandbytes>=0.50'"
         ) from error
-    arguments, group = _adam_arguments(spec), _group(parameters)
-    if _sharded(group):
-        raise Unsupported("bitsandbytes cannot take a step on sharded parameters (fsdp)")
+    arguments = _adam_arguments(spec)
     try:
         # The library imports also where it has no kernel for the device, and fails at a step.
         probe = nn.Parameter(torch.zeros(4096, device=device))
