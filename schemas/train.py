@@ -65,7 +65,7 @@ class Sgd(Schema):
     kind: Literal["sgd"]
     momentum: Fraction = 0.9
     """Share of the previous update."""
-    rate_factor: float = Field(default=100.0, gt=0)
+    rate_factor: float = Field(default=10.0, gt=0)
     """Multiplies the schedule's learning rate, which is made for Adam's normalised updates."""
 
 

@@ -67,7 +67,7 @@ def test_a_part_without_labels_has_no_loss_and_no_gradient():
     objective = Objective(Bigram(), 0.1)
     loss = objective(torch.tensor([[2]]), torch.tensor([[1]]), torch.tensor([[PAD]]))
     loss.backward()
-    assert float(loss) == 0.0
+    assert loss.item() == 0.0
     assert all(not parameter.grad.any() for parameter in objective.parameters())
 
 
