@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from schemas.base import Count, Schema
 
@@ -13,6 +14,49 @@ class Single(Schema):
     kind: Literal["single"] = "single"
 
 
+class DataParallel(Schema):
+    """torch.nn.DataParallel: one process drives all GPUs, the first one gathers and updates."""
+
+    kind: Literal["data_parallel"]
+    local_loss: bool = False
+    """Compute the loss where the logits are, and gather the losses only."""
+
+
+class Central(Schema):
+    """The scheme of DataParallel on process groups: rank 0 hands out, gathers and updates."""
+
+    kind: Literal["central"]
+    local_loss: bool = False
+    """Compute the loss where the logits are, and gather the losses only."""
+
+
+class RingHook(Schema):
+    """All-reduce as a ring of point-to-point messages: 2(p - 1) steps over p chunks."""
+
+    kind: Literal["ring"]
+
+
+class CompressHook(Schema):
+    """All-reduce in a 16-bit format: half the bytes."""
+
+    kind: Literal["compress"]
+    dtype: Literal["fp16", "bf16"]
+    """Format on the wire."""
+
+
+class PowerSgdHook(Schema):
+    """All-reduce of a low-rank approximation (arXiv 1905.13727)."""
+
+    kind: Literal["powersgd"]
+    rank: Count = 2
+    """Rank of the approximation."""
+    start_step: int = Field(default=10, ge=2)
+    """Steps that all-reduce the plain gradients first."""
+
+
+AnyHook = Annotated[RingHook | CompressHook | PowerSgdHook, Field(discriminator="kind")]
+
+
 class Ddp(Schema):
     """torch's DistributedDataParallel: one process per device, gradients all-reduced in buckets."""
 
@@ -21,9 +65,34 @@ class Ddp(Schema):
     """Size of a gradient bucket, in MiB (torch: bucket_cap_mb)."""
     bucket_view: bool = False
     """Whether gradients are views into the buckets (torch: gradient_as_bucket_view)."""
+    overlap: bool = True
+    """Reduce buckets during backward; without, all gradients are reduced before the update."""
+    hook: AnyHook | None = None
+    """How a bucket is reduced; null for the backend's own all-reduce."""
+
+    @field_validator("hook")
+    @classmethod
+    def _hook_overlaps(cls, hook: AnyHook | None, info: ValidationInfo) -> AnyHook | None:
+        if hook is not None and not info.data.get("overlap", True):
+            raise PydanticCustomError(
+                "hook_without_overlap",
+                "is called during backward, but overlap is false",
+                {"remedy": "set overlap: true, or hook: null"},
+            )
+        return hook
 
 
-AnyParallel = Annotated[Single | Ddp, Field(discriminator="kind")]
+class Fsdp(Schema):
+    """torch's fully_shard (FSDP2): parameters, gradients and optimizer state in shards."""
+
+    kind: Literal["fsdp"]
+    reshard_after_forward: bool = True
+    """Free the gathered parameters of a layer after its forward, and gather them again."""
+    bf16: bool = False
+    """Gather parameters and compute in bfloat16 (MixedPrecisionPolicy), reduce in float32."""
+
+
+AnyParallel = Annotated[Single | DataParallel | Central | Ddp | Fsdp, Field(discriminator="kind")]
 
 
 class Machine(Schema):

@@ -53,14 +53,20 @@ class RunSpec(Schema):
         return data
 
     @property
+    def processes_per_node(self) -> int:
+        """Processes on each host: one per device, but DataParallel drives all from one."""
+        return 1 if self.parallel.kind == "data_parallel" else self.machine.devices_per_node
+
+    @property
     def world_size(self) -> int:
         """Processes of a run."""
-        return self.machine.nodes * self.machine.devices_per_node
+        return self.machine.nodes * self.processes_per_node
 
     @property
     def parts(self) -> int:
-        """Micro-batches that a global batch is split into, over all ranks."""
-        return self.world_size * self.training.accumulation.micro_batches
+        """Micro-batches that a global batch is split into, over all devices."""
+        devices = self.machine.nodes * self.machine.devices_per_node
+        return devices * self.training.accumulation.micro_batches
 
 
 def _plain(section: Any) -> Any:

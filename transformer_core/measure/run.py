@@ -41,10 +41,10 @@ def launcher(spec: RunSpec) -> list[str]:
     (host:port of the first); raises Unsupported without.
     """
     machine = spec.machine
-    if spec.parallel.kind == "single":
+    if spec.parallel.kind in ("single", "data_parallel"):
         return [sys.executable, "-m", WORKER]
     command = [sys.executable, "-m", "torch.distributed.run"]
-    command += [f"--nproc-per-node={machine.devices_per_node}", f"--nnodes={machine.nodes}"]
+    command += [f"--nproc-per-node={spec.processes_per_node}", f"--nnodes={machine.nodes}"]
     if machine.nodes == 1:
         command += ["--standalone"]
     else:
@@ -68,7 +68,7 @@ def reproducing_command(target: Path) -> str:
 def threads_per_process(spec: RunSpec) -> int:
     """CPU threads for each process: as the spec says, else an even share of the cores."""
     cores = read_hardware().cores
-    return spec.machine.threads or max(1, cores // spec.machine.devices_per_node)
+    return spec.machine.threads or max(1, cores // spec.processes_per_node)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, began: float) -> None:
     """Train, and on the main rank write model, steps and metrics, in this order."""
     started = datetime.now(UTC)
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    process = this_process(spec.machine)
+    process = this_process(spec.machine, spec.processes_per_node)
     output: Path = arguments.output
     if process.is_main:
         log_to(arguments.log_file)
@@ -88,7 +88,8 @@ def run(arguments: argparse.Namespace, began: float) -> None:
         open_shards(shards / "train/manifest.json"),
         open_shards(shards / "validation/manifest.json"),
     )
-    reset_peak(process.device)
+    for device in setup.strategy.devices:
+        reset_peak(device)
     measurement = spec.measurement
     clock = WindowClock(
         measurement.warmup_steps, measurement.window_steps, setup.strategy.synchronise
@@ -100,6 +101,7 @@ def run(arguments: argparse.Namespace, began: float) -> None:
     progress.close()
     memory = _memory_of_all(setup)
     windows = _windows_of_all(clock.windows, setup.strategy)
+    communication = setup.strategy.communication()
     if process.is_main:
         with atomic_path(output / "model.safetensors") as temporary:
             save_model(setup.model, str(temporary))
@@ -120,7 +122,7 @@ def run(arguments: argparse.Namespace, began: float) -> None:
             windows=windows,
             validations=history.validations,
             memory=memory,
-            communication=setup.strategy.communication(),
+            communication=communication,
             numerics=setup.precision.report(),
             provenance=collect(spec, arguments.command, started),
         )
@@ -130,23 +132,29 @@ def run(arguments: argparse.Namespace, began: float) -> None:
 
 
 def _memory_of_all(setup: Setup) -> list[RankMemory]:
-    """The peak memory of every rank. On the wire, -1 stands for null."""
-    mine = rank_memory(setup.process.rank, setup.device)
-    known = mine.model_dump(exclude={"rank", "device"})
-    values = [-1 if value is None else value for value in known.values()]
-    everyone = setup.strategy.gather([setup.device.index or 0, *values])
+    """The peak memory of every device of every rank. On the wire, -1 stands for null."""
+    devices = setup.strategy.devices
+    mine = [rank_memory(setup.process.rank, device) for device in devices]
+    known = list(mine[0].model_dump(exclude={"rank", "device"}))
+    flat: list[float] = []
+    for device, memory in zip(devices, mine, strict=True):
+        values = (getattr(memory, field) for field in known)
+        flat += [device.index or 0, *(-1 if value is None else value for value in values)]
+    everyone = setup.strategy.gather(flat)
+    width = 1 + len(known)
     return [
         RankMemory.model_validate(
             {
                 "rank": rank,
-                "device": f"cuda:{int(index)}" if setup.device.type == "cuda" else "cpu",
+                "device": f"cuda:{int(row[at])}" if setup.device.type == "cuda" else "cpu",
                 **{
                     field: None if value < 0 else int(value)
-                    for field, value in zip(known, theirs, strict=True)
+                    for field, value in zip(known, row[at + 1 : at + width], strict=True)
                 },
             }
         )
-        for rank, (index, *theirs) in enumerate(everyone)
+        for rank, row in enumerate(everyone)
+        for at in range(0, len(row), width)
     ]
 
 

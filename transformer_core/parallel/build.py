@@ -1,8 +1,11 @@
 """The registry of parallel strategies."""
 
-from schemas.parallel import AnyParallel, Ddp, Machine, Single
+from schemas.parallel import AnyParallel, Central, DataParallel, Ddp, Fsdp, Machine, Single
 from schemas.train import Accumulation
+from transformer_core.parallel.central import CentralStrategy
+from transformer_core.parallel.data_parallel import DataParallelStrategy
 from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.fsdp import FsdpStrategy
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
 
@@ -14,6 +17,12 @@ def build_strategy(
     match spec:
         case Single():
             return Strategy(process)
+        case DataParallel():
+            return DataParallelStrategy(spec, process, machine)
+        case Central():
+            return CentralStrategy(spec, process, machine, accumulation)
         case Ddp():
+            return DdpStrategy(spec, process, machine, accumulation)
+        case Fsdp():
             every = accumulation.synchronise == "every"
-            return DdpStrategy(spec, process, machine, synchronise_every=every)
+            return FsdpStrategy(spec, process, machine, synchronise_every=every)

@@ -1,28 +1,44 @@
 """DistributedDataParallel (Li et al., VLDB 2020, arXiv 2006.15704)."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from schemas.parallel import Ddp, Machine
+from schemas.train import Accumulation
+from transformer_core.parallel.flat import MIB, buckets, copy_back, flatten, gradients
+from transformer_core.parallel.hooks import Hook, build_hook
 from transformer_core.parallel.process_group import ProcessGroupStrategy
 from transformer_core.parallel.topology import Process
+from transformer_core.parallel.traffic import Traffic
 
 
 class DdpStrategy(ProcessGroupStrategy):
-    """Replicas that start equal and all-reduce their gradients, in buckets, during backward."""
+    """Replicas that start equal and all-reduce their gradients, in buckets, during backward.
+
+    Without ``overlap`` backward leaves every rank its own gradients, and buckets of the same size
+    are all-reduced when it is done.
+    """
 
     def __init__(
-        self, spec: Ddp, process: Process, machine: Machine, synchronise_every: bool
+        self, spec: Ddp, process: Process, machine: Machine, accumulation: Accumulation
     ) -> None:
         super().__init__(process, machine)
         self.spec = spec
-        self.synchronise_every = synchronise_every
+        self.every = accumulation.synchronise == "every"
+        self.reductions_per_step = accumulation.micro_batches if self.every else 1
         self.module: DistributedDataParallel | None = None
+        self.hook: Hook | None = None
+        self.traffic = Traffic()
         self.reductions = 0
         self.micro_batches = 0
+        self.late_buckets: list[int] = []
+        self.reduced_buckets = 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
         self.module = DistributedDataParallel(
@@ -31,6 +47,11 @@ class DdpStrategy(ProcessGroupStrategy):
             bucket_cap_mb=self.spec.bucket_mb,
             gradient_as_bucket_view=self.spec.bucket_view,
         )
+        if self.spec.hook is not None:
+            per_step = self.reductions_per_step
+            self.hook = build_hook(self.spec.hook, self.traffic, self.device, per_step)
+            self.hook.register(self.module)
+        self.replica = self.module.module
         return self.module
 
     @property
@@ -38,23 +59,75 @@ class DdpStrategy(ProcessGroupStrategy):
         # DDP averages over ranks; the loop wants the gradient of the sum.
         return float(self.process.world_size)
 
-    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def sync_context(self, last: bool) -> Iterator[None]:
         assert self.module is not None, "wrap comes first"
         self.micro_batches += 1
-        if last or self.synchronise_every:
-            self.reductions += 1
-            return contextlib.nullcontext()
-        return self.module.no_sync()
+        reduce = last or self.every
+        self.reductions += reduce
+        if reduce and self.spec.overlap:
+            yield
+            return
+        with self.module.no_sync():
+            yield
+        if reduce and not last:
+            self._reduce_late()
+
+    def reduce_gradients(self) -> None:
+        if not self.spec.overlap:
+            self._reduce_late()
+
+    @torch.no_grad()
+    def _reduce_late(self) -> None:
+        """Average the gradients of all ranks, in buckets in the order in which DDP fills them."""
+        assert self.replica is not None, "wrap comes first"
+        world_size = self.process.world_size
+        found = gradients(self.replica.parameters())[::-1]
+        groups = buckets(found, self.spec.bucket_mb * MIB)
+        self.late_buckets = [sum(g.nbytes for g in group) for group in groups]
+        for group in groups:
+            flat = flatten(group).div_(world_size)
+            dist.all_reduce(flat)
+            copy_back(flat, group)
+            self.traffic.add_all_reduce(flat.nbytes, world_size)
+            self.reduced_buckets += 1
 
     def communication(self) -> dict[str, Any] | None:
-        assert self.module is not None, "wrap comes first"
-        # torch has no public way to read the buckets that it rebuilt after the first step.
-        data = self.module._get_ddp_logging_data()
-        sizes = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
-        buckets = [int(size) for size in sizes.split(",") if size.strip()]
+        first, rebuilt = self._buckets()
+        traffic, all_reduces = self.traffic, self.reduced_buckets
+        if self.spec.overlap and self.reductions:
+            # Buckets are rebuilt in the order of the gradients, once, after the first reduction.
+            all_reduces = len(first) + (self.reductions - 1) * len(rebuilt)
+            if self.hook is None:
+                payload = sum(first) * self.reductions
+                traffic = Traffic()
+                traffic.add_all_reduce(payload, self.process.world_size, all_reduces)
         return {
-            "bucket_bytes": buckets,
+            "bucket_bytes": rebuilt,
             "synchronised_micro_batches": self.reductions,
             "micro_batches": self.micro_batches,
-            "all_reduces": self.reductions * len(buckets),
+            "all_reduces": all_reduces,
+            "traffic": traffic.of_all_ranks(self.gather),
         }
+
+    def _buckets(self) -> tuple[list[int], list[int]]:
+        """Bytes of the buckets of the first reduction, and of all that follow."""
+        assert self.module is not None, "wrap comes first"
+        if not self.spec.overlap:
+            return self.late_buckets, self.late_buckets
+        # torch has no public way to read the buckets that it rebuilt after the first step.
+        data = self.module._get_ddp_logging_data()
+        first, rebuilt = (
+            [int(size) for size in str(data.get(name, "")).split(",") if size.strip()]
+            for name in ("bucket_sizes", "rebuilt_bucket_sizes")
+        )
+        return first, rebuilt or first
+
+    def close(self) -> None:
+        if self.hook is not None:
+            self.hook.close()
+        if self.module is not None:
+            # They hold the process group. Were they the last to do so, its end would wait, with the
+            # interpreter locked, for threads of gloo that may be waiting for the interpreter.
+            del self.module.reducer, self.module.logger
+        super().close()

@@ -1,21 +1,32 @@
 """What the training loop asks of every parallel strategy."""
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from transformer_core.data.feeding import Feed, GlobalBatch
 from transformer_core.parallel.topology import Process
+
+
+class Objective(Protocol):
+    """The module that strategies wrap: its forward is ``loss(model(source, input), output)``."""
+
+    model: nn.Module
+    """Logits [b, t, v] from source [b, s] and target input [b, t]."""
+
+    def loss(self, logits: Tensor, target_output: Tensor) -> Tensor:
+        """Loss sum, a scalar, of logits [b, t, v] and target output [b, t]."""
 
 
 class Strategy:
     """One process on one device; other strategies override what they do differently.
 
     The loop calls :meth:`wrap` once, :meth:`sync_context` around forward and backward of every
-    micro-batch, and :meth:`reduce_gradients` before the optimizer's step. After that the gradient
-    on every rank is that of the *sum* of all ranks' losses.
+    micro-batch, :meth:`reduce_gradients` before the optimizer's step, and :meth:`update` for it.
+    The gradient that the optimizer then finds is that of the *sum* of all ranks' losses.
     """
 
     backend: str | None = None
@@ -24,8 +35,22 @@ class Strategy:
         self.process = process
         self.device = process.device
 
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices that this process works on, its own first."""
+        return [self.device]
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which share of every global batch this process reads, and how many shares there are."""
+        return self.process.rank, self.process.world_size
+
+    def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
+        """The global batches of ``feed`` from this position on, as this process gets them."""
+        return feed.batches(epoch, batch)
+
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module that the loop calls in place of ``module``."""
+        """The module that the loop calls in place of ``module``, an :class:`Objective`."""
         return module
 
     @property
@@ -40,7 +65,18 @@ class Strategy:
     def reduce_gradients(self) -> None:
         """Called after the last backward and before the optimizer's step."""
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
+    def update(self, step: Callable[[], Tensor]) -> Tensor:
+        """Update the weights by ``step``, which gives the norm of the gradient; its result."""
+        return step()
+
+    def replica_difference(self) -> float | None:
+        """Largest absolute difference between a parameter on any rank and on rank 0.
+
+        Called on every rank. Null where there is one copy of the parameters only.
+        """
+        return None
+
+    def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum of a small tensor over all ranks, on every rank."""
         return values
 
@@ -49,12 +85,16 @@ class Strategy:
         return [list(values)]
 
     def synchronise(self) -> None:
-        """Wait until every rank's device has done all its work: the points between times."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        """Wait until every rank's devices have done all their work: the points between times."""
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def communication(self) -> dict[str, Any] | None:
-        """What is known of the traffic, for the report; null where there is none."""
+        """What is known of the traffic, for the report; null where there is none.
+
+        Called on every rank.
+        """
         return None
 
     def close(self) -> None:

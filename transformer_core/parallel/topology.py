@@ -44,7 +44,7 @@ class Process:
         )
 
 
-def this_process(machine: Machine) -> Process:
+def this_process(machine: Machine, processes_per_node: int) -> Process:
     """The process described by torchrun's environment; a lone process without one.
 
     Raises Unsupported where the devices that ``machine`` asks for are not there, and RuntimeError
@@ -55,12 +55,12 @@ def this_process(machine: Machine) -> Process:
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     if (local_world_size, world_size) != (
-        machine.devices_per_node,
-        machine.nodes * machine.devices_per_node,
+        processes_per_node,
+        machine.nodes * processes_per_node,
     ):
         raise RuntimeError(
             f"started as {local_world_size} of {world_size} processes, but the run spec asks for "
-            f"{machine.nodes} nodes x {machine.devices_per_node} devices"
+            f"{machine.nodes} nodes x {processes_per_node} processes"
         )
     device = _device(machine, local_rank)
     return Process(rank, world_size, local_rank, local_world_size, device)

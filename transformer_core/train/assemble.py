@@ -72,12 +72,13 @@ def assemble(
     strategy = build_strategy(spec.parallel, process, spec.machine, training.accumulation)
     module = strategy.wrap(objective)
     optimizer = build_optimizer(training.optimizer, module.parameters(), process.device)
+    share, shares = strategy.share
     feed = Feed(
         train_store,
         spec.batching,
         seed=training.seed,
-        rank=process.rank,
-        world_size=process.world_size,
+        rank=share,
+        world_size=shares,
         micro_batches=training.accumulation.micro_batches,
         device=process.device,
     )

@@ -65,7 +65,7 @@ def train(setup: Setup, observer: Observer, checkpoints: Path) -> History:
         observer.load(state["observer"])
 
     setup.module.train()
-    batches = setup.feed.batches(*history.position)
+    batches = setup.strategy.batches(setup.feed, *history.position)
     observer.start(done)
     try:
         for step in range(done + 1, training.steps + 1):
@@ -123,8 +123,10 @@ def optimizer_step(
             setup.precision.backward(loss * scale)
         loss_sum += loss.detach()
     setup.strategy.reduce_gradients()
-    norm = setup.precision.step(
-        setup.optimizer, setup.module.parameters(), setup.spec.training.clip_norm
+    norm = setup.strategy.update(
+        lambda: setup.precision.step(
+            setup.optimizer, setup.module.parameters(), setup.spec.training.clip_norm
+        )
     )
     return loss_sum, norm
 

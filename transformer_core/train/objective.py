@@ -18,4 +18,8 @@ class Objective(nn.Module):
         self, source: torch.Tensor, target_input: torch.Tensor, target_output: torch.Tensor
     ) -> torch.Tensor:
         """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t]."""
-        return token_loss_sum(self.model(source, target_input), target_output, self.label_smoothing)
+        return self.loss(self.model(source, target_input), target_output)
+
+    def loss(self, logits: torch.Tensor, target_output: torch.Tensor) -> torch.Tensor:
+        """Loss sum in nats, a scalar, of logits [b, t, v]."""
+        return token_loss_sum(logits, target_output, self.label_smoothing)

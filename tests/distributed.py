@@ -1,0 +1,51 @@
+"""Running a function in several processes that are joined by gloo."""
+
+import pickle
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+    """What ``function(*args)`` returns in each of ``world_size`` processes, in order of rank.
+
+    The function is a module-level one and finds the process group made. An exception in one rank
+    ends the others and is raised here, with its traceback, as ProcessRaisedException.
+    """
+    # A server that has imported everything forks the processes: they start in no time, and
+    # without the threads of this one.
+    mp.get_context("forkserver").set_forkserver_preload(["torch._dynamo", "transformer_core.train.loop"])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        mp.start_processes(
+            _rank,
+            (function, world_size, args, folder),
+            nprocs=world_size,
+            start_method="forkserver",
+        )
+        return [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(world_size)]
+
+
+def _rank(
+    rank: int, function: Callable[..., Any], world_size: int, args: tuple[Any, ...], folder: Path
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=120),
+    )
+    try:
+        result = function(*args)
+        (folder / f"{rank}").write_bytes(pickle.dumps(result))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,177 @@
+"""The scheme of torch.nn.DataParallel on process groups: rank 0 does all that is central."""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from schemas.parallel import Central, Machine
+from schemas.train import Accumulation
+from transformer_core.data.feeding import Batch, Feed, GlobalBatch
+from transformer_core.data.vocabulary import BOS, EOS, PAD
+from transformer_core.parallel.flat import MIB, buckets, copy_back, flatten, gradients
+from transformer_core.parallel.hub import Hub, gather_with_gradient
+from transformer_core.parallel.process_group import ProcessGroupStrategy
+from transformer_core.parallel.strategy import Objective
+from transformer_core.parallel.topology import Process
+
+BUCKET_BYTES = 10 * MIB
+"""Size of a message with weights or gradients, as in torch.nn.DataParallel."""
+
+
+class CentralStrategy(ProcessGroupStrategy):
+    """Rank 0 reads batches and scatters them, gathers the logits, computes the loss and updates.
+
+    The others lend it their devices: they get the weights and a share of the rows, and send back
+    logits (with ``local_loss`` a number) and gradients. They keep no state of the optimizer.
+
+    Weights are broadcast after every update, unlike in DataParallel, which makes its replicas anew
+    in every forward; so all ranks have them for a validation. Gradients are reduced to rank 0 after
+    the last micro-batch, or after each as DataParallel must.
+    """
+
+    def __init__(
+        self, spec: Central, process: Process, machine: Machine, accumulation: Accumulation
+    ) -> None:
+        super().__init__(process, machine)
+        self.spec = spec
+        self.micro_batches = accumulation.micro_batches
+        self.every = accumulation.synchronise == "every"
+        self.hub = Hub(process)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        return 0, 1
+
+    def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
+        """The batches on rank 0; elsewhere their counts and shapes, without reading the corpus."""
+        if not self.process.is_main:
+            numbers = [0] * 6 * (1 + self.micro_batches)
+            while True:
+                yield _described(self.hub.broadcast_numbers("counts", numbers))
+        with contextlib.closing(feed.batches(epoch, batch)) as source:
+            for item in source:
+                self.hub.broadcast_numbers("counts", _description(item))
+                yield item
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        self.replica = module
+        self._broadcast([*module.parameters(), *module.buffers()])
+        return CentralObjective(module, self.hub, self.spec.local_loss)
+
+    @contextlib.contextmanager
+    def sync_context(self, last: bool) -> Iterator[None]:
+        yield
+        if self.every and not last:
+            self.reduce_gradients()
+
+    @torch.no_grad()
+    def reduce_gradients(self) -> None:
+        assert self.replica is not None, "wrap comes first"
+        found = gradients(self.replica.parameters())
+        for bucket in buckets(found, BUCKET_BYTES):
+            flat = flatten(bucket)
+            self.hub.reduce("gradients", flat)
+            if self.process.is_main:
+                copy_back(flat, bucket)
+        if not self.process.is_main:
+            for parameter in self.replica.parameters():
+                parameter.grad = None
+
+    def update(self, step: Callable[[], Tensor]) -> Tensor:
+        assert self.replica is not None, "wrap comes first"
+        norm = step() if self.process.is_main else torch.zeros((), device=self.device)
+        self._broadcast([p for p in self.replica.parameters() if p.requires_grad])
+        return norm
+
+    @torch.no_grad()
+    def _broadcast(self, tensors: list[Tensor]) -> None:
+        for bucket in buckets(tensors, BUCKET_BYTES):
+            flat = flatten(bucket)
+            self.hub.broadcast("weights", flat)
+            if not self.process.is_main:
+                copy_back(flat, bucket)
+
+    def communication(self) -> dict[str, Any] | None:
+        return {"traffic": self.hub.traffic.of_all_ranks(self.gather)}
+
+
+class CentralObjective(nn.Module):
+    """An objective whose batch and loss are those of rank 0, and 0 on every other rank.
+
+    Backward takes the gradient of rank 0's loss to the parameters of all ranks.
+    """
+
+    def __init__(self, module: nn.Module, hub: Hub, local_loss: bool) -> None:
+        super().__init__()
+        self.objective = module
+        self.hub = hub
+        self.local_loss = local_loss
+
+    def forward(self, source: Tensor, target_input: Tensor, target_output: Tensor) -> Tensor:
+        """Loss sum, a scalar, from source [b, s] and target input and output [b, t].
+
+        Only their shapes count on ranks other than 0.
+        """
+        columns = [source, target_input, target_output]
+        firsts = [EOS, BOS, PAD]
+        if not self.local_loss:
+            # The labels stay where the logits come to.
+            del columns[2], firsts[2]
+        own = self._scatter_rows(columns, firsts)
+        if self.local_loss:
+            return gather_with_gradient(self.objective(*own)[None], "losses", self.hub).sum()
+        objective = cast(Objective, self.objective)
+        logits = gather_with_gradient(objective.model(*own), "logits", self.hub)
+        if not self.hub.is_main:
+            return logits
+        return objective.loss(logits, _fill(target_output, len(logits), PAD))
+
+    def _scatter_rows(self, columns: list[Tensor], firsts: list[int]) -> list[Tensor]:
+        """This rank's rows of all ``columns`` [b, n] of rank 0, in one message.
+
+        Rows are added, each a token of ``firsts`` and padding, until all ranks have equally many:
+        they have no label, so their loss and gradients are 0.
+        """
+        widths = [column.size(1) for column in columns]
+        share = -(-len(columns[0]) // self.hub.world_size)
+        whole = None
+        if self.hub.is_main:
+            rows = share * self.hub.world_size
+            whole = torch.cat(
+                [_fill(c, rows, first) for c, first in zip(columns, firsts, strict=True)], dim=1
+            )
+        own = self.hub.scatter("batch", whole, (share, sum(widths)), torch.int64)
+        return [column.contiguous() for column in own.split(widths, dim=1)]
+
+
+def _fill(tokens: Tensor, rows: int, first: int) -> Tensor:
+    """tokens [b, n] -> [rows, n]; each row that is added has the token ``first``, then padding."""
+    filled = tokens.new_full((rows, tokens.size(1)), PAD)
+    filled[: len(tokens)] = tokens
+    filled[len(tokens) :, 0] = first
+    return filled
+
+
+def _description(batch: GlobalBatch) -> list[int]:
+    """Six counts of the batch, then six of every micro-batch: what :func:`_described` takes."""
+    counts = [batch.epoch, batch.index, batch.pairs]
+    counts += [batch.tokens, batch.target_tokens, batch.padded_tokens]
+    for micro in batch.micro_batches:
+        counts += [*micro.source.shape, micro.target_output.size(1)]
+        counts += [micro.pairs, micro.tokens, micro.padded_tokens]
+    return counts
+
+
+def _described(numbers: list[int]) -> GlobalBatch:
+    """The batch of :func:`_description`, its tensors on the meta device: shapes only."""
+    epoch, index, pairs, tokens, target_tokens, padded_tokens = numbers[:6]
+    micro_batches = []
+    for start in range(6, len(numbers), 6):
+        b, s, t, *counts = numbers[start : start + 6]
+        source = torch.empty((b, s), dtype=torch.int64, device="meta")
+        target = torch.empty((b, t), dtype=torch.int64, device="meta")
+        micro_batches.append(Batch(source, target, target, *counts))
+    return GlobalBatch(epoch, index, micro_batches, pairs, tokens, target_tokens, padded_tokens)

@@ -1,0 +1,103 @@
+"""Collective operations around rank 0, with a count of what every rank sends and receives."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from transformer_core.parallel.topology import Process
+from transformer_core.parallel.traffic import Traffic
+
+
+class Hub:
+    """Broadcast, scatter, gather and reduce between rank 0 and all others.
+
+    All shares are of equal size, which NCCL asks for, and contents travel as bytes, since backends
+    differ in the number formats that they know.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.is_main = process.is_main
+        self.world_size = process.world_size
+        self.device = process.device
+        self.traffic = Traffic()
+
+    def broadcast(self, name: str, values: Tensor) -> None:
+        """Overwrite the contiguous ``values`` with those of rank 0."""
+        dist.broadcast(_bytes(values), src=0)
+        self._count(f"broadcast of {name}", values.nbytes, from_main=True)
+
+    def broadcast_numbers(self, name: str, numbers: Sequence[int]) -> list[int]:
+        """The integers of rank 0; others give as many of any value."""
+        message = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        self.broadcast(name, message)
+        return list(numbers) if self.is_main else message.tolist()
+
+    def scatter(
+        self, name: str, whole: Tensor | None, shape: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
+        """This rank's share, of the given shape [n, ...], of the tensor ``whole`` [p n, ...].
+
+        Ranks other than 0 need not have it.
+        """
+        own = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        parts = None
+        if self.is_main:
+            assert whole is not None
+            parts = [_bytes(part) for part in whole.contiguous().chunk(self.world_size)]
+        dist.scatter(_bytes(own), parts, src=0)
+        self._count(f"scatter of {name}", own.nbytes, from_main=True)
+        return own
+
+    def gather(self, name: str, own: Tensor) -> Tensor | None:
+        """The shares [n, ...] of all ranks as one tensor [p n, ...] on rank 0, None elsewhere."""
+        whole = parts = None
+        if self.is_main:
+            whole = own.new_empty((self.world_size * own.size(0), *own.shape[1:]))
+            parts = [_bytes(part) for part in whole.chunk(self.world_size)]
+        dist.gather(_bytes(own.contiguous()), parts, dst=0)
+        self._count(f"gather of {name}", own.nbytes, from_main=False)
+        return whole
+
+    def reduce(self, name: str, values: Tensor) -> None:
+        """Sum ``values`` over ranks, in place on rank 0; elsewhere they are undefined after."""
+        dist.reduce(values, dst=0)
+        self._count(f"reduce of {name}", values.nbytes, from_main=False)
+
+    def _count(self, operation: str, share: int, from_main: bool) -> None:
+        payload = share * (self.world_size - 1) if self.is_main else share
+        if self.is_main == from_main:
+            self.traffic.add(operation, sent=payload)
+        else:
+            self.traffic.add(operation, received=payload)
+
+
+def gather_with_gradient(own: Tensor, name: str, hub: Hub) -> Tensor:
+    """The shares [n, ...] of all ranks as one tensor [p n, ...] on rank 0; elsewhere a scalar 0.
+
+    Every rank must go backward from its result, to which rank 0 scatters the gradient.
+    """
+    result: Tensor = _Gather.apply(own, name, hub)
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, name: str, hub: Hub) -> Tensor:
+        ctx.name, ctx.hub, ctx.shape, ctx.dtype = name, hub, own.shape, own.dtype
+        whole = hub.gather(name, own)
+        return own.new_zeros((), dtype=torch.float32) if whole is None else whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        name = f"gradients of {ctx.name}"
+        return ctx.hub.scatter(name, grad, ctx.shape, ctx.dtype), None, None
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.detach().view(-1).view(torch.uint8)
