@@ -19,6 +19,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/machine.smk"
 include: "workflow/rules/runs.smk"
+include: "workflow/rules/equivalence.smk"
 include: "workflow/rules/analysis.smk"
 include: "workflow/rules/report.smk"
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -33,18 +35,54 @@ class Schema(BaseModel):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
-def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+Kinds = Mapping[tuple[str, ...], Mapping[str, frozenset[str]]]
+"""The fields of each kind of a section, by the path of the section."""
+
+
+def kinds_of(
+    model: type[Schema], path: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], dict[str, frozenset[str]]]:
+    """The :data:`Kinds` of all sections below ``model``."""
+    found: dict[tuple[str, ...], dict[str, frozenset[str]]] = {}
+    for name, field in model.model_fields.items():
+        place = (*path, name)
+        for section in _sections(field.annotation):
+            if "kind" in section.model_fields:
+                (kind,) = get_args(section.model_fields["kind"].annotation)
+                found.setdefault(place, {})[kind] = frozenset(section.model_fields)
+            for below, kinds in kinds_of(section, place).items():
+                found.setdefault(below, {}).update(kinds)
+    return found
+
+
+def _sections(annotation: Any) -> Iterator[type[Schema]]:
+    """The schemas that an annotation allows."""
+    if isinstance(annotation, type) and issubclass(annotation, Schema):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)
+
+
+def merge(
+    base: dict[str, Any],
+    change: dict[str, Any],
+    kinds: Kinds = MappingProxyType({}),
+    path: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """Lay ``change`` over ``base``, section by section.
 
-    A section whose ``kind`` changes is replaced as a whole: the fields of one kind mean nothing to
-    another.
+    Of a section whose ``kind`` changes, the fields stay that the new kind has too, as ``kinds``
+    says; the others mean nothing to it.
     """
     merged = dict(base)
     for key, value in change.items():
-        old = merged.get(key)
+        old, place = merged.get(key), (*path, key)
         if isinstance(old, dict) and isinstance(value, dict):
-            same_kind = value.get("kind", old.get("kind")) == old.get("kind")
-            merged[key] = merge(old, value) if same_kind else value
+            kind = value.get("kind", old.get("kind"))
+            if kind != old.get("kind"):
+                shared = kinds.get(place, {}).get(str(kind), frozenset())
+                old = {name: item for name, item in old.items() if name in shared}
+            merged[key] = merge(old, value, kinds, place)
         else:
             merged[key] = value
     return merged

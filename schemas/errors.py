@@ -75,7 +75,8 @@ def _locate(
     def follow(node: dict[str, Any]) -> dict[str, Any]:
         while "$ref" in node:
             node = definitions[node["$ref"].rsplit("/", 1)[-1]]
-        return node
+        # A section that may also be null, or a mere name: what it is as a section.
+        return next((part for part in node.get("anyOf", []) if "discriminator" in part), node)
 
     node = follow(schema)
     seen: list[int | str] = []

@@ -8,13 +8,15 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.base import merge
+from schemas.base import kinds_of, merge
+from schemas.equivalence import REFERENCE, Bitwise
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from schemas.rules import violations
 from schemas.study import RunSpec, Study, Variant, Variants
 
 VARIANTS_FILE = "config/variants.yaml"
 _SHARED = frozenset(RunSpec.model_fields) & frozenset(Study.model_fields)
+_KINDS = kinds_of(RunSpec)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -54,7 +56,7 @@ def check_study(data: Any, file: str) -> Study:
 
 
 def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
-    """All variants by name; parents are known and not circular."""
+    """All variants by name; the variants they name are known, and parents not circular."""
     file = str(path)
     data = read_yaml(path)
     if not isinstance(data, dict):
@@ -65,8 +67,19 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
         variants = TypeAdapter(Variants).validate_python(data)
     except ValidationError as error:
         raise from_validation(error, Variants, file) from None
-    for name in variants:
+    problems = []
+    for name, variant in variants.items():
         _lineage(name, variants, file)
+        if name == REFERENCE:
+            message, remedy = "is the name of the run that certificates compare with", "rename it"
+            problems.append(ConfigProblem(file, name, name, message, remedy))
+        equivalence = variant.equivalence
+        if isinstance(equivalence, Bitwise) and equivalence.against not in variants:
+            field, other = f"{name}.equivalence.against", equivalence.against
+            remedy = nearest(other, variants)
+            problems.append(ConfigProblem(file, field, other, "is not a variant", remedy))
+    if problems:
+        raise ConfigError(problems)
     return variants
 
 
@@ -81,7 +94,7 @@ def resolve(
     data: dict[str, Any] = study.model_dump(mode="json", include=set(_SHARED))
     lineage = _lineage(variant, variants, variants_file)
     for ancestor in lineage:
-        data = merge(data, variants[ancestor].change)
+        data = merge(data, variants[ancestor].change, _KINDS)
     data["variant"] = variant
     changes = {ancestor: variants[ancestor].change for ancestor in reversed(lineage)}
     try:

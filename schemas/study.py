@@ -1,12 +1,13 @@
 """Studies, variants and run specs."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import Count, Name, Schema
 from schemas.data import AnyBatching, AnyCorpus, Filter, GrammarCorpus, TokenBudget, Tokenizer
+from schemas.equivalence import AnyEquivalence, Certification
 from schemas.errors import nearest
 from schemas.measure import Measurement
 from schemas.model import AnyModel, Transformer
@@ -85,8 +86,9 @@ class Variant(Schema):
     """Variant that this one changes; null for the study as it stands."""
     change: dict[str, Any] = Field(default_factory=dict)
     """Sections and fields of the run spec, as in a study, with their new values."""
-    equivalence: Literal["bitwise", "tolerance", "statistical"]
-    """How closely it must train the same model as the single-device fp32 reference."""
+    equivalence: AnyEquivalence
+    """How closely it must train the same model as the single-device fp32 reference: a class with
+    its bounds, or the name of a class for the usual bounds."""
     tests: list[str] = Field(default_factory=list)
     """Rows of the original study that it bears on: techniques A1-A19, claims C1-C16."""
     summary: str = Field(min_length=1)
@@ -143,6 +145,8 @@ class Study(Schema):
     """Runs of each variant, each in fresh processes."""
     evaluation: Evaluation = Evaluation()
     """How the trained models are judged."""
+    certificate: Certification = Certification()
+    """How it is shown that variants train the same model."""
     variants: list[Name] = Field(min_length=1)
     """Names from config/variants.yaml."""
     baseline: Name = "single"

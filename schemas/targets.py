@@ -7,12 +7,13 @@ from schemas.data import SPLITS
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.study import Study
 
-TABLES = ("variants", "corpus", "machine")
+TABLES = ("variants", "equivalence", "corpus", "machine")
 """Tables of the report, by file name."""
 
 FIGURES = (
     "throughput",
     "speedup",
+    "equivalence",
     "training_loss",
     "validation_loss",
     "memory",
@@ -33,6 +34,7 @@ def known_targets(study: Study) -> list[str]:
     for variant in study.variants:
         folder = f"results/runs/{variant}"
         targets += [f"{folder}/{name}.json" for name in ("spec", "metrics", "evaluation")]
+        targets += [f"results/equivalence/{variant}.json"]
         targets += [
             f"{folder}/repeat-{repeat}/metrics.json" for repeat in range(1, study.repeats + 1)
         ]

@@ -1,11 +1,20 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from analysis_builders import result, topology, window
+from analysis_builders import certificate, result, topology, window
 
 from schemas.results import Comparison, Interval, VariantResult
-from transformer_core.analysis.compare import compare, compare_all, differs, main
+from transformer_core.analysis import compare as module
+from transformer_core.analysis.compare import differs, main
+
+
+def compare(baseline: VariantResult, variant: VariantResult, **statuses: Any) -> Comparison:
+    """The comparison of two variants that are equivalent, but for ``statuses``."""
+    names = (baseline.variant, variant.variant)
+    return module.compare(baseline, variant, dict.fromkeys(names, "equivalent") | statuses)
+
 
 BASE = [100.0, 101.0, 102.0, 103.0]
 TWICE = [200.0, 202.0, 204.0, 206.0]
@@ -101,12 +110,35 @@ def test_other_devices_and_resumption_are_noted() -> None:
 )
 def test_differs(low: float, high: float, samples: int, expected: bool) -> None:
     speedup = Interval(median=(low + high) / 2, low=low, high=high, samples=samples)
-    assert differs(Comparison(variant="a", baseline="b", speedup=speedup)) is expected
+    comparison = Comparison(
+        variant="a", baseline="b", speedup=speedup, certificate="equivalent", counts=True
+    )
+    assert differs(comparison) is expected
 
 
 def test_every_other_variant_in_order() -> None:
     results = [result("b", BASE), result("single", BASE), result("a", TWICE)]
-    assert [item.variant for item in compare_all("single", results)] == ["b", "a"]
+    statuses = dict.fromkeys(["single", "a", "b"], "equivalent")
+    found = module.compare_all("single", results, statuses)
+    assert [item.variant for item in found] == ["b", "a"]
+
+
+def test_a_ratio_counts_only_with_certificates_on_both_sides() -> None:
+    base, fast = result("single", BASE, BASE), result("fast", TWICE, TWICE)
+    good = compare(base, fast)
+    assert (good.counts, good.certificate, good.note) == (True, "equivalent", "")
+    for status, words in (
+        ("not_equivalent", "fast does not train the same model: no speed-up"),
+        ("different", "fast trains a different model by design"),
+        ("failed", "fast has no certificate (failed): no speed-up"),
+    ):
+        item = compare(base, fast, fast=status)
+        assert item.speedup == good.speedup, "the timing stays"
+        assert (item.counts, item.certificate) == (False, status)
+        assert words in item.note
+    against = compare(base, fast, single="not_equivalent")
+    assert (against.counts, against.certificate) == (False, "equivalent")
+    assert "single does not train the same model" in against.note
 
 
 def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,13 +146,19 @@ def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for item in (result("single", BASE, BASE), result("fast", TWICE, TWICE)):
         files.append(str(tmp_path / f"{item.variant}.json"))
         Path(files[-1]).write_text(item.model_dump_json())
+    certificates = []
+    for name in ("single", "fast"):
+        certificates.append(str(tmp_path / f"certificate-{name}.json"))
+        Path(certificates[-1]).write_text(certificate(name).model_dump_json())
     output = tmp_path / "comparisons.json"
-    command = ["--results", *files, "--output", str(output)]
+    command = ["--results", *files, "--output", str(output), "--certificates", *certificates]
     assert main(["--baseline", "single", *command]) == 0
     (comparison,) = json.loads(output.read_text())
     assert Comparison.model_validate(comparison).variant == "fast"
 
     output.unlink()
+    assert main(["--baseline", "single", *command[:-1]]) == 1
+    assert "has no certificate of fast" in capsys.readouterr().err
     assert main(["--baseline", "singel", *command]) == 1
     assert "did you mean single?" in capsys.readouterr().err
     assert not output.exists()

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.equivalence import Different
 from schemas.resolve import resolve_all
 from schemas.results import (
+    Certificate,
     CorpusSplit,
     EvaluationResult,
     Gpu,
@@ -19,21 +22,32 @@ from schemas.results import (
     Provenance,
     RankMemory,
     Repeat,
+    SeedTrajectory,
     Shard,
     ShardManifest,
     SkippedPair,
     TokenizerReport,
     Topology,
+    Trajectory,
     Translation,
     Validation,
     Window,
 )
 from schemas.study import RunSpec, Study, Variant
 from transformer_core.analysis import combine, compare
+from transformer_core.analysis.equivalence import certify, different
+from transformer_core.analysis.weights import Weights
 
 EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
 SHA = "0" * 64
-SPEED = {"single": 10_000.0, "amp_bf16": 16_200.0, "accum4_sync": 7_300.0, "qkv_separate": 10_000.0}
+SPEED = {
+    "single": 10_000.0,
+    "amp_bf16": 16_200.0,
+    "accum4_sync": 7_300.0,
+    "qkv_separate": 10_000.0,
+    "sgd": 11_000.0,
+    "forgetful": 21_000.0,
+}
 VARIANTS = {
     "single": Variant(equivalence="tolerance", summary="One process on one device. The reference."),
     "amp_bf16": Variant(
@@ -58,6 +72,18 @@ VARIANTS = {
         change={"training": {"accumulation": {"micro_batches": 4, "synchronise": "every"}}},
         equivalence="tolerance",
         summary="Four micro-batches per step, gradients all-reduced after each of them.",
+    ),
+    "sgd": Variant(
+        parent="single",
+        change={"training": {"optimizer": {"kind": "sgd"}}},
+        equivalence={"kind": "different", "reason": f"Another update rule. {EVIL}"},
+        summary="Stochastic gradient descent.",
+    ),
+    "forgetful": Variant(
+        parent="single",
+        change={"training": {"seed": 2}},
+        equivalence="tolerance",
+        summary="Fastest of all, and it does not train the same model.",
     ),
 }
 
@@ -214,6 +240,38 @@ def histogram(unit: Any, shift: int) -> LengthHistogram:
     )
 
 
+def certificate_of(run: Repeat) -> Certificate:
+    """Of a run that is ok an equal training; the loss of forgetful goes another way."""
+    name = run.variant
+    equivalence = VARIANTS[name].equivalence
+    seed = {"losses": [8.0, 7.5, 7.0], "grad_norms": [2.0, 1.5, None]}
+    far = {"losses": [8.0, 7.6, 7.0]} if name == "forgetful" else {}
+
+    def trajectory(own: str, changes: dict[str, Any]) -> Trajectory:
+        rest = {"initial_sha256": SHA, "replica_differences": [0.0] * 3}
+        seeds = [SeedTrajectory(seed=n, **(rest | seed | changes)) for n in (1, 2, 3)]
+        return Trajectory(
+            name=own,
+            status=run.status,
+            reason=run.reason,
+            traceback=None,
+            topology=None,
+            seeds=[] if run.status != "ok" else seeds,
+            provenance=run.provenance,
+        )
+
+    if isinstance(equivalence, Different):
+        return different(name, equivalence)
+    weights = {"key.bias": np.zeros(2), "output.weight": np.ones(2)}
+    before = {tensor: value - 1 for tensor, value in weights.items()}
+    return certify(
+        equivalence,
+        trajectory(name, far),
+        trajectory("reference", {}),
+        Weights(run=weights, reference=weights, initial=before),
+    )
+
+
 def write_corpus(folder: Path, corpus: str) -> None:
     for split, pairs in (("train", 20_000), ("validation", 500), ("test", 500)):
         write(
@@ -286,12 +344,13 @@ def build(
     write(folder / "study.json", study)
     write(
         folder / "variants.json",
-        json.dumps({name: variant.model_dump() for name, variant in VARIANTS.items()}),
+        json.dumps({name: variant.model_dump(mode="json") for name, variant in VARIANTS.items()}),
     )
     write(folder / "machine" / "hardware.json", hardware())
     corpus = folder / "data" / study.corpus.name
     write_corpus(corpus, study.corpus.name)
-    metrics = []
+    metrics: list[str] = []
+    certificates: list[str] = []
     for position, (name, spec) in enumerate(resolve_all(study, VARIANTS).items()):
         run = folder / "runs" / name
         spec_file = write(run / "spec.json", spec.canonical_json())
@@ -306,7 +365,9 @@ def build(
         options += ["--evaluation", evaluation, "--train-manifest", manifest, "--output", output]
         assert combine.main(options) == 0
         metrics.append(output)
-    options = ["--baseline", "single", "--results", *metrics]
+        certificate = certificate_of(made[0])
+        certificates.append(write(folder / "equivalence" / f"{name}.json", certificate))
+    options = ["--baseline", "single", "--results", *metrics, "--certificates", *certificates]
     assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
     return folder
 

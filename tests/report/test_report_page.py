@@ -108,7 +108,15 @@ def test_page_needs_nothing_else(html: str, page: Page) -> None:
 
 def test_texts_are_escaped(html: str, page: Page) -> None:
     assert "<script" not in html
-    for name in ("variants", "limits", "translations", "corpus", "machine", "details"):
+    for name in (
+        "variants",
+        "equivalence",
+        "limits",
+        "translations",
+        "corpus",
+        "machine",
+        "details",
+    ):
         assert EVIL in page.texts[name], name
     languages = {attributes.get("lang") for attributes in page.all("dd")}
     assert EVIL in languages
@@ -130,8 +138,9 @@ def test_row_of_a_variant(page: Page) -> None:
     assert row[1] == "ok"
     assert re.fullmatch(r"16,\d{3} \[15,\d{3}, 16,\d{3}\]", row[2])
     assert row[3].startswith("1.62× [1.")
-    assert row[4].endswith(" s")
-    assert row[5:9] == ["2.375", "31.4", "345 MiB", "2.9 %"]
+    assert row[4] == "equivalent"
+    assert row[5].endswith(" s")
+    assert row[6:10] == ["2.375", "31.4", "345 MiB", "2.9 %"]
     assert words(page.row("single")[3]) == "baseline"
 
 
@@ -139,16 +148,43 @@ def test_row_of_a_variant_that_did_not_run(page: Page) -> None:
     row = [words(cell) for cell in page.row("ddp")]
     assert row[1].startswith("unsupported")
     assert EVIL in row[1]
-    assert row[2:] == ["–"] * 8
+    assert row[2:] == ["–", "–", "unsupported"] + ["–"] * 6
 
 
 def test_summary_says_what_the_intervals_support(page: Page) -> None:
     text = words(page.texts["summary"])
-    assert "4 of 5 variants ran to the end" in text
+    assert "6 of 7 variants ran to the end" in text
     assert re.search(r"Faster: amp_bf16 ran at 1\.62× \[[\d., ]+\] the throughput of single", text)
     assert "Slower: accum4_sync 0.7" in text
     assert "No difference shown: qkv_separate 1.00×" in text
     assert "Not measured: ddp (unsupported)" in text
+    assert "Not equivalent: forgetful. It does not train the same model" in text
+    assert "Not the same training: sgd 1.10×" in text
+
+
+def test_the_fastest_is_no_speedup_if_it_is_not_equivalent(page: Page) -> None:
+    row = [words(cell) for cell in page.row("forgetful")]
+    assert re.fullmatch(r"2\.10× \[[\d., ]+\]no speed-up: not equivalent", row[3])
+    assert row[4] == "not equivalent"
+    other = [words(cell) for cell in page.row("sgd")]
+    assert other[3].endswith("no speed-up: different model")
+    assert other[4] == "different"
+
+
+def test_certificates_say_what_was_measured(page: Page) -> None:
+    text = words(page.texts["equivalence"])
+    assert "4 of 7 variants have a certificate" in text
+    first = next(row for row in page.rows if row[0] == "forgetful" and "loss" in row[3])
+    cells = [words(cell) for cell in first]
+    assert cells[1:3] == ["tolerance", "not equivalent"]
+    assert cells[3:7] == ["training loss too far", "1.3e-02", "1.0e-04", "step 2"]
+    bf16 = next(row for row in page.rows if row[0] == "amp_bf16" and "final loss" in row[3])
+    assert [words(cell) for cell in bf16[1:4]] == [
+        "statistical",
+        "equivalent",
+        "smoothed final loss",
+    ]
+    assert "training loss off by 1.3e-02 (step 2)" in words(page.texts["variant-forgetful"])
 
 
 def test_details_tell_how_to_make_a_run_again(page: Page) -> None:
@@ -168,7 +204,7 @@ def test_details_tell_how_to_make_a_run_again(page: Page) -> None:
 def test_translations_that_agree_stand_together(study_folder: Path) -> None:
     results = load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
     first, second = translations(results)
-    everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync"]
+    everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync", "sgd", "forgetful"]
     assert first.hypotheses == [("Ein Hund .", everybody)]
     assert second.hypotheses[1] == ("Der Lehrer sieht ein Haus.", ["amp_bf16"])
 
@@ -180,7 +216,9 @@ def test_summary_of_sorted_comparisons(study_folder: Path) -> None:
     assert [item.variant for item in summary.slower] == ["accum4_sync"]
     assert [item.variant for item in summary.unsettled] == ["qkv_separate"]
     assert [item.variant for item in summary.ended_otherwise] == ["ddp"]
-    assert summary.ok == 4
+    assert [item.variant for item in summary.uncounted] == ["forgetful", "sgd"]
+    assert [item.variant for item in summary.not_equivalent] == ["forgetful"]
+    assert summary.ok == 6
 
 
 def test_study_without_a_number_has_a_page(
@@ -191,11 +229,11 @@ def test_study_without_a_number_has_a_page(
     page = Page(make(folder))
     assert page.unbalanced == []
     text = words(page.texts["summary"])
-    assert "0 of 5 variants ran to the end" in text
+    assert "0 of 7 variants ran to the end" in text
     assert "faster" not in text.lower()
     for name in VARIANTS:
         cells = [words(cell) for cell in page.row(name)[2:]]
-        assert set(cells) <= {"–", "baseline"}
+        assert set(cells) <= {"–", "baseline", "unsupported", "different"}
 
 
 def test_missing_figure_is_named(

@@ -22,7 +22,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_variants_are_in_the_order_of_the_study(tables: Path) -> None:
     table = rows(tables / "variants.csv")
     names = [row["variant"] for row in table]
-    assert names == ["single", "amp_bf16", "qkv_separate", "ddp", "accum4_sync"]
+    assert names == ["single", "amp_bf16", "qkv_separate", "ddp", "accum4_sync", "sgd", "forgetful"]
     amp = table[1]
     assert amp["status"] == "ok"
     assert float(amp["tokens_per_second_median"]) > 15_000
@@ -38,6 +38,27 @@ def test_what_was_not_measured_is_empty_and_never_zero(tables: Path) -> None:
     assert "needs 2 GPUs" in ddp["reason"]
     measured = ["tokens_per_second_median", "speedup_median", "bleu", "epoch_seconds"]
     assert [ddp[name] for name in [*measured, "padding_share", "peak_memory_bytes"]] == [""] * 6
+
+
+def test_certificates_stand_beside_the_speed(tables: Path) -> None:
+    table = {row["variant"]: row for row in rows(tables / "variants.csv")}
+    assert table["amp_bf16"]["certificate"] == "equivalent"
+    assert table["amp_bf16"]["speedup_counts"] == "True"
+    for name, status in (("sgd", "different"), ("forgetful", "not_equivalent")):
+        assert table[name]["certificate"] == status
+        assert table[name]["speedup_counts"] == "False"
+        assert float(table[name]["speedup_median"]) > 1, "the timing stays"
+
+
+def test_a_row_for_every_deviation(tables: Path) -> None:
+    table = rows(tables / "equivalence.csv")
+    ours = [row for row in table if row["variant"] == "forgetful"]
+    assert [row["quantity"] for row in ours] == ["loss", "grad_norm", "weights", "replicas"]
+    assert (ours[0]["where"], ours[0]["certificate"]) == ("step 2", "not_equivalent")
+    assert float(ours[0]["measured"]) == pytest.approx(0.1 / 7.5)
+    (sgd,) = [row for row in table if row["variant"] == "sgd"]
+    assert (sgd["measured"], sgd["compared_with"], sgd["equivalence"]) == ("", "", "different")
+    assert "Another update rule" in sgd["reason"]
 
 
 def test_corpus_counts(tables: Path) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.base import Name, merge
+from schemas.base import Name, kinds_of, merge
 from schemas.study import RunSpec
+from schemas.train import Sgd
 
 KEYS = st.sampled_from(["a", "b", "c", "kind"])
 LEAVES = st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]) | st.lists(st.integers(0, 3))
@@ -57,22 +58,48 @@ def test_the_change_wins_and_the_rest_stays(base: dict[str, Any], change: dict[s
         assert merged[key] == base[key]
 
 
+FIELDS_OF_KINDS = st.dictionaries(KINDS, st.frozensets(st.sampled_from(["a", "b", "c", "kind"])))
+
+
 @settings(deadline=None, derandomize=True)
-@given(SECTIONS, SECTIONS)
-def test_a_new_kind_replaces_its_section(old: dict[str, Any], new: dict[str, Any]) -> None:
-    merged = merge({"section": old}, {"section": new})["section"]
-    if new.get("kind", old.get("kind")) != old.get("kind"):
-        assert merged == new
-    else:
+@given(SECTIONS, SECTIONS, FIELDS_OF_KINDS)
+def test_a_new_kind_keeps_only_the_fields_it_has_too(
+    old: dict[str, Any], new: dict[str, Any], fields: dict[str, frozenset[str]]
+) -> None:
+    merged = merge({"section": old}, {"section": new}, {("section",): fields})["section"]
+    if new.get("kind", old.get("kind")) == old.get("kind"):
         assert set(merged) == set(old) | set(new)
+        return
+    shared = set(old) & fields.get(new["kind"], frozenset())
+    assert set(merged) == set(new) | shared
+    for name in shared - set(new):
+        assert merged[name] == old[name]
+
+
+def test_kinds_of_all_sections() -> None:
+    kinds = kinds_of(RunSpec)
+    assert kinds["training", "optimizer"]["sgd"] == set(Sgd.model_fields)
+    assert kinds["parallel", "hook"].keys() == {"ring", "compress", "powersgd"}
+    assert "qkv" in kinds["model",]["transformer"] - kinds["model",]["huggingface"]
+    assert ("machine",) not in kinds
+
+
+SPECS = [{"model": {"kind": kind}} for kind in ("transformer", "torch_nn", "huggingface")] + [
+    {"training": {"optimizer": {"kind": kind}}} for kind in ("adamw", "sgd", "adamw_8bit")
+]
 
 
 @settings(deadline=None, derandomize=True)
-@given(SECTIONS)
-def test_merging_nothing_or_the_same_changes_nothing(base: dict[str, Any]) -> None:
-    assert merge(base, {}) == base
-    assert merge({}, base) == base
-    assert merge(base, base) == base
+@given(st.lists(st.sampled_from(SPECS), max_size=5))
+def test_any_chain_of_kinds_gives_a_valid_spec(changes: list[dict[str, Any]]) -> None:
+    data = RunSpec(variant="v").model_dump(mode="json")
+    for change in changes:
+        data = merge(data, change, kinds_of(RunSpec))
+    spec = RunSpec.model_validate(data).model_dump()
+    for section in {section for change in changes for section in change}:
+        last = [change[section] for change in changes if section in change][-1]
+        for path, value in leaves(last, (section,)):
+            assert at(spec, path) == value
 
 
 FIELDS: dict[tuple[str, ...], st.SearchStrategy[Any]] = {

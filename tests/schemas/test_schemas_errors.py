@@ -12,6 +12,8 @@ from schemas.results import Interval
 from schemas.study import Variant
 
 STUDY = {"name": "tiny", "variants": ["single"]}
+MODEL = {"kind": "transformer"}
+ADAMW = {"kind": "adamw"}
 URL = {"url": "https://example.org/a.gz", "sha256": "0" * 64}
 PAIR = {"source": URL, "target": URL}
 WEB = {"kind": "url", "name": "web", "train": PAIR, "validation": PAIR, "test": PAIR}
@@ -19,7 +21,7 @@ WEB = {"kind": "url", "name": "web", "train": PAIR, "validation": PAIR, "test": 
 WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     # fields that are not there
     ({"modle": {}}, "modle", {}, "did you mean model?"),
-    ({"model": {"head": 2}}, "model.head", 2, "did you mean heads?"),
+    ({"model": MODEL | {"head": 2}}, "model.head", 2, "did you mean heads?"),
     ({"training": {"schedule": {"kind": "noam", "warmups": 2}}}, "training.schedule.warmups", 2,
      "did you mean warmup?"),
     ({"corpus": {"kind": "grammar", "sed": 2}}, "corpus.sed", 2, "did you mean seed?"),
@@ -30,13 +32,13 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     # kinds
     ({"corpus": {"kind": "txt"}}, "corpus", {"kind": "txt"}, "kind: did you mean text?"),
     ({"corpus": {"seed": 1}}, "corpus", {"seed": 1}, "add kind"),
-    ({"model": {"kind": "rnn"}}, "model.kind", "rnn", "choose from transformer"),
+    ({"model": {"kind": "rnn"}}, "model", {"kind": "rnn"}, "kind: did you mean torch_nn?"),
     ({"machine": {"device": "cud"}}, "machine.device", "cud", "did you mean cuda"),
     # ranges
-    ({"model": {"heads": 0}}, "model.heads", 0, "give a number of at least 1"),
+    ({"model": MODEL | {"heads": 0}}, "model.heads", 0, "give a number of at least 1"),
     ({"repeats": -1}, "repeats", -1, "give a number of at least 1"),
     ({"tokenizer": {"vocabulary": 10**8}}, "tokenizer.vocabulary", 10**8, "at most 1000000"),
-    ({"model": {"dropout": 1.0}}, "model.dropout", 1.0, "give a number below 1"),
+    ({"model": MODEL | {"dropout": 1.0}}, "model.dropout", 1.0, "give a number below 1"),
     ({"machine": {"timeout": 0}}, "machine.timeout", 0, "give a number above 0"),
     ({"training": {"clip_norm": float("inf")}}, "training.clip_norm", float("inf"),
      "give a finite number"),
@@ -44,16 +46,16 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"training": {"steps": "many"}}, "training.steps", "many", "give a whole number"),
     ({"training": {"steps": 2.5}}, "training.steps", 2.5, "give a whole number"),
     ({"training": {"steps": None}}, "training.steps", None, "give a whole number"),
-    ({"model": {"dropout": "low"}}, "model.dropout", "low", "give a number, in digits"),
-    ({"model": {"dropout": []}}, "model.dropout", [], "give a number, in digits"),
+    ({"model": MODEL | {"dropout": "low"}}, "model.dropout", "low", "give a number, in digits"),
+    ({"model": MODEL | {"dropout": []}}, "model.dropout", [], "give a number, in digits"),
     ({"replace_results": "maybe"}, "replace_results", "maybe", "give true or false"),
     ({"name": 5}, "name", 5, "give text, in quotes"),
     ({"machine": 3}, "machine", 3, "give fields, each as name: value"),
     ({"variants": "single"}, "variants", "single", "give a list: [first, second]"),
     ({"variants": []}, "variants", [], "give at least 1 of them"),
-    ({"training": {"optimizer": {"betas": [0.9]}}}, "training.optimizer.betas[1]", None,
+    ({"training": {"optimizer": ADAMW | {"betas": [0.9]}}}, "training.optimizer.betas[1]", None,
      "add a value"),
-    ({"training": {"optimizer": {"betas": [0.9, 2]}}}, "training.optimizer.betas[1]", 2,
+    ({"training": {"optimizer": ADAMW | {"betas": [0.9, 2]}}}, "training.optimizer.betas[1]", 2,
      "give a number below 1"),
     # texts
     ({"name": "My Study"}, "name", "My Study", "use lower-case letters, digits and underscores"),
@@ -103,6 +105,15 @@ WRONG_VARIANTS = [
     (f"a: {{{GOOD}, change: [1]}}", "a.change", [1], "give fields"),
     ("a: {summary: s}", "a.equivalence", None, "add equivalence"),
     ("a: {summary: s, equivalence: bit}", "a.equivalence", "bit", "did you mean bitwise?"),
+    ("a: {summary: s, equivalence: {kind: tolerance, los: 1}}", "a.equivalence.los", 1,
+     "did you mean loss?"),
+    ("a: {summary: s, equivalence: {kind: tolerance, loss: 0}}", "a.equivalence.loss", 0,
+     "give a number above 0"),
+    ("a: {summary: s, equivalence: {kind: statistical, seeds: 1}}", "a.equivalence.seeds", 1,
+     "give a number of at least 2"),
+    (f"a: {{{GOOD}}}\nb: {{summary: s, equivalence: {{kind: bitwise, against: aa}}}}",
+     "b.equivalence.against", "aa", "did you mean a?"),
+    (f"reference: {{{GOOD}}}", "reference", "reference", "rename it"),
     (f"DDP-2: {{{GOOD}}}", "DDP-2", "DDP-2", "use lower-case letters"),
     ("a: 3", "a", 3, "give fields"),
     (f"a: {{{GOOD}, change: {{modle: {{}}}}}}", "a.change", {"modle": {}}, "did you mean model?"),
@@ -127,7 +138,7 @@ def test_variants(tmp_path: Path, text: str, field: str, value: Any, remedy: str
 
 
 WRONG_CHANGES: list[tuple[dict[str, Any], str, Any, str]] = [
-    ({"parallel": {"kind": "dpd"}}, "parallel", {"kind": "dpd"}, "kind: did you mean ddp?"),
+    ({"parallel": {"kind": "dpd"}}, "parallel", {"kind": "dpd"}, "kind: did you mean ddp or"),
     ({"parallel": {"kind": "ddp", "bucket": 3}}, "parallel.bucket", 3, "did you mean bucket_mb"),
     ({"parallel": {"bucket_mb": 3}}, "parallel", {"bucket_mb": 3}, "add kind"),
     ({"training": {"schedule": {"kind": "linear"}}}, "training.schedule.peak", None, "add peak"),
@@ -153,7 +164,7 @@ def test_changes(change: dict[str, Any], field: str, value: Any, remedy: str) ->
 
 def test_all_mistakes_are_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        check_study(STUDY | {"repeats": 0, "model": {"heads": 0, "d_f": 1}}, "study.yaml")
+        check_study(STUDY | {"repeats": 0, "model": MODEL | {"heads": 0, "d_f": 1}}, "study.yaml")
     assert {p.field for p in caught.value.problems} == {"repeats", "model.heads", "model.d_f"}
 
 

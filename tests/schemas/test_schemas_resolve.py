@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from schemas.model import HuggingFace, Transformer
 from schemas.parallel import Ddp, Machine, Single
 from schemas.resolve import check_study, read_variants, resolve, resolve_all
 from schemas.study import RunSpec, Study, Variant
@@ -36,11 +37,14 @@ CHANGES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
 }
 
 
+MODEL = {"kind": "transformer"}
+KINDS = {"batching": {"kind": "token_budget"}, "model": MODEL}
+
+
 def nested(flat: dict[tuple[str, str], Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for (section, field), value in flat.items():
-        kind = {"kind": "token_budget"} if section == "batching" else {}
-        tree.setdefault(section, kind)[field] = value
+        tree.setdefault(section, dict(KINDS.get(section, {})))[field] = value
     return tree
 
 
@@ -70,14 +74,27 @@ def test_the_youngest_change_wins_and_the_rest_is_the_study(
     assert RunSpec.model_validate_json(spec.canonical_json()) == spec
 
 
-def test_a_new_kind_takes_nothing_from_the_old_one() -> None:
-    base = study(training={"schedule": {"kind": "noam", "factor": 3.0, "warmup": 7}})
+def test_a_new_kind_keeps_the_fields_that_it_has_too() -> None:
+    base = study(
+        training={"schedule": {"kind": "noam", "factor": 3.0, "warmup": 7}},
+        model={"kind": "transformer", "d_model": 96, "heads": 6, "norm": "post"},
+    )
     variants = {
         "same": variant({"training": {"schedule": {"factor": 4.0}}}),
         "other": variant({"training": {"schedule": {"kind": "linear", "peak": 0.1}}}),
+        "own": variant({"training": {"schedule": {"kind": "linear", "peak": 0.1, "warmup": 9}}}),
+        "library": variant({"model": {"kind": "huggingface", "heads": 8}}),
+        "back": variant({"model": {"kind": "transformer"}}, parent="library"),
     }
-    assert resolve(base, "same", variants).training.schedule == Noam(factor=4.0, warmup=7)
-    assert resolve(base, "other", variants).training.schedule == Linear(kind="linear", peak=0.1)
+    schedules = {name: resolve(base, name, variants).training.schedule for name in variants}
+    assert schedules["same"] == Noam(factor=4.0, warmup=7)
+    assert schedules["other"] == Linear(kind="linear", peak=0.1, warmup=7)
+    assert schedules["own"] == Linear(kind="linear", peak=0.1, warmup=9)
+    assert resolve(base, "library", variants).model == HuggingFace(
+        kind="huggingface", d_model=96, heads=8
+    )
+    back = resolve(base, "back", variants).model
+    assert back == Transformer(d_model=96, heads=8), "what the kind between lacks is forgotten"
 
 
 def test_single_is_independent_of_the_devices_of_the_study() -> None:
@@ -159,7 +176,7 @@ def test_the_youngest_of_several_authors_is_named(heads: int) -> None:
 
 def test_a_mistake_in_the_study_is_said_once() -> None:
     variants = {"single": variant(), "other": variant({"training": {"seed": 5}})}
-    base = study(variants=list(variants), model={"heads": 3})
+    base = study(variants=list(variants), model={"kind": "transformer", "heads": 3})
     found = problems(base, variants)
     assert found == [("study.yaml", "model.heads", 3, "take 2 or 4 heads, or change model.d_model")]
 
@@ -185,8 +202,13 @@ def test_a_broken_rule_is_laid_to_the_file_that_sets_the_field() -> None:
 
 
 RULES: dict[str, tuple[dict[str, Any], str, Any, str]] = {
-    "heads": ({"model": {"d_model": 96, "heads": 5}}, "model.heads", 5, "take 4 or 6 heads"),
-    "odd width": ({"model": {"d_model": 15, "heads": 3}}, "model.d_model", 15, "take 16"),
+    "heads": (
+        {"model": MODEL | {"d_model": 96, "heads": 5}},
+        "model.heads",
+        5,
+        "take 4 or 6 heads",
+    ),
+    "odd width": ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", 15, "take 16"),
     "pairs": (
         {
             "batching": {"kind": "fixed_size", "pairs": 3},
@@ -229,7 +251,7 @@ def test_rules_over_several_sections(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"model": {"d_model": 96, "heads": 6}},
+        {"model": MODEL | {"d_model": 96, "heads": 6}},
         {"batching": {"kind": "fixed_size", "pairs": 1}},
         {"batching": {"kind": "token_budget", "tokens": 34}},
         {"training": {"steps": 30, "schedule": {"kind": "noam", "warmup": 30}}},

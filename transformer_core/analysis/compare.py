@@ -1,18 +1,19 @@
 """Every variant against the baseline.
 
     python -m transformer_core.analysis.compare --baseline single \
-        --results runs/single/metrics.json runs/ddp/metrics.json --output comparisons.json
+        --results runs/single/metrics.json runs/ddp/metrics.json \
+        --certificates equivalence/single.json equivalence/ddp.json --output comparisons.json
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import log
 from pathlib import Path
 
 from schemas.errors import ConfigError, ConfigProblem, nearest
-from schemas.results import Comparison, Interval, VariantResult
+from schemas.results import Certificate, CertificateStatus, Comparison, Interval, VariantResult
 from transformer_core.analysis.files import read_record
 from transformer_core.analysis.statistics import (
     FEWEST_SAMPLES,
@@ -26,9 +27,24 @@ INPUT_WAIT_LIMIT = 0.05
 """Share of the time spent waiting for input above which a throughput says little about training."""
 
 
-def compare(baseline: VariantResult, variant: VariantResult) -> Comparison:
-    """Throughput of ``variant`` over that of ``baseline``, in non-padding tokens per second."""
+NO_SPEEDUP: dict[CertificateStatus, str] = {
+    "not_equivalent": "{} does not train the same model: no speed-up",
+    "different": "{} trains a different model by design: no speed-up of the same training",
+}
+"""What is said of a ratio with a side that has no certificate; otherwise its status."""
+
+
+def compare(
+    baseline: VariantResult,
+    variant: VariantResult,
+    certificates: Mapping[str, CertificateStatus],
+) -> Comparison:
+    """Throughput of ``variant`` over that of ``baseline``, in non-padding tokens per second.
+
+    It counts as a speed-up only if both train the same model as the reference.
+    """
     both = (baseline, variant)
+    status = certificates[variant.variant]
     missing = [
         f"{result.variant} ended {result.status}"
         if result.status != "ok"
@@ -41,6 +57,8 @@ def compare(baseline: VariantResult, variant: VariantResult) -> Comparison:
             variant=variant.variant,
             baseline=baseline.variant,
             speedup=None,
+            certificate=status,
+            counts=False,
             note=_sentence(missing),
         )
     speedup = ratio_interval(rates(variant.repeats, "tokens"), rates(baseline.repeats, "tokens"))
@@ -48,14 +66,27 @@ def compare(baseline: VariantResult, variant: VariantResult) -> Comparison:
         variant=variant.variant,
         baseline=baseline.variant,
         speedup=speedup,
-        note=_sentence([*_about_effect(both, speedup), *_about_runs(baseline, variant)]),
+        certificate=status,
+        counts=all(certificates[result.variant] == "equivalent" for result in both),
+        note=_sentence(
+            [
+                *_about_equivalence(both, certificates),
+                *_about_effect(both, speedup),
+                *_about_runs(baseline, variant),
+            ]
+        ),
     )
 
 
-def compare_all(baseline: str, results: Sequence[VariantResult]) -> list[Comparison]:
+def compare_all(
+    baseline: str,
+    results: Sequence[VariantResult],
+    certificates: Mapping[str, CertificateStatus],
+) -> list[Comparison]:
     """Every other variant against ``baseline``, in the order of ``results``."""
     reference = next(result for result in results if result.variant == baseline)
-    return [compare(reference, result) for result in results if result.variant != baseline]
+    others = [result for result in results if result.variant != baseline]
+    return [compare(reference, result, certificates) for result in others]
 
 
 def differs(comparison: Comparison) -> bool:
@@ -64,6 +95,17 @@ def differs(comparison: Comparison) -> bool:
     if speedup is None or speedup.samples < FEWEST_SAMPLES:
         return False
     return speedup.low > 1 or speedup.high < 1
+
+
+def _about_equivalence(
+    both: Sequence[VariantResult], certificates: Mapping[str, CertificateStatus]
+) -> Iterator[str]:
+    for result in both:
+        status = certificates[result.variant]
+        if status != "equivalent":
+            yield NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up").format(
+                result.variant
+            )
 
 
 def _about_effect(both: Sequence[VariantResult], speedup: Interval) -> Iterator[str]:
@@ -117,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.analysis.compare",
         description="Compare the throughput of every variant with that of the baseline: ratio of "
-        "medians with a 95 % interval.",
+        "medians with a 95 %% interval.",
     )
     parser.add_argument("--baseline", required=True, help="name of the baseline")
     parser.add_argument(
@@ -127,10 +169,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="metrics.json of every variant, the baseline included",
     )
+    parser.add_argument(
+        "--certificates",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="certificate of equivalence of every variant",
+    )
     parser.add_argument("--output", required=True, type=Path, help="comparisons.json")
     options = parser.parse_args(arguments)
     try:
         results = [read_record(file, VariantResult) for file in options.results]
+        read = [read_record(file, Certificate) for file in options.certificates]
+        certificates = {certificate.variant: certificate.status for certificate in read}
         names = [result.variant for result in results]
         if options.baseline not in names:
             message = "is not among the results"
@@ -138,10 +189,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(
                 [ConfigProblem("command line", "--baseline", options.baseline, message, remedy)]
             )
+        if missing := [name for name in names if name not in certificates]:
+            message = f"has no certificate of {missing[0]}"
+            remedy = f"add results/equivalence/{missing[0]}.json"
+            raise ConfigError(
+                [ConfigProblem("command line", "--certificates", None, message, remedy)]
+            )
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    comparisons = compare_all(options.baseline, results)
+    comparisons = compare_all(options.baseline, results, certificates)
     text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
     write_text(options.output, text + "\n")
     return 0

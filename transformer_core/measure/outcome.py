@@ -1,8 +1,14 @@
 """How a worker that did not finish tells its supervisor why."""
 
+import ctypes
 import json
+import os
+import signal
+import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +52,22 @@ def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
         "time": time.time(),
     }
     write_text(folder / f"outcome-{rank}.json", json.dumps(record))
+
+
+@contextmanager
+def supervised(folder: Path) -> Iterator[None]:
+    """The life of a worker: it ends with its supervisor, and leaves an error in ``folder``."""
+    if sys.platform == "linux":
+        # So that a killed run leaves no process behind; 1 is PR_SET_PDEATHSIG.
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+    try:
+        yield
+    except Exception as error:
+        # The supervisor turns this into a status; peers that wait for this rank must not hang,
+        # so the process ends here and now, without waiting for the process group.
+        write_outcome(folder, int(os.environ.get("RANK", 0)), error)
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def read_outcomes(folder: Path) -> dict[str, Any] | None:

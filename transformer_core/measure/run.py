@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 
@@ -34,15 +35,17 @@ from transformer_core.train.history import History
 WORKER = "transformer_core.measure.worker"
 
 
-def launcher(spec: RunSpec) -> list[str]:
+def launcher(spec: RunSpec, worker: str) -> list[str]:
     """The start of the command line: plain Python for a single process, torchrun for more.
+
+    ``worker`` is the module that the processes run.
 
     A run over several hosts is started on each of them with NODE_RANK (0, 1, ...) and RENDEZVOUS
     (host:port of the first); raises Unsupported without.
     """
     machine = spec.machine
     if spec.parallel.kind in ("single", "data_parallel"):
-        return [sys.executable, "-m", WORKER]
+        return [sys.executable, "-m", worker]
     command = [sys.executable, "-m", "torch.distributed.run"]
     command += [f"--nproc-per-node={spec.processes_per_node}", f"--nnodes={machine.nodes}"]
     if machine.nodes == 1:
@@ -57,7 +60,7 @@ def launcher(spec: RunSpec) -> list[str]:
             ) from None
         command += [f"--node-rank={node}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
         command += [f"--rdzv-id={spec.digest()[:16]}"]
-    return [*command, "-m", WORKER]
+    return [*command, "-m", worker]
 
 
 def reproducing_command(target: Path) -> str:
@@ -95,33 +98,51 @@ def supervise(arguments: argparse.Namespace, spec: RunSpec) -> None:
     clear_outcomes(output)
     for name in ("metrics.json", "steps.parquet", "model.safetensors"):
         (output / name).unlink(missing_ok=True)
-    code = 0
-    try:
-        code = run_workers(arguments, spec)
-    except Unsupported as error:
-        write_outcome(output, 0, error)
-    if code == 0 and (output / "metrics.json").exists():
-        remove_all(output / CHECKPOINTS)
-        return
-    outcome = read_outcomes(output)
-    if outcome is None:
-        print(
-            f"{spec.variant}, repeat {arguments.repeat}: stopped before it was done "
-            f"({_how(code)}). The same command goes on from the last checkpoint.",
-            file=sys.stderr,
-        )
-        sys.exit(1)
-    _write_unfinished(arguments, spec, outcome, started)
-    clear_outcomes(output)
+    outcome = attempt(spec, WORKER, worker_options(arguments), output / "metrics.json")
+    if outcome is not None:
+        _write_unfinished(arguments, spec, outcome, started)
+        clear_outcomes(output)
     remove_all(output / CHECKPOINTS)
 
 
-def run_workers(arguments: argparse.Namespace, spec: RunSpec) -> int:
+def attempt(
+    spec: RunSpec, worker: str, options: Sequence[str], result: Path
+) -> dict[str, Any] | None:
+    """Run the workers; None if they wrote ``result``, else how they ended.
+
+    Ends this process if the workers were stopped before they could tell.
+    """
+    code = 0
+    try:
+        code = run_workers(spec, worker, options)
+    except Unsupported as error:
+        write_outcome(result.parent, 0, error)
+    if code == 0 and result.exists():
+        return None
+    outcome = read_outcomes(result.parent)
+    if outcome is None:
+        print(
+            f"{result.parent}: stopped before it was done ({_how(code)}). The same command goes "
+            "on, from the last checkpoint where there is one.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    return outcome
+
+
+def worker_options(arguments: argparse.Namespace) -> list[str]:
+    """The command line of the workers: that of this job, with defaults written out."""
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    return [
+        word
+        for name, value in given.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def run_workers(spec: RunSpec, worker: str, options: Sequence[str]) -> int:
     """Run the workers of this host to their end, handing on requests to stop; the exit code."""
-    command = [*launcher(spec), "--spec", str(arguments.spec), "--data", str(arguments.data)]
-    command += ["--repeat", str(arguments.repeat), "--output", str(arguments.output)]
-    command += ["--command", arguments.command]
-    command += ["--log-file", str(arguments.log_file)] if arguments.log_file else []
+    command = [*launcher(spec, worker), *options]
     threads = str(threads_per_process(spec))
     child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": threads})
 
@@ -183,7 +204,7 @@ def main() -> None:
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
     if os.environ.get("NODE_RANK", "0") != "0":
         # On every host but the first: lend the processes only; the first writes the results.
-        sys.exit(run_workers(arguments, spec))
+        sys.exit(run_workers(spec, WORKER, worker_options(arguments)))
     with exclusive(arguments.output):
         supervise(arguments, spec)
 

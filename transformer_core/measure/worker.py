@@ -1,17 +1,13 @@
 """One process of a timed run. Started by :mod:`transformer_core.measure.run`, not by hand."""
 
 import argparse
-import ctypes
-import os
-import signal
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 
 from schemas.results import RankMemory, Repeat, ShardManifest, Window
 from schemas.study import RunSpec
@@ -19,9 +15,10 @@ from transformer_core.data.files import atomic_path, write_text
 from transformer_core.data.store import open_shards
 from transformer_core.measure.clock import WindowClock
 from transformer_core.measure.memory import rank_memory, reset_peak
-from transformer_core.measure.outcome import write_outcome
+from transformer_core.measure.outcome import supervised
 from transformer_core.measure.progress import Progress, log_to
 from transformer_core.measure.provenance import collect
+from transformer_core.parallel.sharding import whole_weights
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import this_process
 from transformer_core.train.assemble import Setup, assemble
@@ -43,6 +40,11 @@ class TimedRun:
         self.progress.start(step)
         self.clock.start(step)
         self.first_step_at = time.time()
+
+    def updated(
+        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
+    ) -> None:
+        pass  # a clock must not wait for the device
 
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
@@ -102,9 +104,10 @@ def run(arguments: argparse.Namespace, began: float) -> None:
     memory = _memory_of_all(setup)
     windows = _windows_of_all(clock.windows, setup.strategy)
     communication = setup.strategy.communication()
+    weights = whole_weights(setup.model, keep=process.is_main)
     if process.is_main:
         with atomic_path(output / "model.safetensors") as temporary:
-            save_model(setup.model, str(temporary))
+            save_file(weights, temporary, {"format": "pt"})
         history.write(output / "steps.parquet")
         repeat = Repeat(
             variant=spec.variant,
@@ -167,12 +170,6 @@ def _windows_of_all(windows: list[Window], strategy: Strategy) -> list[Window]:
     ]
 
 
-def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent ends, so that a killed run leaves nothing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
-
-
 def main() -> None:
     began = time.time()
     parser = argparse.ArgumentParser(description=__doc__)
@@ -183,15 +180,8 @@ def main() -> None:
     parser.add_argument("--command", required=True)
     parser.add_argument("--log-file", type=Path)
     arguments = parser.parse_args()
-    die_with_parent()
-    try:
+    with supervised(arguments.output):
         run(arguments, began)
-    except Exception as error:
-        # The supervisor turns this into a status; peers that wait for this rank must not hang,
-        # so the process ends here and now, without waiting for the process group.
-        write_outcome(arguments.output, int(os.environ.get("RANK", 0)), error)
-        sys.stderr.flush()
-        os._exit(1)
 
 
 if __name__ == "__main__":

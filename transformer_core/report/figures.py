@@ -10,13 +10,20 @@ import seaborn as sns
 
 from schemas.errors import ConfigError
 from transformer_core.data.files import write_text
-from transformer_core.report import corpus_figures, speed_figures, svg, training_figures
+from transformer_core.report import (
+    corpus_figures,
+    equivalence_figure,
+    speed_figures,
+    svg,
+    training_figures,
+)
 from transformer_core.report.drawing import Drawing
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
 
 FIGURES: dict[str, Callable[[Results], Drawing]] = {
     "throughput": speed_figures.throughput,
     "speedup": speed_figures.speedup,
+    "equivalence": equivalence_figure.equivalence,
     "training_loss": training_figures.training_loss,
     "validation_loss": training_figures.validation_loss,
     "memory": training_figures.memory,

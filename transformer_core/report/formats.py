@@ -16,6 +16,11 @@ def number(value: float | None, digits: int = 3) -> Markup:
     return _tagged(value, plain_number(value, digits)) if value is not None else MISSING
 
 
+def scientific(value: float | None) -> Markup:
+    """A deviation, such as 3.6e-07; 0 is exact."""
+    return _tagged(value, f"{value:.1e}" if value else "0") if value is not None else MISSING
+
+
 def ratio(value: float | None) -> Markup:
     """A factor, such as 1.62×."""
     return _tagged(value, f"{value:.2f}×") if value is not None else MISSING
@@ -96,6 +101,7 @@ def _with_limits(value: Interval, median: str, low: str, high: str) -> Markup:
 
 FILTERS = {
     "number": number,
+    "scientific": scientific,
     "ratio": ratio,
     "percent": percent,
     "duration": duration,

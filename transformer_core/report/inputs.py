@@ -6,6 +6,7 @@ from pathlib import Path
 
 from schemas.data import SPLITS
 from schemas.results import (
+    Certificate,
     Comparison,
     CorpusSplit,
     Hardware,
@@ -27,6 +28,7 @@ class Results:
     variants: dict[str, VariantResult]
     comparisons: dict[str, Comparison]
     """By variant; the baseline has none."""
+    certificates: dict[str, Certificate]
     splits: dict[str, CorpusSplit]
     manifests: dict[str, ShardManifest]
     tokenizer: TokenizerReport
@@ -62,6 +64,9 @@ def load(folder: Path, study_file: Path, comparisons_file: Path) -> Results:
             name: read_record(run / "metrics.json", VariantResult) for name, run in runs.items()
         },
         comparisons={comparison.variant: comparison for comparison in comparisons},
+        certificates={
+            name: read_record(folder / "equivalence" / f"{name}.json", Certificate) for name in runs
+        },
         splits={
             split: read_record(corpus / "pairs" / f"{split}.json", CorpusSplit) for split in SPLITS
         },

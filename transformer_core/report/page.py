@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from schemas.errors import ConfigError
 from schemas.study import Variant
-from transformer_core.analysis import compare, statistics
+from transformer_core.analysis import compare, equivalence, statistics
 from transformer_core.analysis.files import read_as
 from transformer_core.data.files import write_text
 from transformer_core.report import svg
@@ -27,6 +27,7 @@ from transformer_core.report.summary import summarise, translations
 SECTIONS = {
     "summary": "Summary",
     "variants": "Variants",
+    "equivalence": "Does it train the same model?",
     "figures": "Figures",
     "translations": "Translations",
     "corpus": "Corpus",
@@ -38,6 +39,7 @@ SECTIONS = {
 """Template name and heading of each section, in the order of the page."""
 
 CORPUS_FIGURES = ("lengths_characters", "lengths_tokens")
+EQUIVALENCE_FIGURES = ("equivalence",)
 
 
 def render(results: Results, variants: dict[str, Variant], pictures: Sequence[svg.Picture]) -> str:
@@ -51,6 +53,7 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
     )
     environment.filters.update(FILTERS)
     environment.filters |= {"pretty": pretty, "compact": compact}
+    elsewhere = (*CORPUS_FIGURES, *EQUIVALENCE_FIGURES)
     return environment.get_template("page.html").render(
         sections=SECTIONS,
         study=results.study,
@@ -58,8 +61,12 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
         variants=variants,
         summary=summarise(results),
         samples=translations(results),
-        pictures=[picture for picture in pictures if picture.name not in CORPUS_FIGURES],
+        pictures=[picture for picture in pictures if picture.name not in elsewhere],
         corpus_pictures=[picture for picture in pictures if picture.name in CORPUS_FIGURES],
+        equivalence_pictures=[
+            picture for picture in pictures if picture.name in EQUIVALENCE_FIGURES
+        ],
+        words=equivalence.WORDS,
         confidence=statistics.CONFIDENCE,
         resamples=statistics.RESAMPLES,
         fewest_samples=statistics.FEWEST_SAMPLES,

@@ -55,7 +55,7 @@ def speedup(results: Results) -> Drawing:
     for row, comparison in enumerate(shown):
         ratio = comparison.speedup
         assert ratio is not None
-        clear = differs(comparison)
+        clear = comparison.counts and differs(comparison)
         color = blue if clear else svg.INK
         axes.plot([ratio.low, ratio.high], [row, row], color=color)
         axes.plot(ratio.median, row, "o", color=color, mfc=color if clear else "none", ms=6)
@@ -79,7 +79,8 @@ def speedup(results: Results) -> Drawing:
         figure,
         f"Speed-up against {results.study.baseline}",
         "Ratio of the median throughputs with its interval. Right of the dashed line is faster. A "
-        f"hollow dot says that the interval does not settle it.{left_out(results, names)}",
+        f"hollow dot says that the interval does not settle it, or that it is not the same "
+        f"training.{left_out(results, names)}",
     )
 
 

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
-from schemas.results import Comparison, Translation, VariantResult
+from schemas.results import Certificate, Comparison, Translation, VariantResult
 from transformer_core.analysis.compare import differs
 from transformer_core.report.inputs import Results
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The variants, sorted by what can be said of their throughput."""
+    """The variants, sorted by what can be said of their throughput.
+
+    Only variants that train the same model, against a baseline that does, are faster or slower.
+    """
 
     ok: int
     faster: list[Comparison]
@@ -18,6 +21,10 @@ class Summary:
     """The whole interval is below 1; largest ratio first."""
     unsettled: list[Comparison]
     """The interval holds 1, or there are too few windows for an interval."""
+    uncounted: list[Comparison]
+    """Timed, but without a certificate on both sides: no speed-up of the same training."""
+    not_equivalent: list[Certificate]
+    """Meant to train the same model, and shown not to."""
     ended_otherwise: list[VariantResult]
 
 
@@ -37,12 +44,17 @@ def summarise(results: Results) -> Summary:
         (item for item in results.comparisons.values() if item.speedup is not None),
         key=lambda item: -item.speedup.median if item.speedup else 0.0,
     )
-    clear = [item for item in compared if differs(item)]
+    counted = [item for item in compared if item.counts]
+    clear = [item for item in counted if differs(item)]
     return Summary(
         ok=len(results.variants) - len(results.ended_otherwise),
         faster=[item for item in clear if item.speedup and item.speedup.low > 1],
         slower=[item for item in clear if item.speedup and item.speedup.high < 1],
-        unsettled=[item for item in compared if not differs(item)],
+        unsettled=[item for item in counted if not differs(item)],
+        uncounted=[item for item in compared if not item.counts],
+        not_equivalent=[
+            item for item in results.certificates.values() if item.status == "not_equivalent"
+        ],
         ended_otherwise=results.ended_otherwise,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ConfigError
-from schemas.results import Interval
+from schemas.results import Deviation, Interval
 from transformer_core.data.files import write_text
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
 
@@ -32,6 +32,9 @@ def variants_table(results: Results) -> list[Row]:
                 **_interval("pairs_per_second", result.pairs_per_second),
                 "baseline": results.study.baseline,
                 **_interval("speedup", comparison.speedup if comparison else None),
+                "speedup_counts": comparison.counts if comparison else None,
+                "equivalence": results.certificates[name].equivalence.kind,
+                "certificate": results.certificates[name].status,
                 "note": comparison.note if comparison else None,
                 "epoch_seconds": result.epoch_seconds,
                 "validation_loss_nats": result.validation_loss,
@@ -45,6 +48,28 @@ def variants_table(results: Results) -> list[Row]:
             }
         )
     return rows
+
+
+def equivalence_table(results: Results) -> list[Row]:
+    """A row per variant and compared quantity; one without a quantity where none was compared."""
+    nothing: list[Deviation | None] = [None]
+    return [
+        {
+            "variant": certificate.variant,
+            "equivalence": certificate.equivalence.kind,
+            "certificate": certificate.status,
+            "compared_with": certificate.reference,
+            "seeds": len(certificate.seeds),
+            "steps": len(certificate.steps),
+            "quantity": deviation.quantity if deviation else None,
+            "measured": deviation.measured if deviation else None,
+            "bound": deviation.bound if deviation else None,
+            "where": deviation.where if deviation else None,
+            "reason": certificate.reason,
+        }
+        for certificate in results.certificates.values()
+        for deviation in certificate.deviations or nothing
+    ]
 
 
 def corpus_table(results: Results) -> list[Row]:
@@ -104,6 +129,7 @@ def _interval(name: str, interval: Interval | None) -> dict[str, float | int | N
 
 TABLES = {
     "variants.csv": variants_table,
+    "equivalence.csv": equivalence_table,
     "corpus.csv": corpus_table,
     "machine.csv": machine_table,
 }

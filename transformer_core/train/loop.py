@@ -26,6 +26,12 @@ class Observer(Protocol):
     def start(self, step: int) -> None:
         """Training starts, or goes on, with ``step`` optimizer steps done."""
 
+    def updated(
+        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
+    ) -> None:
+        """The weights were updated. ``loss_sum`` of this rank and ``norm`` of the whole gradient
+        are still on the device: to read them is to wait for it."""
+
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
     ) -> None:
@@ -75,6 +81,7 @@ def train(setup: Setup, observer: Observer, checkpoints: Path) -> History:
 
             rate = learning_rate(training.schedule, step, training.steps, setup.spec.model.d_model)
             loss_sum, norm = optimizer_step(setup, batch, rate)
+            observer.updated(step, batch.target_tokens, loss_sum, norm)
             observer.step_done(step, batch.pairs, batch.tokens, batch.padded_tokens, waited)
 
             loss = None

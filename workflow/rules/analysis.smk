@@ -4,6 +4,7 @@
 rule compare:
     input:
         results=expand("results/runs/{variant}/metrics.json", variant=SPECS),
+        certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
         code=sources("transformer_core.analysis.compare"),
     output:
         "results/comparisons.json",
@@ -15,4 +16,4 @@ rule compare:
         "Compare the variants with {params.baseline}"
     shell:
         "python -m transformer_core.analysis.compare --baseline {params.baseline}"
-        " --results {input.results} --output {output} 2>&1 | tee {log}"
+        " --results {input.results} --certificates {input.certificates} --output {output} 2>&1 | tee {log}"

@@ -11,6 +11,7 @@ STUDY_FILES = [
     f"results/data/{CORPUS}/tokenizer.report.json",
     *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),
     *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
+    *expand("results/equivalence/{variant}.json", variant=SPECS),
     *VARIANT_FILES,
 ]
 

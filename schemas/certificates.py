@@ -1,0 +1,108 @@
+"""The short trainings behind the equivalence certificates of a study."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.equivalence import REFERENCE, Bitwise, Different, Statistical
+from schemas.measure import Measurement
+from schemas.model import ReferenceAttention, SeparateQkv, Transformer
+from schemas.resolve import VARIANTS_FILE, resolve
+from schemas.study import RunSpec, Study, Variant
+from schemas.train import Accumulation, AdamW, Constant, Evaluation, Fp32
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """A training of a few steps, repeated with this many seeds."""
+
+    spec: RunSpec
+    seeds: int
+
+
+def compared_with(variant: Variant) -> str | None:
+    """Name of the run that a variant must equal; null where no certificate is possible."""
+    match variant.equivalence:
+        case Different():
+            return None
+        case Bitwise(against=against):
+            return against
+        case _:
+            return REFERENCE
+
+
+def short_runs(
+    study: Study,
+    variants: Mapping[str, Variant],
+    specs: Mapping[str, RunSpec],
+    study_file: str = "study",
+    variants_file: str = VARIANTS_FILE,
+) -> dict[str, ShortRun]:
+    """Every run that the certificates of ``specs`` need, by name, each once.
+
+    Raises ConfigError if a variant that is only compared with does not resolve.
+    """
+    seeds: dict[str, int] = {}
+    for name in specs:
+        other, equivalence = compared_with(variants[name]), variants[name].equivalence
+        if other is not None:
+            needed = equivalence.seeds if isinstance(equivalence, Statistical) else 1
+            for run in (name, other):
+                seeds[run] = max(seeds.get(run, 1), needed)
+    runs = {}
+    for name, needed in seeds.items():
+        if name == REFERENCE:
+            spec = reference_spec(study)
+        elif name in specs:
+            spec = short_spec(study, specs[name])
+        else:
+            spec = short_spec(study, resolve(study, name, variants, study_file, variants_file))
+        runs[name] = ShortRun(spec, needed)
+    return runs
+
+
+def reference_spec(study: Study) -> RunSpec:
+    """The short run of the study's model as plain as it can be: see :data:`REFERENCE`."""
+    model, training = study.model, study.training
+    if isinstance(model, Transformer):
+        plain = {"attention": ReferenceAttention(kind="reference")}
+        model = model.model_copy(update=plain | {"qkv": SeparateQkv(kind="separate")})
+    optimizer = training.optimizer
+    if isinstance(optimizer, AdamW):
+        optimizer = optimizer.model_copy(update={"fused": False})
+    training = training.model_copy(
+        update={"precision": Fp32(), "accumulation": Accumulation(), "optimizer": optimizer}
+    )
+    shared: dict[str, Any] = {
+        name: getattr(study, name)
+        for name in RunSpec.model_fields
+        if name in Study.model_fields and name not in ("model", "training")
+    }
+    spec = RunSpec(variant=REFERENCE, model=model, training=training, **shared)
+    return short_spec(study, spec)
+
+
+def short_spec(study: Study, spec: RunSpec) -> RunSpec:
+    """``spec`` as a short training, without dropout and with a constant learning rate.
+
+    What a variant sets otherwise than the study stays as it is: a variant with a dropout or a
+    schedule of its own must not look equal. Timing and evaluation have no part in it.
+    """
+    settings = study.certificate
+    model = spec.model
+    if model.dropout == study.model.dropout:
+        model = model.model_copy(update={"dropout": 0.0})
+    training = spec.training.model_copy(
+        update={"steps": settings.steps, "validate_every": 0, "checkpoint_every": 0}
+    )
+    if training.schedule == study.training.schedule:
+        constant = Constant(kind="constant", peak=settings.learning_rate)
+        training = training.model_copy(update={"schedule": constant})
+    return spec.model_copy(
+        update={
+            "model": model,
+            "training": training,
+            "measurement": Measurement(),
+            "evaluation": Evaluation(),
+        }
+    )

@@ -1,0 +1,95 @@
+"""How closely a variant must train the same model as the reference, and how that is checked."""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from schemas.base import Name, Schema
+from schemas.errors import nearest
+
+REFERENCE = "reference"
+"""Name of the run that certificates compare with: the study's model in one process, in 32-bit
+floating point, with attention written out, separate projections and an optimizer without fusion."""
+
+
+class Bitwise(Schema):
+    """The same numbers to the last bit: nothing that is computed changes."""
+
+    kind: Literal["bitwise"]
+    against: Name = "single"
+    """Variant whose losses, gradient norms and final weights must be the same."""
+    reason: str = "It changes nothing that is computed."
+    """Why this class."""
+
+
+class Tolerance(Schema):
+    """The same sums in another order: equal up to the rounding of 32-bit floating point."""
+
+    kind: Literal["tolerance"]
+    loss: float = Field(default=1e-4, gt=0)
+    """Largest relative difference of the training loss, at every step."""
+    grad_norm: float = Field(default=1e-3, gt=0)
+    """Largest relative difference of the gradient's norm, at every step."""
+    weights: float = Field(default=0.05, gt=0)
+    """Largest difference of a tensor of final weights, relative to what training changed in it
+    (2-norms). Adam divides by the gradient's size, so rounding in an element that has next to no
+    gradient becomes a full-sized update: this bound is much wider than that of the loss."""
+    reason: str = "The same sums in another order: only rounding differs."
+    """Why this class and these bounds."""
+
+
+class Statistical(Schema):
+    """Fewer bits or a lossy message: other numbers, the same course of training."""
+
+    kind: Literal["statistical"]
+    seeds: int = Field(default=3, ge=2, le=20)
+    """Pairs of trainings that are compared, each pair from the same weights and batches."""
+    loss: float = Field(default=0.005, gt=0)
+    """Margin of the smoothed final loss, relative to that of the reference. The 90 % interval of
+    the mean difference over the seeds must lie within it."""
+    reason: str = "Fewer bits change every number, but must not change where training goes."
+    """Why this class and this margin."""
+
+
+class Different(Schema):
+    """Another optimizer, batch or network: a different model by design, so no certificate."""
+
+    kind: Literal["different"]
+    reason: str = "It trains a different model by design: only its quality can be compared."
+    """Why no certificate is possible."""
+
+
+EquivalenceKind = Literal["bitwise", "tolerance", "statistical", "different"]
+ClassOfEquivalence = Annotated[
+    Bitwise | Tolerance | Statistical | Different, Field(discriminator="kind")
+]
+
+
+def _from_name(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in get_args(EquivalenceKind):
+        remedy = nearest(value, get_args(EquivalenceKind))
+        raise PydanticCustomError("unknown_class", "is not a class", {"remedy": remedy})
+    return {"kind": value}
+
+
+AnyEquivalence = Annotated[
+    ClassOfEquivalence,
+    BeforeValidator(_from_name, json_schema_input_type=EquivalenceKind | ClassOfEquivalence),
+]
+"""A class with its bounds, or its name alone for the usual bounds."""
+
+
+class Certification(Schema):
+    """The short trainings that certificates compare.
+
+    They take the study's model, data and batches without dropout, and a constant learning rate:
+    during a long warm-up the weights would hardly move, and any two variants would look alike.
+    """
+
+    steps: int = Field(default=12, ge=3)
+    """Optimizer steps of each training."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of every step, unless a variant changes the schedule itself."""

@@ -1,0 +1,80 @@
+"""The figure of the certificates: how much of what is allowed each variant uses."""
+
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from schemas.equivalence import Tolerance
+from schemas.results import Certificate
+from transformer_core.analysis.equivalence import WORDS
+from transformer_core.report import svg
+from transformer_core.report.drawing import Drawing, legend_below, rows
+from transformer_core.report.inputs import Results
+
+FLOOR = 1e-6
+"""Smaller shares are drawn here: a logarithmic axis has no place for 0."""
+
+_MARKERS = {"loss": "o", "grad_norm": "s", "weights": "D", "replicas": "P", "final_loss": "^"}
+
+
+def equivalence(results: Results) -> Drawing:
+    """Every measured deviation over its bound, on a logarithmic axis."""
+    shown = [item for item in results.certificates.values() if item.deviations]
+    figure, axes = rows(len(shown))
+    colors = dict(zip(_MARKERS, sns.color_palette("colorblind"), strict=False))
+    used = {d.quantity for certificate in shown for d in certificate.deviations}
+    for row, certificate in enumerate(shown):
+        _course(axes, row, certificate)
+        for deviation in certificate.deviations:
+            axes.plot(
+                share(deviation.measured, deviation.bound),
+                row,
+                _MARKERS[deviation.quantity],
+                color=colors[deviation.quantity],
+                ms=6,
+            )
+    if shown:
+        axes.axvline(1, color=svg.INK, ls="--", lw=1)
+        axes.set_xscale("log")
+        axes.set_xlim(FLOOR / 2, None)
+        axes.set_yticks(range(len(shown)), [certificate.variant for certificate in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set(xlabel="deviation over what is allowed")
+        for quantity, marker in _MARKERS.items():
+            if quantity in used:
+                label = WORDS[quantity]
+                axes.plot([], [], marker, color=colors[quantity], ms=6, label=label)
+        legend_below(axes, None)
+    return Drawing(
+        figure,
+        "Deviation from the reference",
+        "Largest deviation of each variant over what its class allows. Left of the dashed line it "
+        "trains the same model; at the left edge the numbers are equal. Grey strokes are the "
+        "losses of the single steps." + _left_out(results),
+    )
+
+
+def share(measured: float, bound: float) -> float:
+    """``measured`` over ``bound``, at least FLOOR; a bound of 0 allows nothing else."""
+    if bound == 0:
+        return 1 / FLOOR if measured else FLOOR
+    return max(measured / bound, FLOOR)
+
+
+def _course(axes: Axes, row: int, certificate: Certificate) -> None:
+    """The loss of every step, where each has a bound of its own."""
+    if isinstance(certificate.equivalence, Tolerance):
+        bound = certificate.equivalence.loss
+        shares = [
+            share(abs(step.loss - step.reference_loss) / abs(step.reference_loss), bound)
+            for step in certificate.steps
+        ]
+        axes.plot(shares, [row] * len(shares), "|", color="0.6", ms=9, zorder=1)
+
+
+def _left_out(results: Results) -> str:
+    silent = [
+        f"{certificate.variant} ({certificate.status.replace('_', ' ')})"
+        for certificate in results.certificates.values()
+        if not certificate.deviations
+    ]
+    return f" Nothing to compare: {', '.join(silent)}." if silent else ""

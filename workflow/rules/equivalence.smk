@@ -1,0 +1,83 @@
+# short runs of the variants and of the reference -> certificates that they train the same model
+from schemas.certificates import compared_with, short_runs
+
+SHORT_RUNS = short_runs(STUDY, VARIANTS, SPECS, STUDY_FILE, VARIANTS_FILE)
+TRAJECTORIES = "results/equivalence/trajectories"
+
+
+rule short_spec:
+    # No input, like resolve_spec.
+    output:
+        f"{TRAJECTORIES}/{{run}}/spec.json",
+    log:
+        "results/logs/short_spec-{run}.log",
+    params:
+        spec=lambda wildcards: dump(SHORT_RUNS[wildcards.run].spec),
+    wildcard_constraints:
+        run="|".join(SHORT_RUNS) or "none",
+    message:
+        "Write the run spec of a short run of {wildcards.run}"
+    shell:
+        "printf '%s\\n' {params.spec:q} > {output} 2> {log}"
+
+
+rule short_run:
+    input:
+        spec=f"{TRAJECTORIES}/{{run}}/spec.json",
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+        code=sources("transformer_core.measure.trajectory", without=OBSERVERS),
+    output:
+        trajectory=f"{TRAJECTORIES}/{{run}}/trajectory.json",
+        weights=expand(
+            f"{TRAJECTORIES}/{{{{run}}}}/{{name}}.safetensors", name=["initial", "final"]
+        ),
+    log:
+        f"{TRAJECTORIES}/{{run}}/run.log",
+    # Not timed, but it uses all cores: it takes the slot too, so that it disturbs no timed run.
+    threads: workflow.cores
+    resources:
+        timed=1,
+        gpu=lambda wildcards: gpus(SHORT_RUNS[wildcards.run].spec),
+    params:
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        folder=lambda wildcards, output: Path(output.trajectory).parent,
+        seeds=lambda wildcards: SHORT_RUNS[wildcards.run].seeds,
+    wildcard_constraints:
+        run="|".join(SHORT_RUNS) or "none",
+    message:
+        "Train {wildcards.run} for a few steps"
+    shell:
+        "python -m transformer_core.measure.short_run --spec {input.spec} --seeds {params.seeds}"
+        " --data {params.data} --output {params.folder} --log-file {log}"
+
+
+def compared_runs(wildcards):
+    """The short runs that a certificate compares: of the variant and of what it must equal."""
+    other = compared_with(VARIANTS[wildcards.variant])
+    runs = [] if other is None else [wildcards.variant, other]
+    return {
+        option: f"{TRAJECTORIES}/{run}/trajectory.json"
+        for option, run in zip(("run", "reference"), runs)
+    }
+
+
+rule certify:
+    input:
+        unpack(compared_runs),
+        code=sources("transformer_core.analysis.equivalence"),
+    output:
+        "results/equivalence/{variant}.json",
+    log:
+        "results/logs/certify-{variant}.log",
+    params:
+        equivalence=lambda wildcards: dump(VARIANTS[wildcards.variant].equivalence),
+        folders=lambda wildcards: " ".join(
+            f"--{option} {Path(file).parent}" for option, file in compared_runs(wildcards).items()
+        ),
+    message:
+        "Certify that {wildcards.variant} trains the same model"
+    shell:
+        "python -m transformer_core.analysis.equivalence --variant {wildcards.variant}"
+        " --equivalence {params.equivalence:q} {params.folders} --output {output} 2>&1 | tee {log}"
