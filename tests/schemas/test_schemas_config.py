@@ -64,3 +64,8 @@ def test_every_variant_resolves_in_the_default_study() -> None:
     variants = read_variants(ROOT / "config/variants.yaml")
     digests = {resolve(study, variant, variants).digest() for variant in variants}
     assert len(digests) == len(variants)
+
+
+def test_the_full_study_has_every_variant_in_order() -> None:
+    study = check_study(read_yaml(ROOT / "config/studies/full.yaml"), "config/studies/full.yaml")
+    assert study.variants == list(read_variants(ROOT / "config/variants.yaml"))

@@ -11,10 +11,10 @@ rule short_spec:
         f"{TRAJECTORIES}/{{run}}/spec.json",
     log:
         "results/logs/short_spec-{run}.log",
-    params:
-        spec=lambda wildcards: dump(SHORT_RUNS[wildcards.run].spec),
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
+    params:
+        spec=lambda wildcards: dump(SHORT_RUNS[wildcards.run].spec),
     message:
         "Write the run spec of a short run of {wildcards.run}"
     shell:
@@ -35,6 +35,8 @@ rule short_run:
         ),
     log:
         f"{TRAJECTORIES}/{{run}}/run.log",
+    wildcard_constraints:
+        run="|".join(SHORT_RUNS) or "none",
     # Not timed, but it uses all cores: it takes the slot too, so that it disturbs no timed run.
     threads: workflow.cores
     resources:
@@ -44,8 +46,6 @@ rule short_run:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output.trajectory).parent,
         seeds=lambda wildcards: SHORT_RUNS[wildcards.run].seeds,
-    wildcard_constraints:
-        run="|".join(SHORT_RUNS) or "none",
     message:
         "Train {wildcards.run} for a few steps"
     shell:
