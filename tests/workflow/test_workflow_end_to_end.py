@@ -1,0 +1,199 @@
+"""The main job on a tiny study: to the report, then nothing to do, then only what changed."""
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from project import TINY, Project
+
+from schemas.results import EvaluationResult, Repeat, VariantResult
+
+REPORT = "results/report.html"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("project"), TINY)
+    code, output = made.snakemake(REPORT)
+    assert code == 0, output
+    return made
+
+
+def results(project: Project, variant: str) -> VariantResult:
+    path = project.folder / f"results/runs/{variant}/metrics.json"
+    return VariantResult.model_validate_json(path.read_text())
+
+
+def test_the_report_shows_every_variant_without_outside_references(project: Project) -> None:
+    page = (project.folder / REPORT).read_text()
+    for variant in TINY["variants"]:
+        assert variant in page
+    assert "<script src" not in page
+    assert '<link rel="stylesheet" href="http' not in page
+
+
+def test_both_variants_are_ok_and_measured(project: Project) -> None:
+    for variant in TINY["variants"]:
+        result = results(project, variant)
+        assert result.status == "ok", result.reason
+        assert result.tokens_per_second is not None
+        assert result.evaluation.pairs == 8
+        assert len(result.repeats[0].windows) == 5
+    assert results(project, "ddp").repeats[0].topology.world_size == 2  # type: ignore[union-attr]
+
+
+def test_one_and_two_ranks_train_alike_on_the_same_global_batches(project: Project) -> None:
+    """With dropout the replicas draw different numbers, so it is off here; float32 sums differ."""
+    study = TINY | {"model": TINY["model"] | {"dropout": 0.0}}
+    project.write_study(study)
+    try:
+        code, output = project.snakemake(
+            *(f"results/runs/{v}/repeat-1/metrics.json" for v in ("single", "ddp"))
+        )
+        assert code == 0, output
+        single, ddp = (
+            pd.read_parquet(project.folder / f"results/runs/{v}/repeat-1/steps.parquet")
+            for v in ("single", "ddp")
+        )
+    finally:
+        project.write_study(TINY)
+        code, output = project.snakemake(REPORT)
+        assert code == 0, output
+    counts = ["epoch", "batch", "pairs", "tokens"]
+    pd.testing.assert_frame_equal(single[counts], ddp[counts])
+    assert (single["loss"] - ddp["loss"]).abs().max() < 1e-4
+    assert single["loss"].iloc[-1] < single["loss"].iloc[0]
+
+
+def test_timed_runs_do_not_overlap(project: Project) -> None:
+    times = []
+    for variant in TINY["variants"]:
+        repeat: Repeat = results(project, variant).repeats[0]
+        start = datetime.fromisoformat(repeat.provenance.started)
+        times.append((start, start + timedelta(seconds=repeat.total_seconds)))
+    (_, first_end), (second_start, _) = sorted(times)
+    # The worker's clock starts a little before it notes the time.
+    assert first_end - second_start < timedelta(seconds=2.5)
+
+
+def test_a_second_call_does_nothing(project: Project) -> None:
+    code, output = project.snakemake(REPORT)
+    assert code == 0, output
+    assert "Nothing to be done" in output
+
+
+def test_a_comment_reruns_nothing(project: Project) -> None:
+    for file in (project.study, project.folder / "config/variants.yaml"):
+        file.write_text("# a comment\n" + file.read_text())
+    assert project.planned(REPORT) == {}
+
+
+def test_changing_one_variant_reruns_that_variant_and_the_report(project: Project) -> None:
+    file = project.folder / "config/variants.yaml"
+    before = file.read_text()
+    variants = yaml.safe_load(before)
+    variants["ddp"]["change"] = {"parallel": {"kind": "ddp", "bucket_mb": 1}}
+    file.write_text(yaml.safe_dump(variants))
+    try:
+        planned = project.planned(REPORT)
+        said = project.reasons(REPORT)
+    finally:
+        file.write_text(before)
+    assert planned["train"] == 1
+    assert planned["resolve_spec"] == 1
+    assert planned["evaluate"] == 1
+    assert "Train ddp" in said
+    assert "Train single" not in said
+    assert "read_corpus" not in planned
+
+
+def test_changing_the_device_count_leaves_the_single_run_alone(project: Project) -> None:
+    project.write_study(TINY | {"machine": {"device": "cpu", "devices_per_node": 3}})
+    try:
+        said = project.reasons(REPORT)
+    finally:
+        project.write_study(TINY)
+    assert "Train ddp" in said
+    assert "Train single" not in said
+
+
+@pytest.mark.parametrize(
+    ("source", "stale", "fresh"),
+    [
+        ("transformer_core/model/layers.py", {"train", "evaluate", "page"}, {"shards"}),
+        ("transformer_core/data/shards.py", {"shards", "train"}, {"tokenizer"}),
+        ("transformer_core/report/summary.py", {"page"}, {"train", "evaluate", "combine"}),
+        ("transformer_core/measure/progress.py", set(), {"train"}),
+    ],
+)
+def test_editing_a_source_reruns_what_it_changes(
+    project: Project, source: str, stale: set[str], fresh: set[str]
+) -> None:
+    file = project.folder / source
+    before = file.read_text()
+    file.write_text(before + "\n# changed\n")
+    try:
+        planned = set(project.planned(REPORT))
+    finally:
+        file.write_text(before)
+    assert stale <= planned
+    assert not fresh & planned
+
+
+def test_one_variant_alone(project: Project) -> None:
+    target = "results/runs/single/metrics.json"
+    (project.folder / target).unlink()
+    code, output = project.snakemake(target)
+    assert code == 0, output
+    assert "ddp" not in output.split("Job stats:")[1]
+
+
+def test_commands_in_the_results_name_the_study(project: Project) -> None:
+    command = results(project, "single").repeats[0].provenance.command
+    assert command.startswith("snakemake --cores all results/runs/single/repeat-1/metrics.json")
+    assert "--configfile=study.yaml" in command
+
+
+def test_evaluation_is_readable(project: Project) -> None:
+    text = (project.folder / "results/runs/single/evaluation.json").read_text()
+    result = EvaluationResult.model_validate_json(text)
+    assert result.bleu is not None
+    assert result.signature is not None
+    assert "version:" in result.signature
+    assert len(result.samples) == 2
+
+
+def test_another_study_does_not_overwrite_silently(project: Project) -> None:
+    project.write_study(TINY | {"name": "other"})
+    try:
+        code, output = project.snakemake(REPORT)
+        allowed, _ = project.snakemake("-n", REPORT, "--config", "replace_results=true")
+    finally:
+        project.write_study(TINY)
+    assert code != 0
+    assert "holds the results of the study 'tiny'" in output
+    assert "mv results results-tiny" in output
+    assert allowed == 0
+
+
+def test_a_truncated_shard_is_named_with_its_repair(project: Project) -> None:
+    shard = next(Path(project.folder, "results/data/grammar/shards/train").glob("*.arrow"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    metrics = project.folder / "results/runs/single/repeat-1/metrics.json"
+    kept = metrics.read_text()
+    try:
+        code, output = project.snakemake(
+            str(metrics.relative_to(project.folder)), "--forcerun", "train"
+        )
+        assert code == 0, output
+        repeat = json.loads(metrics.read_text())
+    finally:
+        shard.write_bytes(whole)
+        metrics.write_text(kept)
+    assert repeat["status"] == "failed"
+    assert shard.name in repeat["reason"]
+    assert "--forcerun shards" in repeat["traceback"]
