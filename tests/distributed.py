@@ -20,7 +20,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
     """
     # A server that has imported everything forks the processes: they start in no time, and
     # without the threads of this one.
-    mp.get_context("forkserver").set_forkserver_preload(["torch._dynamo", "transformer_core.train.loop"])
+    mp.get_context("forkserver").set_forkserver_preload(
+        ["torch._dynamo", "transformer_core.train.loop"]
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mp.start_processes(

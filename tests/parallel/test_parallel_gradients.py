@@ -1,0 +1,169 @@
+"""Every strategy finds the gradient of the global batch, and a broken one is caught."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from tests.parallel.gradient_cases import (
+    FULL,
+    LAST,
+    Case,
+    Found,
+    assert_same,
+    find_on_ranks,
+    reference,
+    spec_of,
+)
+from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.hooks import Hook
+from transformer_core.train.assemble import Setup
+
+EXACT = 1e-6  # another order of float32 sums
+SMALL = 0.01  # MiB: several buckets even in a tiny model
+
+STRATEGIES = {
+    "ddp": ({"kind": "ddp"}, EXACT),
+    "ddp_small_buckets": ({"kind": "ddp", "bucket_mb": SMALL}, EXACT),
+    "ddp_bucket_view": ({"kind": "ddp", "bucket_mb": SMALL, "bucket_view": True}, EXACT),
+    "ddp_no_overlap": ({"kind": "ddp", "bucket_mb": SMALL, "overlap": False}, EXACT),
+    "ddp_ring": ({"kind": "ddp", "bucket_mb": SMALL, "hook": {"kind": "ring"}}, EXACT),
+    # Half of the last bit of a number with 11 (8) bits, and of every partial sum.
+    "ddp_fp16": ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}, 2 * 2**-11),
+    "ddp_bf16": ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "bf16"}}, 2 * 2**-8),
+    "ddp_powersgd_starts": ({"kind": "ddp", "hook": {"kind": "powersgd"}}, EXACT),
+    "central": ({"kind": "central"}, EXACT),
+    "central_local_loss": ({"kind": "central", "local_loss": True}, EXACT),
+}
+ACCUMULATIONS = {
+    "once": {},
+    "every": {"micro_batches": 3, "synchronise": "every"},
+    "last": {"micro_batches": 3, "synchronise": "last"},
+}
+BATCHES = {"unequal": FULL, "empty": LAST}
+
+
+class ForgottenScale(DdpStrategy):
+    """The average over ranks is taken for the sum."""
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0
+
+
+class NeverSynchronises(DdpStrategy):
+    """no_sync is also around the last micro-batch."""
+
+    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        assert self.module is not None
+        return self.module.no_sync()
+
+
+class DroppedBucket(Hook):
+    """The second bucket is given back as it came."""
+
+    def average(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        future: Future[torch.Tensor] = Future()
+        buffer = bucket.buffer()
+        if bucket.index() != 1:
+            dist.all_reduce(buffer.div_(dist.get_world_size()))
+        future.set_result(buffer)
+        return future
+
+
+def forget_scale(setup: Setup) -> None:
+    setup.strategy.__class__ = ForgottenScale
+
+
+def never_synchronise(setup: Setup) -> None:
+    setup.strategy.__class__ = NeverSynchronises
+
+
+def drop_bucket(setup: Setup) -> None:
+    strategy = setup.strategy
+    assert isinstance(strategy, DdpStrategy)
+    assert strategy.module is not None
+    DroppedBucket(strategy.traffic).register(strategy.module)
+
+
+FAULTS = {
+    "forgotten_scale": forget_scale,
+    "never_synchronises": never_synchronise,
+    "dropped_bucket": drop_bucket,
+}
+
+
+def all_cases() -> dict[str, Case]:
+    cases = {
+        f"{strategy}-{accumulation}-{batch}": Case(
+            # Twice: DDP makes its buckets anew after the first step.
+            spec_of(parallel=parallel, training={"accumulation": division}),
+            number,
+            steps=2,
+        )
+        for strategy, (parallel, _) in STRATEGIES.items()
+        for accumulation, division in ACCUMULATIONS.items()
+        for batch, number in BATCHES.items()
+    }
+    spec = spec_of(parallel={"kind": "ddp", "bucket_mb": SMALL})
+    return cases | {name: Case(spec, steps=2, change=fault) for name, fault in FAULTS.items()}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest) -> dict[str, list[Found]]:
+    return find_on_ranks(all_cases(), request.param)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Found]:
+    return {name: reference(number) for name, number in BATCHES.items()}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_are_those_of_one_process(
+    found: dict[str, list[Found]],
+    expected: dict[str, Found],
+    strategy: str,
+    accumulation: str,
+    batch: str,
+) -> None:
+    parallel, tolerance = STRATEGIES[strategy]
+    ranks = found[f"{strategy}-{accumulation}-{batch}"]
+    # Only the first rank of the central scheme has gradients.
+    for rank in ranks[:1] if parallel["kind"] == "central" else ranks:
+        assert_same(rank, expected[batch], tolerance)
+    for rank in ranks:
+        assert rank.loss == ranks[0].loss
+        assert rank.difference == 0.0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught(
+    found: dict[str, list[Found]], expected: dict[str, Found], fault: str
+) -> None:
+    # The widest of the tolerances above.
+    tolerance = max(tolerance for _, tolerance in STRATEGIES.values())
+    assert any(_differs(rank, expected["unequal"], tolerance) for rank in found[fault])
+
+
+def _differs(found: Found, expected: Found, tolerance: float) -> bool:
+    try:
+        assert_same(found, expected, tolerance)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
+def test_synchronised_micro_batches_are_counted(
+    found: dict[str, list[Found]], accumulation: str
+) -> None:
+    (rank, *_) = found[f"ddp-{accumulation}-unequal"]
+    assert rank.communication is not None
+    counts = (rank.communication["micro_batches"], rank.communication["synchronised_micro_batches"])
+    # Of two steps.
+    assert counts == {"once": (2, 2), "every": (6, 6), "last": (6, 2)}[accumulation]
