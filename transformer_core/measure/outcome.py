@@ -19,6 +19,9 @@ from schemas.results import Status
 from transformer_core.data.files import write_text
 from transformer_core.train.loop import Diverged
 
+# Opened here and not where it is used: between fork and exec little is allowed.
+_LIBRARY = ctypes.CDLL(None)
+
 # A rank that fails takes its peers down with it: what they report is a consequence.
 _TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
 
@@ -54,12 +57,16 @@ def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
     write_text(folder / f"outcome-{rank}.json", json.dumps(record))
 
 
+def end_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, so that a killed run leaves none."""
+    if sys.platform == "linux":
+        _LIBRARY.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+
+
 @contextmanager
 def supervised(folder: Path) -> Iterator[None]:
     """The life of a worker: it ends with its supervisor, and leaves an error in ``folder``."""
-    if sys.platform == "linux":
-        # So that a killed run leaves no process behind; 1 is PR_SET_PDEATHSIG.
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+    end_with_parent()
     try:
         yield
     except Exception as error:

@@ -25,7 +25,12 @@ from schemas.results import Repeat
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
 from transformer_core.measure.hardware import read_hardware
-from transformer_core.measure.outcome import clear_outcomes, read_outcomes, write_outcome
+from transformer_core.measure.outcome import (
+    clear_outcomes,
+    end_with_parent,
+    read_outcomes,
+    write_outcome,
+)
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.measure.worker import CHECKPOINTS
@@ -144,7 +149,11 @@ def run_workers(spec: RunSpec, worker: str, options: Sequence[str]) -> int:
     """Run the workers of this host to their end, handing on requests to stop; the exit code."""
     command = [*launcher(spec, worker), *options]
     threads = str(threads_per_process(spec))
-    child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": threads})
+    child = subprocess.Popen(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": threads},
+        preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
+    )
 
     def hand_on(number: int, _: object) -> None:
         child.send_signal(number)
