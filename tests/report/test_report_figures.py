@@ -3,11 +3,13 @@ import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
 from schemas.errors import ConfigError
 from transformer_core.report import svg
+from transformer_core.report.drawing import legend_below
 from transformer_core.report.figures import FIGURES, draw, main
 from transformer_core.report.inputs import Results, load
 
@@ -144,3 +146,13 @@ def test_foreign_svg_is_refused(content: str, tmp_path: Path) -> None:
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"figure\.svg"):
         svg.read(path)
+
+
+def test_axes_without_labels_need_no_legend() -> None:
+    """A study of one variant on one device has no second colour to explain."""
+    figure, axes = plt.subplots()
+    axes.barh(["single"], [1.0])
+    legend_below(axes, "rank")
+    assert axes.get_legend() is None
+    assert not figure.legends
+    plt.close(figure)

@@ -49,6 +49,8 @@ def legend_below(axes: Axes, title: str | None) -> None:
     legend = axes.get_legend() or axes.legend()
     handles, labels = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
     legend.remove()
+    if not labels:
+        return
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     figure.legend(
