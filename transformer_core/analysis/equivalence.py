@@ -235,6 +235,7 @@ def _certificate(
 
 
 def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep]:
+    """The steps that both have."""
     columns = (mine.losses, theirs.losses, mine.grad_norms, theirs.grad_norms)
     return [
         CertificateStep(
@@ -245,7 +246,7 @@ def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep
             reference_grad_norm=reference_norm,
         )
         for step, (loss, reference_loss, norm, reference_norm) in enumerate(
-            zip(*columns, strict=True), start=1
+            zip(*columns, strict=False), start=1
         )
     ]
 

@@ -1,0 +1,245 @@
+"""Short runs: what they record, and faults that the certificate of a run must show."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from small_training import VOCABULARY, small_setup, small_spec, small_store
+
+from schemas.equivalence import Bitwise, Tolerance
+from schemas.results import Certificate, SeedTrajectory, Trajectory
+from schemas.study import RunSpec
+from tests.distributed import run_ranks
+from transformer_core.analysis.equivalence import certify
+from transformer_core.analysis.weights import Weights, read_tensors
+from transformer_core.measure.provenance import collect
+from transformer_core.measure.run import worker_options
+from transformer_core.measure.trajectory import Recorder, canonical_weights, digest, record
+from transformer_core.parallel import build
+from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.topology import Process
+from transformer_core.train.loop import Diverged, train
+
+PLAIN = {"attention": {"kind": "reference"}, "qkv": {"kind": "separate"}}
+
+
+def spec_of(**sections: Any) -> RunSpec:
+    """A short run of a tiny model without dropout."""
+    model = {"dropout": 0.0} | sections.pop("model", {})
+    return small_spec(model=model, **sections)
+
+
+def recorded(spec: RunSpec, folder: Path) -> SeedTrajectory:
+    """What this process, or this rank, records of ``spec``; weights in ``folder``."""
+    joined = dist.is_initialized()
+    rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    process = Process(rank, size, rank, size, torch.device("cpu"))
+    stores = (small_store(), small_store(9, seed=1))
+    trajectory, _ = record(spec, process, VOCABULARY, stores, folder, save_weights=True)
+    return trajectory
+
+
+def whole(spec: RunSpec, name: str, seed: SeedTrajectory) -> Trajectory:
+    return Trajectory(
+        name=name,
+        status="ok",
+        reason=None,
+        traceback=None,
+        topology=None,
+        seeds=[seed],
+        provenance=collect(spec, "run", datetime.now(UTC)),
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trajectory, Path]:
+    folder = tmp_path_factory.mktemp("reference")
+    spec = spec_of(model=PLAIN)
+    return whole(spec, "reference", recorded(spec, folder)), folder
+
+
+def verdict(
+    equivalence: Bitwise | Tolerance,
+    run: SeedTrajectory,
+    folder: Path,
+    reference: tuple[Trajectory, Path],
+) -> Certificate:
+    against, its_folder = reference
+    weights = Weights(
+        run=read_tensors(folder / "final.safetensors"),
+        reference=read_tensors(its_folder / "final.safetensors"),
+        initial=read_tensors(its_folder / "initial.safetensors"),
+    )
+    return certify(equivalence, whole(spec_of(), "run", run), against, weights)
+
+
+TOLERANCE = Tolerance(kind="tolerance")
+
+
+def test_fused_model_is_equivalent_to_the_plain_one(
+    reference: tuple[Trajectory, Path], tmp_path: Path
+) -> None:
+    run = recorded(spec_of(), tmp_path)
+    certificate = verdict(TOLERANCE, run, tmp_path, reference)
+    assert certificate.status == "equivalent", certificate.reason
+    assert certificate.left_out, "biases of keys"
+    assert run.losses[-1] < run.losses[0], "a training that stands still shows nothing"
+    assert run.replica_differences is None
+    exact = verdict(Bitwise(kind="bitwise"), run, tmp_path, reference)
+    assert exact.status == "not_equivalent", "another order of sums is not the same bits"
+
+
+def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path: Path) -> None:
+    runs = []
+    for every in (1, 4, 100):
+        spec = spec_of(training={"log_every": every})
+        runs.append((recorded(spec, tmp_path / str(every)), tmp_path / str(every), spec))
+    (first, folder, spec), *others = runs
+    assert len(first.losses) == len(first.grad_norms) == spec.training.steps
+    for run, its_folder, _ in others:
+        against = (whole(spec, "first", first), folder)
+        certificate = verdict(Bitwise(kind="bitwise"), run, its_folder, against)
+        assert certificate.status == "equivalent", certificate.reason
+        assert {deviation.measured for deviation in certificate.deviations} == {0.0}
+
+
+def test_recording_does_not_disturb_the_training(tmp_path: Path) -> None:
+    spec = small_spec(model={"dropout": 0.3})
+    run = recorded(spec, tmp_path)
+    setup = small_setup(spec)
+
+    class Silent(Recorder):
+        def updated(self, *_: Any) -> None:
+            pass
+
+    history = train(setup, Silent(setup.strategy, _NoProgress()), tmp_path / "none")  # type: ignore[arg-type]
+    logged = [step["loss"] for step in history.steps]
+    assert run.losses == pytest.approx(logged, rel=1e-6)
+    assert run.grad_norms == pytest.approx([step["grad_norm"] for step in history.steps])
+    final = canonical_weights(setup, VOCABULARY)
+    assert digest(final) == digest(load_file(tmp_path / "final.safetensors"))
+
+
+class _NoProgress:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_weights_have_the_same_names_and_start_for_every_projection() -> None:
+    fused, separate = (
+        canonical_weights(small_setup(spec_of(model=changes)), VOCABULARY)
+        for changes in ({"qkv": {"kind": "fused"}}, PLAIN)
+    )
+    assert fused.keys() == separate.keys()
+    assert digest(fused) == digest(separate)
+    other = dict(fused)
+    other["encoder.0.feed_forward.inner.bias"] = other["encoder.0.feed_forward.inner.bias"] + 1e-7
+    assert digest(other) != digest(fused)
+
+
+def test_a_loss_that_is_not_finite_has_a_status(tmp_path: Path) -> None:
+    setup = small_setup(spec_of())
+    recorder = Recorder(setup.strategy, _NoProgress())  # type: ignore[arg-type]
+    norm = torch.tensor(float("inf"))
+    recorder.updated(1, 10, torch.tensor(20.0), norm)
+    assert recorder.read(1, "0" * 64).grad_norms == [None]
+    recorder.updated(2, 10, torch.tensor(float("nan")), norm)
+    with pytest.raises(Diverged, match="step 2"):
+        recorder.read(1, "0" * 64)
+
+
+class ForgottenScale(DdpStrategy):
+    """The average over ranks is taken for the sum."""
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0
+
+
+class NeverSynchronises(DdpStrategy):
+    """no_sync is also around the last micro-batch."""
+
+    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        assert self.module is not None
+        return self.module.no_sync()
+
+
+def _on_ranks(spec: RunSpec, folder: Path, strategy: type[DdpStrategy]) -> SeedTrajectory:
+    build.DdpStrategy = strategy  # type: ignore[misc]
+    return recorded(spec, folder)
+
+
+def ranks(folder: Path, strategy: type[DdpStrategy] = DdpStrategy) -> list[SeedTrajectory]:
+    machine = {"device": "cpu", "devices_per_node": 2}
+    spec = spec_of(parallel={"kind": "ddp"}, machine=machine)
+    return run_ranks(_on_ranks, 2, spec, folder, strategy)
+
+
+def test_ddp_is_equivalent(reference: tuple[Trajectory, Path], tmp_path: Path) -> None:
+    first, second = ranks(tmp_path)
+    assert first.losses == second.losses, "the loss is that of all ranks"
+    certificate = verdict(TOLERANCE, first, tmp_path, reference)
+    assert certificate.status == "equivalent", certificate.reason
+    assert first.replica_differences == [0.0] * len(first.losses)
+    assert [d.quantity for d in certificate.deviations][-1] == "replicas"
+
+
+def test_planted_fault_a_forgotten_scale(
+    reference: tuple[Trajectory, Path], tmp_path: Path
+) -> None:
+    first, _ = ranks(tmp_path, ForgottenScale)
+    certificate = verdict(TOLERANCE, first, tmp_path, reference)
+    assert certificate.status == "not_equivalent"
+    failed = {d.quantity: d for d in certificate.deviations if not d.holds}
+    # Adam does not see the size of a gradient, nor do the losses: its norm must be compared.
+    assert failed["grad_norm"].measured == pytest.approx(0.5, abs=0.05)
+
+
+def test_planted_fault_replicas_on_their_own(
+    reference: tuple[Trajectory, Path], tmp_path: Path
+) -> None:
+    first, _ = ranks(tmp_path, NeverSynchronises)
+    certificate = verdict(TOLERANCE, first, tmp_path, reference)
+    assert certificate.status == "not_equivalent"
+    assert first.replica_differences is not None
+    assert first.replica_differences[0] > 0
+    assert "replicas off by" in certificate.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without CUDA")
+def test_the_job_records_what_this_machine_cannot_do(tmp_path: Path) -> None:
+    spec = spec_of(machine={"device": "cuda"})
+    (tmp_path / "spec.json").write_text(spec.canonical_json())
+    command = [sys.executable, "-m", "transformer_core.measure.short_run"]
+    command += ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
+    output = tmp_path / "out"
+    done = subprocess.run(
+        [*command, "--output", str(output), "--seeds", "2"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    trajectory = Trajectory.model_validate(json.loads((output / "trajectory.json").read_text()))
+    assert trajectory.status == "unsupported"
+    assert "CUDA device" in (trajectory.reason or "")
+    assert trajectory.seeds == []
+    assert (output / "final.safetensors").exists()
+    assert "trajectory.json" in trajectory.provenance.command
+    assert not list(output.glob("outcome-*.json"))
+
+
+def test_workers_get_the_options_of_their_job() -> None:
+    options = worker_options(Namespace(spec=Path("a b"), log_file=None, data="d", log_to="x"))
+    assert options == ["--spec", "a b", "--data", "d", "--log-to", "x"]
