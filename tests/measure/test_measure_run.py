@@ -14,6 +14,7 @@ from transformer_core.measure.run import (
     exclusive,
     launcher,
     reproducing_command,
+    run_workers,
     threads_per_process,
 )
 
@@ -104,3 +105,19 @@ def test_the_lock_is_free_again(tmp_path: Path) -> None:
     for _ in range(2):
         with exclusive(tmp_path):
             pass
+
+
+def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Snakemake sets MKL_NUM_THREADS to the threads of the job, and torch listens to it first."""
+    monkeypatch.setenv("MKL_NUM_THREADS", "7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    (tmp_path / "count_threads.py").write_text(
+        "import pathlib, sys, torch\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(torch.get_num_threads()))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = tmp_path / "threads"
+    assert run_workers(spec("single", threads=3), "count_threads", [str(found)]) == 0
+    assert found.read_text() == "3"

@@ -151,7 +151,8 @@ def run_workers(spec: RunSpec, worker: str, options: Sequence[str]) -> int:
     threads = str(threads_per_process(spec))
     child = subprocess.Popen(
         command,
-        env=os.environ | {"OMP_NUM_THREADS": threads},
+        # torch takes MKL's number, which Snakemake sets, before OpenMP's.
+        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
     )
 
