@@ -111,13 +111,13 @@ def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Snakemake sets MKL_NUM_THREADS to the threads of the job, and torch listens to it first."""
-    monkeypatch.setenv("MKL_NUM_THREADS", "7")
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     (tmp_path / "count_threads.py").write_text(
         "import pathlib, sys, torch\n"
         "pathlib.Path(sys.argv[1]).write_text(str(torch.get_num_threads()))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = tmp_path / "threads"
-    assert run_workers(spec("single", threads=3), "count_threads", [str(found)]) == 0
-    assert found.read_text() == "3"
+    assert run_workers(spec("single", threads=1), "count_threads", [str(found)]) == 0
+    assert found.read_text() == "1"
