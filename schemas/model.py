@@ -34,7 +34,24 @@ class FusedQkv(Schema):
     kind: Literal["fused"] = "fused"
 
 
-AnyQkv = Annotated[SeparateQkv | FusedQkv, Field(discriminator="kind")]
+class StreamsQkv(Schema):
+    """Three matrix products on three CUDA streams, ordered by events."""
+
+    kind: Literal["streams"]
+    device_synchronise: bool = False
+    """As published in the original study: streams made anew and the whole device synchronised
+    before and after, at every call."""
+
+
+class LayoutQkv(Schema):
+    """One matrix product whose result is split in one of the two layouts of the original study."""
+
+    kind: Literal["layout"]
+    outermost: Literal["batch", "qkv"]
+    """(b, qkv, h, n, d) with the batch outermost, or (qkv, b, h, n, d)."""
+
+
+AnyQkv = Annotated[SeparateQkv | FusedQkv | StreamsQkv | LayoutQkv, Field(discriminator="kind")]
 
 
 class Transformer(Schema):
@@ -63,4 +80,49 @@ class Transformer(Schema):
     """How queries, keys and values are projected."""
 
 
-AnyModel = Transformer
+class SizedModel(Schema):
+    """The sizes that models of other libraries share with the Transformer."""
+
+    encoder_layers: Count = 2
+    """Layers of the encoder."""
+    decoder_layers: Count = 2
+    """Layers of the decoder."""
+    d_model: Count = 128
+    """Width of the residual stream, in elements."""
+    d_ff: Count = 512
+    """Width of the feed-forward layers, in elements."""
+    heads: Count = 4
+    """Attention heads; must divide d_model."""
+    dropout: Fraction = 0.1
+    """Probability that an activation is dropped in training."""
+    tied_embeddings: bool = True
+    """Whether source embedding, target embedding and output projection are one matrix."""
+
+
+class TorchTransformer(SizedModel):
+    """torch.nn.Transformer between the embeddings and projection of the Transformer."""
+
+    kind: Literal["torch_nn"]
+    norm: Literal["pre", "post"] = "pre"
+    """Layer normalization before or after each sub-layer."""
+
+
+class HuggingFace(SizedModel):
+    """A MarianMT model of the transformers library, with random weights."""
+
+    kind: Literal["huggingface"]
+
+
+class ImportedModel(SizedModel):
+    """A model of the user's own."""
+
+    kind: Literal["import"]
+    factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """package.module:function that takes this section and the vocabulary and gives the model."""
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """What else the function wants to know."""
+
+
+AnyModel = Annotated[
+    Transformer | TorchTransformer | HuggingFace | ImportedModel, Field(discriminator="kind")
+]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schemas.data import FixedSize, TokenBudget
+from schemas.model import StreamsQkv, Transformer
 from schemas.study import RunSpec
 
 Violation = tuple[str, Any, str, str]
@@ -35,6 +36,14 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
             model.d_model,
             "is odd, but sinusoidal positions come in pairs of sine and cosine",
             f"take {model.d_model + 1}",
+        )
+    on_streams = isinstance(model, Transformer) and isinstance(model.qkv, StreamsQkv)
+    if on_streams and spec.machine.device == "cpu":
+        yield (
+            "model.qkv.kind",
+            "streams",
+            "needs CUDA streams, but machine.device is cpu",
+            "take separate or fused, or set machine.device to auto or cuda",
         )
 
 

@@ -5,12 +5,14 @@ decoder's state into one (query) and the memory into two (key, value). Each kind
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from schemas.model import AnyQkv, FusedQkv, SeparateQkv
+from schemas.model import AnyQkv, FusedQkv, LayoutQkv, SeparateQkv, StreamsQkv
+from transformer_core.model.streams import between_synchronisations, concurrently, require_cuda
 
 
 class Projection(nn.Module):
@@ -42,23 +44,45 @@ class Projection(nn.Module):
 class SeparateProjection(Projection):
     """One matrix product per part."""
 
-    def __init__(self, spec: SeparateQkv, d_model: int, heads: int, parts: Sequence[str]) -> None:
+    def __init__(
+        self, spec: SeparateQkv | StreamsQkv, d_model: int, heads: int, parts: Sequence[str]
+    ) -> None:
         super().__init__(d_model, heads, parts)
         for part in self.parts:
             self.add_module(part, nn.Linear(d_model, d_model))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
-        split = (self.heads, -1)
-        return tuple(
-            self.get_submodule(part)(x).unflatten(-1, split).transpose(1, 2) for part in self.parts
-        )
+        return tuple(self.project(part, x) for part in self.parts)
+
+    def project(self, part: str, x: Tensor) -> Tensor:
+        """x [b, n, d] -> the heads [b, h, n, k] of one part."""
+        return self.get_submodule(part)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def blocks(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Part, weight [d, d] and bias [d] of each part."""
         for part in self.parts:
             linear = self.get_submodule(part)
             yield part, linear.weight, linear.bias  # type: ignore[misc]
+
+
+class StreamsProjection(SeparateProjection):
+    """One matrix product per part, each on a CUDA stream of its own.
+
+    A single part, the query of cross-attention, has nothing to run beside and stays on the current
+    stream. Raises Unsupported on a host without CUDA, and for an input that is on the CPU.
+    """
+
+    def __init__(self, spec: StreamsQkv, d_model: int, heads: int, parts: Sequence[str]) -> None:
+        require_cuda()
+        super().__init__(spec, d_model, heads, parts)
+        self.run = between_synchronisations if spec.device_synchronise else concurrently
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
+        if len(self.parts) == 1 or x.is_meta:
+            return super().forward(x)
+        return tuple(self.run([partial(self.project, part) for part in self.parts], x))
 
 
 class FusedProjection(Projection):
@@ -86,9 +110,47 @@ class FusedProjection(Projection):
         )
 
 
+class LayoutProjection(Projection):
+    """One matrix product, laid out in memory with the batch or the parts outermost.
+
+    As in the original study the rows of the weight [d * parts, d] are ordered by head, element and
+    part: the product, seen as [b, n, h, k, parts], is permuted to [b, parts, h, n, k] or to
+    [parts, b, h, n, k], then split into its parts.
+
+    A permutation alone moves nothing: the part of a view has the same address and strides in both
+    orders. The study's compiler, which divides a tensor over devices along its outermost dimension,
+    had to move data to part queries, keys and values of [parts, b, h, n, k] and not of the other.
+    Where every device holds its own batch no such transfer exists, so here the permuted tensor is
+    written out, and its gradient too. Both orders copy the same bytes. They differ in where they
+    put them: each part of [parts, b, h, n, k] is one piece of memory, each part of
+    [b, parts, h, n, k] is b pieces, which a batched matrix product over b and h copies once more.
+    """
+
+    def __init__(self, spec: LayoutQkv, d_model: int, heads: int, parts: Sequence[str]) -> None:
+        super().__init__(d_model, heads, parts)
+        self.linear = nn.Linear(d_model, len(self.parts) * d_model)
+        self.batch_outermost = spec.outermost == "batch"
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
+        together = self.linear(x).unflatten(-1, (self.heads, -1, len(self.parts)))
+        if self.batch_outermost:
+            return together.permute(0, 4, 2, 1, 3).contiguous().unbind(1)
+        return together.permute(4, 0, 2, 1, 3).contiguous().unbind(0)
+
+    def blocks(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Part, weight [d, d] and bias [d] of each part: views into the fused parameters."""
+        split = (-1, len(self.parts))
+        weights = self.linear.weight.unflatten(0, split).unbind(1)
+        biases = self.linear.bias.unflatten(0, split).unbind(1)
+        yield from zip(self.parts, weights, biases, strict=True)
+
+
 PROJECTIONS: dict[str, Callable[[Any, int, int, Sequence[str]], Projection]] = {
     "separate": SeparateProjection,
     "fused": FusedProjection,
+    "streams": StreamsProjection,
+    "layout": LayoutProjection,
 }
 """Projection by the ``kind`` of its schema."""
 
