@@ -1,4 +1,4 @@
-"""Running a function in several processes that are joined by gloo."""
+"""Running a function in several processes that are joined by a process group."""
 
 import pickle
 import tempfile
@@ -12,7 +12,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, backend: str = "gloo"
+) -> list[Any]:
     """What ``function(*args)`` returns in each of ``world_size`` processes, in order of rank.
 
     The function is a module-level one and finds the process group made. An exception in one rank
@@ -27,7 +29,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
         folder = Path(name)
         mp.start_processes(
             _rank,
-            (function, world_size, args, folder),
+            (function, world_size, args, folder, backend),
             nprocs=world_size,
             start_method="forkserver",
         )
@@ -35,11 +37,16 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
 
 
 def _rank(
-    rank: int, function: Callable[..., Any], world_size: int, args: tuple[Any, ...], folder: Path
+    rank: int,
+    function: Callable[..., Any],
+    world_size: int,
+    args: tuple[Any, ...],
+    folder: Path,
+    backend: str,
 ) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder / 'rendezvous'}",
         rank=rank,
         world_size=world_size,

@@ -112,7 +112,8 @@ class PowerSgd(Hook):
     """torch's PowerSGD: two thin factors of every gradient matrix in its place.
 
     What a step leaves out is added to the next one (error feedback). That memory starts anew when
-    a run is resumed, and with it the first steps of plain all-reduce.
+    a run is resumed, and with it the first steps of plain all-reduce. On a CPU, backward waits for
+    every bucket.
     """
 
     def __init__(self, traffic: Traffic, spec: PowerSgdHook, reductions_per_step: int) -> None:
@@ -129,6 +130,10 @@ class PowerSgd(Hook):
         before = self.state.total_numel_after_compression
         future = powerSGD_hook.powerSGD_hook(self.state, bucket)
         buffer = bucket.buffer()
+        if buffer.device.type != "cuda":
+            # The second and third all-reduce are started by whatever thread of gloo ends the one
+            # before. Ranks would not agree on their order with the first of the next bucket.
+            future.wait()
         compressed = self.state.total_numel_after_compression - before
         payload = (buffer.numel() if plain else compressed) * buffer.element_size()
         # Compressed, a bucket takes three: what does not pay to compress, and the two factors.

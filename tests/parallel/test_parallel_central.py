@@ -1,0 +1,162 @@
+"""The central scheme trains as one process does, and its imbalance shows."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed import run_ranks
+from tests.parallel.gradient_cases import spec_of
+from tests.train.small_training import VOCABULARY, Watcher, small_setup
+from transformer_core.data.feeding import Feed
+from transformer_core.data.vocabulary import BOS, EOS, PAD
+from transformer_core.parallel.central import _described, _description, _fill
+from transformer_core.train.assemble import Setup
+from transformer_core.train.loop import train
+
+KINDS = {
+    "central": {"kind": "central"},
+    "central_local_loss": {"kind": "central", "local_loss": True},
+}
+PRECISIONS = {"fp32": {"kind": "fp32"}, "bf16": {"kind": "bf16"}, "fp16": {"kind": "fp16"}}
+
+
+def trained(parallel: dict[str, Any], precision: dict[str, Any]) -> dict[str, Any]:
+    """Six steps and a validation: losses, weights, and what was held and sent on the way."""
+    setup = small_setup(spec_of(parallel=parallel, training={"precision": precision}))
+    watcher = Watcher()
+    saved = [0]
+
+    def save(tensor: Tensor) -> Tensor:
+        saved[0] += tensor.nbytes
+        return tensor
+
+    make = Feed._make
+    made: list[int] = []
+
+    def count(feed: Feed, epoch: int, batch: int) -> Any:
+        made.append(batch)
+        return make(feed, epoch, batch)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
+        patch.object(Feed, "_make", count),
+    ):
+        history = train(setup, watcher, Path(folder))
+    return {
+        "losses": watcher.losses,
+        "validations": watcher.validations,
+        "steps": [(s["pairs"], s["tokens"], s["padded_tokens"]) for s in history.steps],
+        "weights": [p.detach().clone() for p in setup.model.parameters()],
+        "reads_the_corpus": bool(made),
+        "saved_bytes": saved[0],
+        "state_elements": _state_elements(setup),
+        "told": setup.strategy.communication(),
+    }
+
+
+def _state_elements(setup: Setup) -> int:
+    entries = (entry for state in setup.optimizer.state.values() for entry in state.values())
+    return sum(entry.numel() for entry in entries if isinstance(entry, Tensor))
+
+
+def trained_all() -> dict[str, Any]:
+    """All trainings of this module on this rank."""
+    found = {name: trained(kind, PRECISIONS["fp32"]) for name, kind in KINDS.items()}
+    for name in ("bf16", "fp16"):
+        found[name] = trained(KINDS["central"], PRECISIONS[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_ranks(trained_all, 2)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_trains_as_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+    single = trained({"kind": "single"}, PRECISIONS["fp32"])
+    for rank in ranks:
+        result = rank[name]
+        assert result["losses"] == pytest.approx(single["losses"], rel=1e-5)
+        assert result["validations"] == pytest.approx(single["validations"], rel=1e-5)
+        assert result["steps"] == single["steps"]
+        # Of all weights together: Adam makes a full-sized update of the rounding in those that
+        # have no gradient, as the biases of keys.
+        found, expected = (
+            torch.cat([w.flatten() for w in side["weights"]]) for side in (result, single)
+        )
+        assert (found - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_takes_the_gathered_logits(
+    ranks: list[dict[str, Any]], precision: str
+) -> None:
+    plain = ranks[0]["central"]["losses"]
+    for rank in ranks:
+        assert rank[precision]["losses"] == pytest.approx(plain, rel=2e-2)
+
+
+def test_only_the_first_rank_reads_and_updates(ranks: list[dict[str, Any]]) -> None:
+    for name in KINDS:
+        first, second = (rank[name] for rank in ranks)
+        assert (first["reads_the_corpus"], second["reads_the_corpus"]) == (True, False)
+        assert first["state_elements"] > 0 == second["state_elements"]
+        assert all(map(torch.equal, first["weights"], second["weights"]))
+
+
+def test_the_first_rank_holds_the_logits_of_all(ranks: list[dict[str, Any]]) -> None:
+    excess = {name: ranks[0][name]["saved_bytes"] - ranks[1][name]["saved_bytes"] for name in KINDS}
+    gathered = ranks[0]["central"]["told"]["traffic"]["gather of logits"]["received_bytes"][0]
+    # For its loss the first rank keeps its own logits and those that it received.
+    assert excess["central"] >= 2 * gathered
+    assert abs(excess["central_local_loss"]) < gathered / 10
+
+
+def test_traffic_of_logits_and_of_losses(ranks: list[dict[str, Any]]) -> None:
+    central, local = (ranks[0][name]["told"]["traffic"] for name in KINDS)
+    steps = len(ranks[0]["central"]["steps"])
+    for traffic in (central, local):
+        weights = sum(tensor.nbytes for tensor in ranks[0]["central"]["weights"])
+        sent = traffic["broadcast of weights"]["sent_bytes"]
+        # Once at the start and after every update; messages of other ranks are their gradients.
+        assert sent == [(1 + steps) * weights, 0]
+        assert traffic["reduce of gradients"]["sent_bytes"] == [0, steps * weights]
+        for operation in traffic.values():
+            assert sum(operation["sent_bytes"]) == sum(operation["received_bytes"])
+    assert central["gather of logits"]["sent_bytes"][0] == 0
+    assert central["gather of logits"]["sent_bytes"][1] % (4 * VOCABULARY) == 0
+    assert (
+        central["scatter of gradients of logits"]["sent_bytes"]
+        == central["gather of logits"]["received_bytes"]
+    )
+    # A number of four bytes.
+    assert local["gather of losses"]["sent_bytes"] == [0, 4 * steps]
+    assert "gather of logits" not in local
+
+
+def test_rows_are_added_without_a_label() -> None:
+    tokens = torch.tensor([[5, 6, EOS]])
+    assert _fill(tokens, 3, BOS).tolist() == [[5, 6, EOS], [BOS, PAD, PAD], [BOS, PAD, PAD]]
+
+
+def test_a_description_keeps_counts_and_shapes() -> None:
+    spec = spec_of(training={"accumulation": {"micro_batches": 2}})
+    setup = small_setup(spec)
+    batches = setup.feed.batches(0, 2)
+    batch = next(batches)
+    batches.close()
+    described = _described(_description(batch))
+    for name in ("epoch", "index", "pairs", "tokens", "target_tokens", "padded_tokens"):
+        assert getattr(described, name) == getattr(batch, name)
+    for found, expected in zip(described.micro_batches, batch.micro_batches, strict=True):
+        for name in ("source", "target_input", "target_output"):
+            assert getattr(found, name).shape == getattr(expected, name).shape
+            assert getattr(found, name).is_meta
+        assert (found.pairs, found.tokens) == (expected.pairs, expected.tokens)

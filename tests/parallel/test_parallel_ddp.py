@@ -1,0 +1,169 @@
+"""What DistributedDataParallel and its hooks say of their traffic is what happens."""
+
+from collections import Counter
+from itertools import islice
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from schemas.parallel import Ddp
+from tests.distributed import run_ranks
+from tests.parallel.gradient_cases import spec_of
+from tests.train.small_training import small_setup
+from transformer_core.train.loop import optimizer_step
+
+STEPS = 3
+MICRO_BATCHES = 2
+SMALL = {"kind": "ddp", "bucket_mb": 0.01}
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "default": (SMALL, "last"),
+    "every": (SMALL, "every"),
+    "one_bucket": ({"kind": "ddp"}, "last"),
+    "no_overlap": (SMALL | {"overlap": False}, "last"),
+    "no_overlap_every": (SMALL | {"overlap": False}, "every"),
+    "ring": (SMALL | {"hook": {"kind": "ring"}}, "last"),
+    "fp16": (SMALL | {"hook": {"kind": "compress", "dtype": "fp16"}}, "last"),
+    "powersgd": (SMALL | {"hook": {"kind": "powersgd", "rank": 1, "start_step": 2}}, "every"),
+}
+
+
+def observed(cases: dict[str, tuple[dict[str, Any], str]]) -> dict[str, Any]:
+    """Collectives that were seen in three steps, and what the strategy told of them."""
+    return {name: _observe(*case) for name, case in cases.items()}
+
+
+def _observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
+    accumulation = {"micro_batches": MICRO_BATCHES, "synchronise": synchronise}
+    setup = small_setup(spec_of(parallel=parallel, training={"accumulation": accumulation}))
+    batches = list(islice(setup.strategy.batches(setup.feed, 0, 0), STEPS))
+    # The profiler's own warm-up must not fall between the ranks' collectives.
+    dist.barrier()
+    # The profiler sees what DDP starts, also in C++; the calls, what hooks start on other threads.
+    with (
+        profile(activities=[ProfilerActivity.CPU]) as profiler,
+        patch.object(dist, "all_reduce", wraps=dist.all_reduce) as called,
+        patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as exchanged,
+    ):
+        for batch in batches:
+            optimizer_step(setup, batch, 1e-3)
+    names = Counter(event.name for event in profiler.events())
+    return {
+        "all_reduces": max(names["c10d::allreduce_"], called.call_count),
+        "exchanges": exchanged.call_count,
+        "elements": sum(p.numel() for p in setup.model.parameters()),
+        "told": setup.strategy.communication(),
+        "difference": setup.strategy.replica_difference(),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_ranks(observed, 2, CASES)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "ring"])
+def test_all_reduces_are_counted(ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in ranks:
+        case = rank[name]
+        assert case["all_reduces"] > 0
+        assert case["told"]["traffic"]["all_reduce"]["calls"] == case["all_reduces"]
+
+
+def test_the_ring_sends_and_never_all_reduces(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        case = rank["ring"]
+        steps = case["told"]["traffic"]["ring_step"]["calls"]
+        # Two ranks: two steps for each bucket.
+        assert case["exchanges"] == steps == 2 * case["told"]["all_reduces"]
+        assert case["all_reduces"] == 0
+
+
+def test_buckets_hold_the_gradients(ranks: list[dict[str, Any]]) -> None:
+    for name in ("default", "no_overlap", "one_bucket"):
+        case = ranks[0][name]
+        sizes = case["told"]["bucket_bytes"]
+        assert sum(sizes) == 4 * case["elements"]
+        assert (len(sizes) == 1) == (name == "one_bucket")
+
+
+def test_reductions_follow_the_accumulation(ranks: list[dict[str, Any]]) -> None:
+    counts = {
+        name: ranks[0][name]["told"]["synchronised_micro_batches"]
+        for name in ("default", "every", "no_overlap", "no_overlap_every")
+    }
+    every = STEPS * MICRO_BATCHES
+    assert counts == {
+        "default": STEPS,
+        "every": every,
+        "no_overlap": STEPS,
+        "no_overlap_every": every,
+    }
+
+
+def test_bytes_of_the_hooks(ranks: list[dict[str, Any]]) -> None:
+    # Two ranks: each sends its gradients once, 2 (p - 1) / p = 1.
+    told = {name: case["told"]["traffic"] for name, case in ranks[0].items()}
+    whole = 4 * ranks[0]["default"]["elements"]
+    assert told["default"]["all_reduce"]["sent_bytes"] == [STEPS * whole] * 2
+    assert told["fp16"]["all_reduce"]["sent_bytes"] == [STEPS * whole // 2] * 2
+    assert sum(told["ring"]["ring_step"]["sent_bytes"]) == 2 * STEPS * whole
+    # Plain for two steps, which are four reductions; then two more of a fraction.
+    (sent, _) = told["powersgd"]["all_reduce"]["sent_bytes"]
+    assert 4 * whole < sent < 4.8 * whole
+
+
+def test_replicas_stay_equal(ranks: list[dict[str, Any]]) -> None:
+    assert all(case["difference"] == 0.0 for rank in ranks for case in rank.values())
+
+
+def drifted(change: float) -> list[float | None]:
+    """Largest difference of replicas before and after one weight of rank 1 was changed."""
+    setup = small_setup(spec_of(parallel={"kind": "ddp"}))
+    before = setup.strategy.replica_difference()
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            next(setup.model.parameters()).view(-1)[3] += change
+    return [before, setup.strategy.replica_difference()]
+
+
+@pytest.mark.parametrize("change", [0.25, float("nan")])
+def test_a_drifted_replica_is_seen(change: float) -> None:
+    for before, after in run_ranks(drifted, 2, change):
+        assert before == 0.0
+        assert after == (float("inf") if change != change else pytest.approx(0.25))
+
+
+def powersgd_errors(steps: int) -> tuple[float, float]:
+    """Relative error of a compressed gradient, and of the mean over ``steps`` of them.
+
+    Error feedback gives in later steps what earlier ones left out.
+    """
+    hook = {"kind": "powersgd", "rank": 1, "start_step": 2}
+    setup = small_setup(spec_of(parallel={"kind": "ddp", "hook": hook}))
+    (batch,) = islice(setup.strategy.batches(setup.feed, 0, 0), 1)
+    gradients = []
+    for _ in range(2 + steps):
+        optimizer_step(setup, batch, 0.0)
+        found = [p.grad.flatten() for p in setup.model.parameters() if p.grad is not None]
+        gradients.append(torch.cat(found))
+    plain, compressed = gradients[0], torch.stack(gradients[2:])
+    first, mean = (
+        float((g - plain).norm() / plain.norm()) for g in (compressed[0], compressed.mean(0))
+    )
+    return first, mean
+
+
+def test_powersgd_feeds_its_error_back() -> None:
+    ((first, mean), other) = run_ranks(powersgd_errors, 2, 30)
+    assert other == (first, mean)
+    assert first > 0.05  # it does compress
+    assert mean < first / 3
+
+
+def test_a_hook_needs_overlap() -> None:
+    with pytest.raises(ValueError, match="overlap is false"):
+        Ddp.model_validate({"kind": "ddp", "overlap": False, "hook": {"kind": "ring"}})

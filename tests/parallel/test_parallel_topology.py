@@ -1,0 +1,55 @@
+"""Which process this is, how many there are, and how they are started."""
+
+import sys
+
+import pytest
+
+from schemas.errors import Unsupported
+from schemas.parallel import Machine
+from tests.parallel.gradient_cases import spec_of
+from transformer_core.measure.run import launcher, threads_per_process
+from transformer_core.parallel.topology import this_process
+
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def _lone_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_rank_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(ENVIRONMENT, (3, 4, 1, 2), strict=True):
+        monkeypatch.setenv(name, str(value))
+    process = this_process(Machine(device="cpu", nodes=2, devices_per_node=2), 2)
+    assert (process.rank, process.local_rank, process.nodes) == (3, 1, 2)
+    assert not process.is_main
+
+
+def test_data_parallel_is_one_process_for_all_devices() -> None:
+    spec = spec_of(parallel={"kind": "data_parallel"}, machine={"devices_per_node": 4})
+    process = this_process(spec.machine, spec.processes_per_node)
+    assert (process.rank, process.world_size) == (0, 1)
+    assert launcher(spec, "worker")[:2] == [sys.executable, "-m"]
+    assert "torch.distributed.run" not in launcher(spec, "worker")
+    shared = spec_of(parallel={"kind": "ddp"}, machine={"devices_per_node": 4})
+    assert threads_per_process(spec) >= threads_per_process(shared)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "central", "fsdp"])
+def test_one_process_per_device_elsewhere(kind: str) -> None:
+    spec = spec_of(parallel={"kind": kind}, machine={"devices_per_node": 3})
+    command = launcher(spec, "worker")
+    assert "torch.distributed.run" in command
+    assert "--nproc-per-node=3" in command
+    with pytest.raises(RuntimeError, match="started as 1 of 1 processes"):
+        this_process(spec.machine, spec.processes_per_node)
+
+
+def test_missing_devices_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    spec = spec_of(parallel={"kind": "data_parallel"}, machine={"device": "cuda"})
+    with pytest.raises(Unsupported, match="needs 2 CUDA devices, this host has 1"):
+        this_process(spec.machine, spec.processes_per_node)
