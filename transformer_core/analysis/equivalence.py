@@ -168,7 +168,7 @@ def _deviations(
         case Statistical(loss=margin):
             runs, references = zip(*((m.losses, t.losses) for m, t in pairs), strict=True)
             low, high = final_loss_interval(runs, references)
-            where = f"90 % interval over {len(pairs)} seeds: {low:+.2%} to {high:+.2%}"
+            where = f"90 % interval over {len(pairs)} seeds: {low:+.1e} to {high:+.1e}"
             found.append(_deviation("final_loss", max(-low, high), margin, where))
         case Bitwise():
             apart = largest_difference(weights, everything=True)

@@ -2,6 +2,7 @@
 
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.equivalence import Tolerance
 from schemas.results import Certificate
@@ -36,6 +37,9 @@ def equivalence(results: Results) -> Drawing:
         axes.axvline(1, color=svg.INK, ls="--", lw=1)
         axes.set_xscale("log")
         axes.set_xlim(FLOOR / 2, None)
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_yticks(range(len(shown)), [certificate.variant for certificate in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set(xlabel="deviation over what is allowed")
