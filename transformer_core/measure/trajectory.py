@@ -23,7 +23,7 @@ from transformer_core.measure.outcome import supervised
 from transformer_core.measure.progress import Progress, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.model.build import build_model
-from transformer_core.model.projection import canonical_state_dict
+from transformer_core.model.canonical import canonical_state_dict
 from transformer_core.parallel.sharding import whole_weights
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process, this_process

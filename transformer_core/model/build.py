@@ -6,10 +6,16 @@ from typing import Any
 from torch import nn
 
 from schemas.model import AnyModel
+from transformer_core.model.huggingface import build_huggingface
+from transformer_core.model.imported import build_imported
+from transformer_core.model.torch_nn import build_torch_nn
 from transformer_core.model.transformer import build_transformer
 
 BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
     "transformer": build_transformer,
+    "torch_nn": build_torch_nn,
+    "huggingface": build_huggingface,
+    "import": build_imported,
 }
 """Builder of a model by the ``kind`` of its schema."""
 
