@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from small_training import VOCABULARY, small_setup, small_spec, small_store
 
 from schemas.equivalence import Bitwise, Tolerance
+from schemas.errors import Unsupported
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from schemas.study import RunSpec
 from tests.distributed import run_ranks
@@ -238,6 +239,14 @@ def test_the_job_records_what_this_machine_cannot_do(tmp_path: Path) -> None:
     assert (output / "final.safetensors").exists()
     assert "trajectory.json" in trajectory.provenance.command
     assert not list(output.glob("outcome-*.json"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without CUDA")
+@pytest.mark.parametrize("as_published", [False, True])
+def test_streams_without_cuda_are_unsupported(tmp_path: Path, as_published: bool) -> None:
+    qkv = {"kind": "streams", "device_synchronise": as_published}
+    with pytest.raises(Unsupported, match="^needs CUDA: "):
+        recorded(spec_of(model={"qkv": qkv}, machine={"device": "auto"}), tmp_path)
 
 
 def test_workers_get_the_options_of_their_job() -> None:

@@ -201,12 +201,29 @@ def test_a_broken_rule_is_laid_to_the_file_that_sets_the_field() -> None:
     assert found[:3] == ("variants.yaml", "odd.change.model.heads", 3)
 
 
+def test_streams_on_a_cpu_are_laid_to_the_variant_once() -> None:
+    variants = {
+        "single": variant(),
+        "streams": variant({"model": {"qkv": {"kind": "streams"}}}),
+        "published": variant({"model": {"qkv": {"device_synchronise": True}}}, parent="streams"),
+    }
+    base = study(variants=list(variants), machine={"device": "cpu"})
+    (found,) = problems(base, variants)
+    assert found[:3] == ("variants.yaml", "streams.change.model.qkv.kind", "streams")
+
+
 RULES: dict[str, tuple[dict[str, Any], str, Any, str]] = {
     "heads": (
         {"model": MODEL | {"d_model": 96, "heads": 5}},
         "model.heads",
         5,
         "take 4 or 6 heads",
+    ),
+    "streams without CUDA": (
+        {"model": MODEL | {"qkv": {"kind": "streams"}}, "machine": {"device": "cpu"}},
+        "model.qkv.kind",
+        "streams",
+        "set machine.device to auto or cuda",
     ),
     "odd width": ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", 15, "take 16"),
     "pairs": (
@@ -252,6 +269,9 @@ def test_rules_over_several_sections(
     "fields",
     [
         {"model": MODEL | {"d_model": 96, "heads": 6}},
+        {"model": MODEL | {"qkv": {"kind": "streams"}}, "machine": {"device": "auto"}},
+        {"model": MODEL | {"qkv": {"kind": "streams"}}, "machine": {"device": "cuda"}},
+        {"model": MODEL | {"qkv": {"kind": "separate"}}, "machine": {"device": "cpu"}},
         {"batching": {"kind": "fixed_size", "pairs": 1}},
         {"batching": {"kind": "token_budget", "tokens": 34}},
         {"training": {"steps": 30, "schedule": {"kind": "noam", "warmup": 30}}},
