@@ -42,6 +42,10 @@ class Unsupported(RuntimeError):
     """This machine cannot do what a run spec asks for; the message says why."""
 
 
+class Diverged(RuntimeError):
+    """The loss of a training is no longer a finite number."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for a mistyped name: the nearest known ones, else all of them."""
     names = sorted(set(known))

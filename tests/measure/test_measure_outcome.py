@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.errors import Unsupported
+from schemas.errors import Diverged, Unsupported
 from transformer_core.measure.outcome import (
     classify,
     clear_outcomes,
     read_outcomes,
     write_outcome,
 )
-from transformer_core.train.loop import Diverged
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,10 @@ def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
     found = tmp_path / "threads"
     assert run_workers(spec("single", threads=1), "count_threads", [str(found)]) == 0
     assert found.read_text() == "1"
+
+
+@pytest.mark.parametrize("job", ["run", "short_run"])
+def test_a_supervisor_starts_without_torch(job: str) -> None:
+    """It would wait a second or two for torch before every run, and never use it."""
+    code = f"import sys, transformer_core.measure.{job}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -177,14 +177,6 @@ def test_another_model_is_refused(tmp_path: Path, model: dict[str, Any]) -> None
         checkpoint.load(path, small_setup(small_spec(model=model)))
 
 
-def test_remove_all(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    checkpoint.save(folder, small_setup(small_spec()), 1, {})
-    checkpoint.remove_all(folder)
-    assert not folder.exists()
-    checkpoint.remove_all(folder)
-
-
 def test_nothing_in_a_checkpoint_can_execute(tmp_path: Path) -> None:
     _, setup = run_small(small_spec(training={"checkpoint_every": 2}), tmp_path, stop_at=2)
     path = checkpoint.latest(tmp_path, setup)

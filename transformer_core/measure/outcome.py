@@ -1,4 +1,7 @@
-"""How a worker that did not finish tells its supervisor why."""
+"""How a worker that did not finish tells its supervisor why.
+
+A supervisor waits: what it imports only delays the run, so nothing here imports torch.
+"""
 
 import ctypes
 import json
@@ -12,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from schemas.errors import Unsupported
+from schemas.errors import Diverged, Unsupported
 from schemas.results import Status
 from transformer_core.data.files import write_text
-from transformer_core.train.loop import Diverged
+
+CHECKPOINTS = "checkpoint"
+"""Folder of a run's checkpoints, beside its results."""
 
 # Opened here and not where it is used: between fork and exec little is allowed.
 _LIBRARY = ctypes.CDLL(None)
@@ -34,7 +37,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
             return "unsupported", str(error)
         case Diverged():
             return "diverged", str(error)
-        case torch.OutOfMemoryError():
+        case RuntimeError() if type(error).__name__ == "OutOfMemoryError":  # torch's
             return "oom", f"{first_line} Try a smaller batch or more devices."
         case MemoryError():
             return "oom", "The host ran out of memory. Try a smaller batch."

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 from schemas.results import Provenance
 from schemas.study import RunSpec
 from transformer_core.measure.hardware import read_hardware
@@ -66,6 +64,8 @@ def git_commit(file: Path) -> str | None:
 
 def package_versions() -> dict[str, str]:
     """Versions of torch, of the libraries it was built with, and of :data:`DISTRIBUTIONS`."""
+    import torch  # here, because a supervisor needs this only for a run that was not ok
+
     versions = {"torch": str(torch.__version__)}
     for name in DISTRIBUTIONS:
         try:

@@ -8,6 +8,7 @@ last checkpoint.
 import argparse
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import safetensors.numpy
 
 from schemas.errors import Unsupported
 from schemas.results import Repeat
@@ -26,6 +27,7 @@ from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
 from transformer_core.measure.hardware import read_hardware
 from transformer_core.measure.outcome import (
+    CHECKPOINTS,
     clear_outcomes,
     end_with_parent,
     read_outcomes,
@@ -33,8 +35,6 @@ from transformer_core.measure.outcome import (
 )
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
-from transformer_core.measure.worker import CHECKPOINTS
-from transformer_core.train.checkpoint import remove_all
 from transformer_core.train.history import History
 
 WORKER = "transformer_core.measure.worker"
@@ -107,7 +107,7 @@ def supervise(arguments: argparse.Namespace, spec: RunSpec) -> None:
     if outcome is not None:
         _write_unfinished(arguments, spec, outcome, started)
         clear_outcomes(output)
-    remove_all(output / CHECKPOINTS)
+    shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
 
 
 def attempt(
@@ -175,7 +175,7 @@ def _write_unfinished(
     output: Path = arguments.output
     log.info("%s: %s, %s", spec.variant, outcome["status"], outcome["reason"])
     with atomic_path(output / "model.safetensors") as temporary:
-        safetensors.torch.save_file({}, temporary, {"status": outcome["status"]})
+        safetensors.numpy.save_file({}, temporary, {"status": outcome["status"]})
     History().write(output / "steps.parquet")
     repeat = Repeat.model_validate(
         {

@@ -9,12 +9,11 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import safetensors.torch
+import safetensors.numpy
 
 from schemas.results import Trajectory
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
-from transformer_core.measure import trajectory
 from transformer_core.measure.outcome import clear_outcomes
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
@@ -26,7 +25,7 @@ from transformer_core.measure.run import (
     worker_options,
 )
 
-WORKER = trajectory.__name__
+WORKER = "transformer_core.measure.trajectory"
 FILES = ("trajectory.json", "initial.safetensors", "final.safetensors")
 
 
@@ -44,7 +43,7 @@ def supervise(arguments: argparse.Namespace, spec: RunSpec) -> None:
     log.info("%s, short run: %s, %s", spec.variant, outcome["status"], outcome["reason"])
     for name in FILES[1:]:
         with atomic_path(output / name) as temporary:
-            safetensors.torch.save_file({}, temporary)
+            safetensors.numpy.save_file({}, temporary)
     ended = Trajectory.model_validate(
         {
             "name": spec.variant,

@@ -15,7 +15,7 @@ from transformer_core.data.files import atomic_path, write_text
 from transformer_core.data.store import open_shards
 from transformer_core.measure.clock import WindowClock
 from transformer_core.measure.memory import rank_memory, reset_peak
-from transformer_core.measure.outcome import supervised
+from transformer_core.measure.outcome import CHECKPOINTS, supervised
 from transformer_core.measure.progress import Progress, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.parallel.sharding import whole_weights
@@ -23,8 +23,6 @@ from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import this_process
 from transformer_core.train.assemble import Setup, assemble
 from transformer_core.train.loop import train
-
-CHECKPOINTS = "checkpoint"
 
 
 class TimedRun:

@@ -98,11 +98,6 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     return record["step"], record["state"]
 
 
-def remove_all(folder: Path) -> None:
-    """Delete the checkpoints of a run that is done."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _record(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((path / "state.json").read_text())
     return record

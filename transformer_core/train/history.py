@@ -1,15 +1,18 @@
 """What a training leaves behind, step by step."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from schemas.results import Validation
-from transformer_core.data.feeding import GlobalBatch
 from transformer_core.data.files import atomic_path
+
+if TYPE_CHECKING:  # a supervisor writes histories too, and has no use for torch
+    import torch
+
+    from transformer_core.data.feeding import GlobalBatch
 
 STEPS = pa.schema(
     [
@@ -46,10 +49,10 @@ class History:
     def add_step(
         self,
         step: int,
-        batch: GlobalBatch,
+        batch: "GlobalBatch",
         rate: float,
         loss: float | None,
-        norm: torch.Tensor | None,
+        norm: "torch.Tensor | None",
         waited: float,
     ) -> None:
         """Record a step; ``norm`` is read from the device, so give it only when logging."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from schemas.errors import Diverged
 from schemas.results import Validation
 from transformer_core.data.feeding import GlobalBatch
 from transformer_core.train import checkpoint
@@ -14,10 +15,6 @@ from transformer_core.train.assemble import Setup
 from transformer_core.train.evaluation import validation_loss
 from transformer_core.train.history import History
 from transformer_core.train.schedule import learning_rate
-
-
-class Diverged(RuntimeError):
-    """The loss is no longer a finite number."""
 
 
 class Observer(Protocol):
