@@ -245,7 +245,7 @@ def test_the_job_records_what_this_machine_cannot_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("as_published", [False, True])
 def test_streams_without_cuda_are_unsupported(tmp_path: Path, as_published: bool) -> None:
     qkv = {"kind": "streams", "device_synchronise": as_published}
-    with pytest.raises(Unsupported, match="^needs CUDA: "):
+    with pytest.raises(Unsupported, match=r"^needs CUDA: "):
         recorded(spec_of(model={"qkv": qkv}, machine={"device": "auto"}), tmp_path)
 
 
