@@ -21,15 +21,19 @@ class Recurrent(nn.Module):
         options: dict[str, Any] = {"num_layers": layers, "batch_first": True}
         self.reader = nn.GRU(width, width, **options)
         self.writer = nn.GRU(width, width, **options)
-        self.attention = nn.MultiheadAttention(width, num_heads=1, batch_first=True)
+        self.attention = nn.MultiheadAttention(width, num_heads=1, bias=False, batch_first=True)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(width, vocabulary)
 
     def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
         """source [b, s], target_input [b, t] -> logits [b, t, v] of the next tokens."""
-        read, state = self.reader(self.dropout(self.source(source)))
+        padding = source == PAD
+        read, _ = self.reader(self.dropout(self.source(source)))
+        # The mean of what was read, not the last state: padding comes last in a short sentence.
+        mean = read.masked_fill(padding[:, :, None], 0).sum(1) / (~padding).sum(1, keepdim=True)
+        state = mean.to(read.dtype).repeat(self.writer.num_layers, 1, 1)
         written, _ = self.writer(self.dropout(self.target(target_input)), state)
-        seen, _ = self.attention(written, read, read, key_padding_mask=source == PAD)
+        seen, _ = self.attention(written, read, read, key_padding_mask=padding)
         return self.output(self.dropout(written + seen))
 
 

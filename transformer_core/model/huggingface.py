@@ -113,6 +113,15 @@ class MarianEncoderDecoder(nn.Module):
         """An empty cache for :meth:`decode`."""
         return MarianCache()
 
+    def canonical_state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers, projections named as in this project. The tensors are detached
+        and share memory with the model."""
+        names = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+        return {
+            ".".join(names.get(part, part) for part in name.split(".")): tensor
+            for name, tensor in self.state_dict().items()
+        }
+
 
 def build_huggingface(spec: HuggingFace, vocabulary: int) -> MarianEncoderDecoder:
     """A MarianMT on torch's default device, its weights drawn from torch's seed by the library.

@@ -1,0 +1,137 @@
+"""Every kind of model trains, resumes, is certified and translates, whatever the strategy."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, load_model, save_file
+
+from schemas.study import RunSpec
+from tests.distributed import run_ranks
+from tests.train.small_training import VOCABULARY, run_small, small_setup, small_spec, small_store
+from transformer_core.analysis.weights import UNDETERMINED
+from transformer_core.measure.trajectory import canonical_weights, record
+from transformer_core.model.build import build_model
+from transformer_core.model.decoding import beam_search
+from transformer_core.parallel.sharding import whole_weights
+from transformer_core.parallel.topology import Process
+
+KINDS: dict[str, dict[str, Any]] = {
+    "torch_nn": {"kind": "torch_nn"},
+    "huggingface": {"kind": "huggingface"},
+    "import": {"kind": "import", "factory": "docs.examples.own_model:build"},
+}
+
+
+def spec_of(kind: str, **sections: Any) -> RunSpec:
+    model = {"d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.0}
+    return small_spec(model=model | KINDS.get(kind, {}), **sections)
+
+
+def recorded(spec: RunSpec, folder: Path) -> Any:
+    """What a short run of this process, or this rank, records; weights in ``folder``."""
+    joined = dist.is_initialized()
+    rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    process = Process(rank, size, rank, size, torch.device("cpu"))
+    stores = (small_store(), small_store(9, seed=1))
+    return record(spec, process, VOCABULARY, stores, folder, save_weights=True)[0]
+
+
+def all_recorded(cases: dict[str, tuple[RunSpec, Path]]) -> dict[str, Any]:
+    return {name: recorded(*case) for name, case in cases.items()}
+
+
+STRATEGIES = ("ddp", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Short runs of every kind and strategy in two processes."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    cases = {}
+    for kind in KINDS:
+        for strategy in STRATEGIES:
+            name = f"{kind}-{strategy}"
+            (folder / name).mkdir()
+            machine = {"devices_per_node": 2}
+            spec = spec_of(kind, parallel={"kind": strategy}, machine=machine)
+            cases[name] = (spec, folder / name)
+    return run_ranks(all_recorded, 2, cases)[0], folder
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_train_what_one_process_trains(
+    kind: str, strategy: str, two_ranks: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    alone = recorded(spec_of(kind), tmp_path)
+    runs, folder = two_ranks
+    run = runs[f"{kind}-{strategy}"]
+    assert run.initial_sha256 == alone.initial_sha256
+    assert run.losses == pytest.approx(alone.losses, rel=1e-4)
+    mine = load_file(folder / f"{kind}-{strategy}" / "final.safetensors")
+    for name, tensor in load_file(tmp_path / "final.safetensors").items():
+        if not UNDETERMINED.search(name):
+            torch.testing.assert_close(mine[name], tensor, rtol=1e-2, atol=1e-3)
+
+
+def test_torch_nn_trains_the_same_model_as_this_projects_layers(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    runs = [recorded(spec_of(kind), folder) for kind, folder in (("", ours), ("torch_nn", theirs))]
+    assert runs[0].initial_sha256 == runs[1].initial_sha256
+    assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-5)
+    first, second = (load_file(folder / "final.safetensors") for folder in (ours, theirs))
+    assert first.keys() == second.keys()
+    for name in first:
+        if not UNDETERMINED.search(name):
+            torch.testing.assert_close(first[name], second[name], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learns(kind: str, tmp_path: Path) -> None:
+    training = {"steps": 40, "schedule": {"kind": "constant", "peak": 1e-2}}
+    watcher, _ = run_small(spec_of(kind, training=training), tmp_path)
+    assert watcher.losses[40] < 0.9 * watcher.losses[1]
+    assert watcher.losses[1] < 1.5 * math.log(VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_ends_with_the_same_weights(kind: str, tmp_path: Path) -> None:
+    spec = spec_of(kind, training={"checkpoint_every": 2})
+    _, through = run_small(spec, tmp_path / "through")
+    run_small(spec, tmp_path / "stopped", stop_at=3)
+    _, resumed = run_small(spec, tmp_path / "stopped")
+    expected = whole_weights(through.model, keep=True)
+    for name, tensor in whole_weights(resumed.model, keep=True).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_weights_translate(kind: str, tmp_path: Path) -> None:
+    spec = spec_of(kind)
+    _, setup = run_small(spec, tmp_path)
+    save_file(whole_weights(setup.model, keep=True), tmp_path / "model.safetensors")
+    model = build_model(spec.model, VOCABULARY)
+    load_model(model, str(tmp_path / "model.safetensors"))
+    source = torch.tensor([[5, 6, 7, 2], [8, 2, 0, 0]])
+    with torch.inference_mode():
+        assert torch.equal(model.eval()(source, source), setup.model.eval()(source, source))
+        assert len(beam_search(model, source, 2, 0.6, 5)) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_certificate_compares_every_weight(kind: str) -> None:
+    setup = small_setup(spec_of(kind))
+    before = canonical_weights(setup, VOCABULARY)
+    with torch.no_grad():
+        for parameter in setup.model.parameters():
+            parameter.add_(1)
+    after = canonical_weights(setup, VOCABULARY)
+    buffers = {name for name, _ in setup.model.named_buffers()}
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() - changed == buffers & before.keys()
+    # Those that certificates leave out, by the name of the projection.
+    assert any(name.endswith("key.bias") for name in before) == (kind != "import")
