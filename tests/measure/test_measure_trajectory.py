@@ -87,10 +87,12 @@ def verdict(
 TOLERANCE = Tolerance(kind="tolerance")
 
 
-def test_fused_model_is_equivalent_to_the_plain_one(
-    reference: tuple[Trajectory, Path], tmp_path: Path
+@pytest.mark.parametrize("kind", ["transformer", "torch_nn"])
+def test_other_ways_to_compute_are_equivalent_to_the_plain_one(
+    reference: tuple[Trajectory, Path], tmp_path: Path, kind: str
 ) -> None:
-    run = recorded(spec_of(), tmp_path)
+    sizes = {"d_model": 16, "d_ff": 32, "heads": 2}  # a new kind forgets those of the old one
+    run = recorded(spec_of(model={"kind": kind} | sizes), tmp_path)
     certificate = verdict(TOLERANCE, run, tmp_path, reference)
     assert certificate.status == "equivalent", certificate.reason
     assert certificate.left_out, "biases of keys"

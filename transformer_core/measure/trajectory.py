@@ -105,7 +105,9 @@ def canonical_weights(setup: Setup, vocabulary: int) -> dict[str, Tensor]:
     unexpected = model.load_state_dict(weights, strict=False).unexpected_keys
     if unexpected:
         raise RuntimeError(f"the strategy renamed the weights: {unexpected[0]}")
-    return {name: tensor.clone() for name, tensor in canonical_state_dict(model).items()}
+    contiguous = torch.contiguous_format
+    state = canonical_state_dict(model)
+    return {name: tensor.clone(memory_format=contiguous) for name, tensor in state.items()}
 
 
 def digest(weights: dict[str, Tensor]) -> str:
