@@ -88,6 +88,9 @@ def merge(
     return merged
 
 
+FACTORY_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+"""package.module:function."""
+
 NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]
 """A name that is also a folder name: lower-case letters, digits, underscores."""

@@ -7,6 +7,7 @@ from typing import Any
 from schemas.equivalence import REFERENCE, Bitwise, Different, Statistical
 from schemas.measure import Measurement
 from schemas.model import ReferenceAttention, SeparateQkv, Transformer
+from schemas.parallel import Ddp, PowerSgdHook
 from schemas.resolve import VARIANTS_FILE, resolve
 from schemas.study import RunSpec, Study, Variant
 from schemas.train import Accumulation, AdamW, Constant, Evaluation, Fp32
@@ -98,9 +99,15 @@ def short_spec(study: Study, spec: RunSpec) -> RunSpec:
     if training.schedule == study.training.schedule:
         constant = Constant(kind="constant", peak=settings.learning_rate)
         training = training.model_copy(update={"schedule": constant})
+    parallel = spec.parallel
+    if isinstance(parallel, Ddp) and isinstance(parallel.hook, PowerSgdHook):
+        # Within the few steps there are: plain gradients would certify nothing.
+        hook = parallel.hook.model_copy(update={"start_step": 2})
+        parallel = parallel.model_copy(update={"hook": hook})
     return spec.model_copy(
         update={
             "model": model,
+            "parallel": parallel,
             "training": training,
             "measurement": Measurement(),
             "evaluation": Evaluation(),

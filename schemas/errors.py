@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.base import NAME_PATTERN
+from schemas.base import FACTORY_PATTERN, NAME_PATTERN
 from schemas.data import SHA256_PATTERN, URL_PATTERN
 
 
@@ -147,6 +147,7 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str]) -> str:
 
 
 _PATTERNS = {
+    FACTORY_PATTERN: "write package.module:function, the place of the function that makes it",
     NAME_PATTERN: "use lower-case letters, digits and underscores, a letter first",
     SHA256_PATTERN: "give the 64 lower-case hexadecimal digits that sha256sum prints",
     URL_PATTERN: "give an address that begins with https:// or http://",

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import Count, Fraction, Schema
+from schemas.base import FACTORY_PATTERN, Count, Fraction, Schema
 
 
 class ReferenceAttention(Schema):
@@ -117,7 +117,7 @@ class ImportedModel(SizedModel):
     """A model of the user's own."""
 
     kind: Literal["import"]
-    factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    factory: str = Field(pattern=FACTORY_PATTERN)
     """package.module:function that takes this section and the vocabulary and gives the model."""
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """What else the function wants to know."""

@@ -84,3 +84,11 @@ def test_wrong_json_names_file_and_field(tmp_path: Path) -> None:
     path.write_text('{"a": 1, "b": "x"}')
     with pytest.raises(ConfigError, match=r"list\.json: b = 'x'"):
         read_as(path, dict[str, int])
+
+
+def test_devices_of_one_rank_are_told_apart() -> None:
+    """DataParallel drives all devices from one process: its imbalance must not be lost."""
+    devices = [memory(0, "cuda:0", reserved_bytes=9), memory(0, "cuda:1", reserved_bytes=4)]
+    frame = memory_frame([result("data_parallel", [1.0], [1.0], memory=devices)])
+    assert frame["rank"].tolist() == [0, 1]
+    assert frame["peak_bytes"].tolist() == [9, 4]

@@ -38,19 +38,26 @@ def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
 
 
 def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
-    """A row per variant that is ok and rank: the largest peak over the repeats, in bytes."""
-    frame = pd.DataFrame(
-        [
-            (result.variant, memory.rank, rank_peak(memory))
-            for result in results
-            if result.status == "ok"
-            for repeat in result.repeats
-            for memory in repeat.memory
-        ],
-        columns=["variant", "rank", "peak_bytes"],
-    )
+    """A row per variant that is ok and rank: the largest peak over the repeats, in bytes.
+
+    A rank that drives several devices (DataParallel) has a row for each, by the device's number.
+    """
+    rows = [
+        (result.variant, number[memory.rank, memory.device], rank_peak(memory))
+        for result in results
+        if result.status == "ok"
+        for repeat in result.repeats
+        for number in [_devices(repeat.memory)]
+        for memory in repeat.memory
+    ]
+    frame = pd.DataFrame(rows, columns=["variant", "rank", "peak_bytes"])
     frame = frame.dropna(subset=["peak_bytes"])
     return frame.groupby(["variant", "rank"], sort=False)["peak_bytes"].max().reset_index()
+
+
+def _devices(memory: Sequence[RankMemory]) -> dict[tuple[int, str], int]:
+    """Number of each device of each rank; that of the rank where every rank has one device."""
+    return {device: n for n, device in enumerate(sorted({(m.rank, m.device) for m in memory}))}
 
 
 def training_loss_frame(steps_files: Mapping[str, Path]) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 # The study, its run specs, and what all rules share. Everything wrong in a file is said here,
 # before the DAG is made.
+import importlib.util
 import json
 import shlex
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from schemas.certificates import compared_with, short_runs
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
 from schemas.resolve import VARIANTS_FILE, check_study, read_variants, resolve_all
@@ -23,6 +25,7 @@ try:
     VARIANTS = read_variants(f"{workflow.basedir}/{VARIANTS_FILE}")
     STUDY = check_study(config, STUDY_FILE)
     SPECS = resolve_all(STUDY, VARIANTS, STUDY_FILE, VARIANTS_FILE)
+    SHORT_RUNS = short_runs(STUDY, VARIANTS, SPECS, STUDY_FILE, VARIANTS_FILE)
     check_owner(STUDY, OWNER, STUDY_FILE)
     # Snakemake tells its targets only after the rules are read, and then without near names.
     check_targets(sys.argv[1:], known_targets(STUDY))
@@ -30,6 +33,7 @@ except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
 CORPUS = STUDY.corpus.name
+TRAJECTORIES = "results/equivalence/trajectories"
 REPEATS = range(1, STUDY.repeats + 1)
 
 
@@ -83,6 +87,24 @@ def templates():
     return sorted(os.path.relpath(path) for path in folder.rglob("*") if path.is_file())
 
 
+def own_model(spec):
+    """The file of a user's own model, which a run depends on like on the project's sources."""
+    if spec.model.kind != "import":
+        return []
+    found = importlib.util.find_spec(spec.model.factory.partition(":")[0])
+    return [os.path.relpath(found.origin)] if found and found.origin else []
+
+
 def gpus(spec):
     """GPUs to reserve. A device of `auto` reserves none: the job takes what it finds."""
     return spec.machine.devices_per_node if spec.machine.device == "cuda" else 0
+
+
+def compared_runs(wildcards):
+    """The short runs that a certificate compares: of the variant and of what it must equal."""
+    other = compared_with(VARIANTS[wildcards.variant])
+    runs = [] if other is None else [wildcards.variant, other]
+    return {
+        option: f"{TRAJECTORIES}/{run}/trajectory.json"
+        for option, run in zip(("run", "reference"), runs)
+    }

@@ -1,8 +1,4 @@
 # short runs of the variants and of the reference -> certificates that they train the same model
-from schemas.certificates import compared_with, short_runs
-
-SHORT_RUNS = short_runs(STUDY, VARIANTS, SPECS, STUDY_FILE, VARIANTS_FILE)
-TRAJECTORIES = "results/equivalence/trajectories"
 
 
 rule short_spec:
@@ -28,6 +24,7 @@ rule short_run:
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
         code=sources("transformer_core.measure.trajectory", without=OBSERVERS),
+        own=lambda wildcards: own_model(SHORT_RUNS[wildcards.run].spec),
     output:
         trajectory=f"{TRAJECTORIES}/{{run}}/trajectory.json",
         weights=expand(
@@ -51,16 +48,6 @@ rule short_run:
     shell:
         "python -m transformer_core.measure.short_run --spec {input.spec} --seeds {params.seeds}"
         " --data {params.data} --output {params.folder} --log-file {log}"
-
-
-def compared_runs(wildcards):
-    """The short runs that a certificate compares: of the variant and of what it must equal."""
-    other = compared_with(VARIANTS[wildcards.variant])
-    runs = [] if other is None else [wildcards.variant, other]
-    return {
-        option: f"{TRAJECTORIES}/{run}/trajectory.json"
-        for option, run in zip(("run", "reference"), runs)
-    }
 
 
 rule certify:

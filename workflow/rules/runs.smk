@@ -28,6 +28,7 @@ rule train:
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
         code=sources("transformer_core.measure.worker", without=OBSERVERS),
+        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
     output:
         metrics="results/runs/{variant}/repeat-{repeat}/metrics.json",
         steps="results/runs/{variant}/repeat-{repeat}/steps.parquet",
@@ -57,6 +58,7 @@ rule evaluate:
         tokenizer=f"results/data/{CORPUS}/tokenizer.json",
         shards=f"results/data/{CORPUS}/shards/test/manifest.json",
         code=sources("transformer_core.train.translate"),
+        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
     output:
         "results/runs/{variant}/evaluation.json",
     log:
