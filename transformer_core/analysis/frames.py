@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import LengthHistogram, VariantResult
+from schemas.results import LengthHistogram, RankMemory, VariantResult
 from transformer_core.analysis.combine import rank_peak
 
 
