@@ -17,7 +17,7 @@ from schemas.base import Schema
 from schemas.results import Interval, Window
 from schemas.study import RunSpec, Variants
 
-MODULES = [info.name for info in pkgutil.iter_modules(schemas.__path__, "schemas.")]
+MODULES = [info.name for info in pkgutil.walk_packages(schemas.__path__, "schemas.")]
 MODELS = sorted(
     {
         model

@@ -1,7 +1,7 @@
 """One self-contained page of a study: ``python -m transformer_core.report.page``.
 
-The page needs no script, no network and no other file. Each section is a template of its own in
-templates/sections; SECTIONS gives their order.
+The page needs no script, no network and no other file. Its sections are in
+:mod:`transformer_core.report.sections`.
 """
 
 import argparse
@@ -12,34 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from schemas.errors import ConfigError
 from schemas.study import Variant
-from transformer_core.analysis import compare, equivalence, statistics
 from transformer_core.analysis.files import read_as
 from transformer_core.data.files import write_text
 from transformer_core.report import svg
 from transformer_core.report.figures import FIGURES
 from transformer_core.report.formats import FILTERS
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
-from transformer_core.report.summary import summarise, translations
-
-SECTIONS = {
-    "summary": "Summary",
-    "variants": "Variants",
-    "equivalence": "Does it train the same model?",
-    "figures": "Figures",
-    "translations": "Translations",
-    "corpus": "Corpus",
-    "machine": "Machine",
-    "method": "How it was measured",
-    "limits": "What this machine could not do",
-    "details": "Variants in detail",
-}
-"""Template name and heading of each section, in the order of the page."""
-
-CORPUS_FIGURES = ("lengths_characters", "lengths_tokens")
-EQUIVALENCE_FIGURES = ("equivalence",)
+from transformer_core.report.sections import SECTIONS
 
 
 def render(results: Results, variants: dict[str, Variant], pictures: Sequence[svg.Picture]) -> str:
@@ -50,28 +33,25 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        extensions=["jinja2.ext.i18n"],
     )
+    environment.policies["ext.i18n.trimmed"] = True
+    environment.install_null_translations(newstyle=True)  # type: ignore[attr-defined]
     environment.filters.update(FILTERS)
     environment.filters |= {"pretty": pretty, "compact": compact}
-    elsewhere = (*CORPUS_FIGURES, *EQUIVALENCE_FIGURES)
-    return environment.get_template("page.html").render(
-        sections=SECTIONS,
-        study=results.study,
-        results=results,
-        variants=variants,
-        summary=summarise(results),
-        samples=translations(results),
-        pictures=[picture for picture in pictures if picture.name not in elsewhere],
-        corpus_pictures=[picture for picture in pictures if picture.name in CORPUS_FIGURES],
-        equivalence_pictures=[
-            picture for picture in pictures if picture.name in EQUIVALENCE_FIGURES
-        ],
-        words=equivalence.WORDS,
-        confidence=statistics.CONFIDENCE,
-        resamples=statistics.RESAMPLES,
-        fewest_samples=statistics.FEWEST_SAMPLES,
-        input_wait_limit=compare.INPUT_WAIT_LIMIT,
-    )
+    by_name = {picture.name: picture for picture in pictures}
+    shared = {"study": results.study, "results": results, "variants": variants}
+    bodies = {
+        section: Markup(
+            environment.get_template(f"sections/{section.name}.html").render(
+                **shared,
+                **section.context(results),
+                pictures=[by_name[name] for name in section.figures],
+            )
+        )
+        for section in SECTIONS
+    }
+    return environment.get_template("page.html").render(**shared, sections=bodies)
 
 
 def pretty(value: Any) -> str:

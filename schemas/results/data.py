@@ -1,0 +1,110 @@
+"""Corpora, tokenizers and shards: results/data/."""
+
+from typing import Literal
+
+from schemas.base import Schema
+from schemas.data import Sha256, Split
+
+
+class LengthHistogram(Schema):
+    """How many sentences have which length."""
+
+    unit: Literal["characters", "tokens"]
+    """What is counted."""
+    source: dict[int, int]
+    """Source sentences by length."""
+    target: dict[int, int]
+    """Target sentences by length."""
+
+
+class SkippedPair(Schema):
+    """One pair that the filter left out, as an example for the report."""
+
+    reason: Literal["empty", "too_long", "invalid"]
+    """Which rule left it out."""
+    where: str
+    """File and line."""
+    text: str
+    """The beginning of the offending text."""
+
+
+class CorpusSplit(Schema):
+    """results/data/<corpus>/pairs/<split>.json, beside <split>.arrow."""
+
+    corpus: str
+    """Name of the corpus."""
+    split: Split
+    """Which split."""
+    files: list[str]
+    """The files read, or the generator and its seed."""
+    pairs_read: int
+    """Pairs found."""
+    pairs_kept: int
+    """Pairs written to <split>.arrow."""
+    skipped: dict[Literal["empty", "too_long", "invalid"], int]
+    """Pairs left out, by reason."""
+    examples: list[SkippedPair]
+    """The first few pairs left out."""
+    lengths: LengthHistogram
+    """Lengths of the kept sentences in characters."""
+
+
+class TokenizerReport(Schema):
+    """results/data/<corpus>/tokenizer.report.json."""
+
+    vocabulary: int
+    """Tokens in the vocabulary, special ones included."""
+    sample_pairs: int
+    """Training pairs that the tokenizer was trained on."""
+    seconds: float
+    """Time that the training took."""
+    sha256: Sha256
+    """Checksum of tokenizer.json."""
+
+
+class Shard(Schema):
+    """One Arrow IPC file of a split."""
+
+    file: str
+    """File name, beside the manifest."""
+    pairs: int
+    """Sentence pairs in it."""
+    source_tokens: int
+    """Source tokens in it, without begin and end."""
+    target_tokens: int
+    """Target tokens in it, without begin and end."""
+    bytes: int
+    """Size of the file."""
+    sha256: Sha256
+    """Checksum of the file."""
+
+
+class ShardManifest(Schema):
+    """results/data/<corpus>/shards/<split>/manifest.json, written last: it validates the shards."""
+
+    corpus: str
+    """Name of the corpus."""
+    split: Split
+    """Which split."""
+    pairs: int
+    """Sentence pairs in all shards."""
+    source_tokens: int
+    """Source tokens in all shards, without begin and end."""
+    target_tokens: int
+    """Target tokens in all shards, without begin and end."""
+    skipped_too_long: int
+    """Pairs left out because of max_tokens."""
+    examples: list[SkippedPair]
+    """The first few pairs left out."""
+    id_type: Literal["uint8", "uint16", "uint32"]
+    """Smallest integer type that holds the vocabulary."""
+    vocabulary: int
+    """Size of the vocabulary, in tokens."""
+    tokenizer_sha256: Sha256
+    """Checksum of the tokenizer.json that encoded them."""
+    lengths: LengthHistogram
+    """Lengths of the kept sentences in tokens, without begin and end."""
+    seconds: float
+    """Time that tokenizing and writing took."""
+    shards: list[Shard]
+    """The files, in the order of the corpus."""

@@ -1,0 +1,208 @@
+"""Runs, their evaluation, and a variant as a whole: results/runs/."""
+
+from typing import Any, Literal
+
+from schemas.base import Schema
+from schemas.data import Sha256
+from schemas.results.common import Interval, Status
+from schemas.results.machine import Hardware
+
+
+class Provenance(Schema):
+    """Where a number comes from: enough to make it again."""
+
+    spec_sha256: Sha256
+    """Hash of the run spec."""
+    command: str
+    """The one command that makes this file again."""
+    commit: str | None
+    """Git commit of the code, with -dirty where the tree differs."""
+    started: str
+    """Start of the run, ISO 8601 in UTC."""
+    python: str
+    """Version of Python."""
+    packages: dict[str, str]
+    """Versions of the packages that shape the result."""
+    hardware: Hardware
+    """The machine of the run."""
+
+
+class Window(Schema):
+    """One sample of the throughput: a few steps between two synchronised clock readings."""
+
+    first_step: int
+    """First optimizer step in it."""
+    last_step: int
+    """Last optimizer step in it."""
+    seconds: float
+    """Wall time, validation and checkpoints left out."""
+    pairs: int
+    """Sentence pairs over all ranks."""
+    tokens: int
+    """Non-padding source and target tokens over all ranks."""
+    padded_tokens: int
+    """Source and target tokens with padding over all ranks."""
+    input_wait_seconds: float
+    """Time the slowest rank waited for its batches."""
+
+
+class Validation(Schema):
+    """One validation loss."""
+
+    step: int
+    """Optimizer steps done."""
+    loss: float | None
+    """Mean cross-entropy per target token in nats, without label smoothing; null if not finite."""
+
+
+class RankMemory(Schema):
+    """Peak memory of one process."""
+
+    rank: int
+    """Global rank."""
+    device: str
+    """cpu, or cuda:<index>."""
+    rss_bytes: int
+    """Peak resident set of the process."""
+    allocated_bytes: int | None
+    """Peak of torch's CUDA allocator, allocated; null without CUDA."""
+    reserved_bytes: int | None
+    """Peak of torch's CUDA allocator, reserved; null without CUDA."""
+    nvml_bytes: int | None
+    """Device memory in use according to NVML at the end of training; null without CUDA."""
+
+
+class Topology(Schema):
+    """What the run ran on."""
+
+    device: Literal["cpu", "cuda"]
+    """Kind of device."""
+    backend: Literal["gloo", "nccl"] | None
+    """Process-group backend; null for a single process."""
+    world_size: int
+    """Processes."""
+    local_world_size: int
+    """Processes on a host."""
+    nodes: int
+    """Hosts."""
+    threads_per_rank: int
+    """CPU threads of each process."""
+
+
+class Repeat(Schema):
+    """results/runs/<variant>/repeat-<k>/metrics.json."""
+
+    variant: str
+    """Name of the variant."""
+    repeat: int
+    """Number of the repeat, from 1."""
+    status: Status
+    """How it ended."""
+    reason: str | None
+    """Why it is not ok, in a sentence."""
+    traceback: str | None
+    """The traceback of a failed run."""
+    topology: Topology | None
+    """What it ran on; null if it ended before it knew."""
+    parameters: int | None
+    """Trainable parameters of the model."""
+    steps: int
+    """Optimizer steps done."""
+    resumed_at: list[int]
+    """Steps at which it went on from a checkpoint; throughput leaves these windows out."""
+    startup_seconds: float | None
+    """From the start of the process to the first step."""
+    warmup_seconds: float | None
+    """Time of the warm-up steps, compilation included."""
+    total_seconds: float
+    """From the start of the process to its end, of the last session if it was resumed."""
+    windows: list[Window]
+    """The timed windows."""
+    validations: list[Validation]
+    """Validation losses, in order."""
+    memory: list[RankMemory]
+    """Peak memory by rank."""
+    communication: dict[str, Any] | None
+    """What the parallel strategy tells of its traffic (bucket sizes, reductions per step)."""
+    numerics: dict[str, Any] | None = None
+    """What the precision tells (skipped steps, final loss scale); null where there is nothing."""
+    provenance: Provenance
+    """Where this comes from."""
+
+
+STEP_COLUMNS: dict[str, str] = {
+    "step": "int64: optimizer step, from 1",
+    "epoch": "int64: pass over the corpus, from 0",
+    "batch": "int64: global batch of the epoch, from 0",
+    "learning_rate": "float64: learning rate that the schedule gives for the step",
+    "loss": "float64, null where not read: training loss per target token in nats, all ranks",
+    "grad_norm": "float64, null where not read: norm of the gradient before clipping",
+    "pairs": "int64: sentence pairs, all ranks",
+    "tokens": "int64: non-padding source and target tokens, all ranks",
+    "padded_tokens": "int64: source and target tokens with padding, all ranks",
+    "input_wait_seconds": "float64: time rank 0 waited for its batches",
+}
+"""Columns of results/runs/<variant>/repeat-<k>/steps.parquet."""
+
+
+class Translation(Schema):
+    """One sentence of the test split."""
+
+    source: str
+    """The sentence."""
+    reference: str
+    """Its human translation."""
+    hypothesis: str
+    """The model's translation."""
+
+
+class EvaluationResult(Schema):
+    """results/runs/<variant>/evaluation.json."""
+
+    variant: str
+    """Name of the variant."""
+    status: Status
+    """How the evaluation, or the run before it, ended."""
+    reason: str | None
+    """Why it is not ok."""
+    bleu: float | None
+    """Corpus BLEU, 0 to 100."""
+    chrf: float | None
+    """chrF, 0 to 100."""
+    signature: str | None
+    """sacrebleu's signature of the BLEU score."""
+    pairs: int
+    """Sentences translated."""
+    seconds: float | None
+    """Time that decoding took."""
+    samples: list[Translation]
+    """A few translations."""
+
+
+class VariantResult(Schema):
+    """results/runs/<variant>/metrics.json: the repeats and the evaluation of a variant."""
+
+    variant: str
+    """Name of the variant."""
+    status: Status
+    """ok if every repeat is; else the first status that is not."""
+    reason: str | None
+    """Why it is not ok."""
+    repeats: list[Repeat]
+    """Every repeat."""
+    evaluation: EvaluationResult
+    """BLEU and translations of the first repeat's model."""
+    tokens_per_second: Interval | None
+    """Throughput over the windows of all repeats, non-padding tokens; null if not ok."""
+    pairs_per_second: Interval | None
+    """Throughput over the windows of all repeats, sentence pairs; null if not ok."""
+    padding_share: float | None
+    """Share of padding in the batches, 0 to 1."""
+    input_wait_share: float | None
+    """Share of the timed windows spent waiting for input, 0 to 1."""
+    validation_loss: float | None
+    """Last validation loss of the first repeat."""
+    peak_memory_bytes: int | None
+    """Largest peak of any rank: reserved device memory on CUDA, resident set on CPU."""
+    epoch_seconds: float | None
+    """Time for one pass over the training split at the median throughput."""

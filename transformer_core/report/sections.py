@@ -1,0 +1,72 @@
+"""The sections of the page, in order. Each is a template of its own in templates/sections."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformer_core.analysis import compare, equivalence, statistics
+from transformer_core.report.inputs import Results
+from transformer_core.report.summary import summarise, translations
+
+Context = Callable[[Results], dict[str, Any]]
+"""What a template needs beside the study, the results and the variants."""
+
+
+def _nothing(results: Results) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading."""
+
+    name: str
+    """Name of its template, and its anchor in the page."""
+    heading: str
+    figures: tuple[str, ...] = ()
+    """Names of its figures; the template finds them as ``pictures``."""
+    context: Context = _nothing
+
+
+def _summary(results: Results) -> dict[str, Any]:
+    return {"summary": summarise(results)}
+
+
+def _equivalence(results: Results) -> dict[str, Any]:
+    return {"words": equivalence.WORDS}
+
+
+def _translations(results: Results) -> dict[str, Any]:
+    return {"samples": translations(results)}
+
+
+def _statistics(results: Results) -> dict[str, Any]:
+    return {
+        "confidence": statistics.CONFIDENCE,
+        "resamples": statistics.RESAMPLES,
+        "fewest_samples": statistics.FEWEST_SAMPLES,
+        "input_wait_limit": compare.INPUT_WAIT_LIMIT,
+    }
+
+
+SECTIONS = (
+    Section("summary", "Summary", context=_summary),
+    Section("variants", "Variants", context=_statistics),
+    Section(
+        "equivalence",
+        "Does it train the same model?",
+        figures=("equivalence",),
+        context=_equivalence,
+    ),
+    Section(
+        "figures",
+        "Figures",
+        figures=("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"),
+    ),
+    Section("translations", "Translations", context=_translations),
+    Section("corpus", "Corpus", figures=("lengths_characters", "lengths_tokens")),
+    Section("machine", "Machine"),
+    Section("method", "How it was measured", context=_statistics),
+    Section("limits", "What this machine could not do"),
+    Section("details", "Variants in detail"),
+)
