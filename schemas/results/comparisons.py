@@ -1,24 +1,195 @@
-"""One variant against another: results/comparisons.json."""
+"""Timed comparisons, results/pairs/, and what they show: results/comparisons.json."""
+
+from typing import Literal
 
 from pydantic import Field
 
 from schemas.base import Schema
-from schemas.results.common import Interval
+from schemas.results.common import Interval, Status
 from schemas.results.equivalence import CertificateStatus
+from schemas.results.runs import Provenance, Topology
+
+Quantity = Literal["throughput", "peak_memory", "traffic"]
+Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "SAME", "UNDECIDED"]
+
+
+class Probe(Schema):
+    """How fast a device is at one moment, at two tasks that have nothing to do with training."""
+
+    device: str
+    """cpu, or cuda:<index>."""
+    matmul_flops_per_second: float
+    """Rate of a product of two square matrices of 32-bit numbers."""
+    copy_bytes_per_second: float
+    """Rate of a copy within the memory of the device, bytes read plus bytes written."""
+
+
+class GpuState(Schema):
+    """What NVML says of a GPU at one moment; null where it does not tell."""
+
+    index: int
+    """NVML index."""
+    clock_megahertz: float | None
+    """Clock of the multiprocessors."""
+    memory_clock_megahertz: float | None
+    """Clock of the memory."""
+    celsius: float | None
+    """Temperature."""
+    watts: float | None
+    """Power draw."""
+    throttled: list[str] | None
+    """Reasons for which the clocks are held down (power cap, heat); empty if they are not."""
+
+
+class MachineState(Schema):
+    """The machine at one moment, while no training works on it; null where it does not tell."""
+
+    probes: list[Probe]
+    """Speed of the devices; empty where a session ended before it could be measured."""
+    cpu_megahertz: float | None
+    """Mean clock of the CPU's cores."""
+    cpu_celsius: float | None
+    """Highest temperature of a sensor of the CPU."""
+    load_average: float | None
+    """Mean number of runnable processes of the host in the last minute."""
+    gpus: list[GpuState]
+    """The GPUs of the host."""
+
+
+class TurnWindow(Schema):
+    """A few steps of one side, between two synchronised clock readings, while the others wait."""
+
+    side: str
+    """Name of the side."""
+    began: float
+    """Seconds since the session began."""
+    seconds: float
+    """Wall time."""
+    tokens: int
+    """Non-padding source and target tokens over all ranks."""
+    padded_tokens: int
+    """Source and target tokens with padding over all ranks."""
+    input_wait_seconds: float
+    """Time the slowest rank waited for its batches."""
+
+
+class Round(Schema):
+    """One window of every side, one right after the other."""
+
+    windows: list[TurnWindow]
+    """In the order of time."""
+
+
+class Side(Schema):
+    """The processes of one side in one session."""
+
+    name: str
+    """Name of the side: its variant, or another name for the same run spec."""
+    planted: float = Field(default=0.0, ge=0.0)
+    """Share by which its steps are slowed down on purpose, to test the protocol itself."""
+    topology: Topology | None
+    """What it ran on; null if it ended before it knew."""
+    startup_seconds: float | None
+    """From the start of the processes until they were ready for the first step."""
+    warmup_seconds: float | None
+    """Time of the warm-up steps, compilation included."""
+    peak_memory_bytes: int | None
+    """Largest peak of any rank at the end: reserved device memory on CUDA, resident set on CPU."""
+
+
+class Session(Schema):
+    """Fresh processes of all sides, which take turns.
+
+    results/pairs/<reference>/<variant>/session-<k>.json holds one until the comparison is complete.
+    """
+
+    number: int
+    """From 1."""
+    started: str
+    """Start, ISO 8601 in UTC."""
+    seconds: float
+    """From the start of the processes to their end."""
+    sides: list[Side]
+    """The sides, the reference first."""
+    rounds: list[Round]
+    """What was timed."""
+    before: MachineState
+    """The machine before the first round, all sides warmed up and waiting."""
+    after: MachineState
+    """The machine after the last round."""
+    foreign_cpu_seconds: float | None
+    """CPU time that other processes of the host took during the rounds."""
+    rounds_seconds: float
+    """Time of all rounds."""
+
+
+class PairedRun(Schema):
+    """results/pairs/<reference>/<variant>.json: two run specs, timed in turns."""
+
+    reference: str
+    """Name of the reference."""
+    variant: str
+    """Name of the variant."""
+    status: Status
+    """How it ended."""
+    reason: str | None
+    """Why it is not ok, in a sentence."""
+    traceback: str | None
+    """The traceback of a failed side."""
+    ended_by: str | None
+    """The side that is not ok; null if both are."""
+    sessions: list[Session]
+    """Every session, in order; none if it is not ok."""
+    stopped: Literal["precision", "sessions", "budget"] | None
+    """Why there are no more sessions: precise enough, as many as allowed, or no time left."""
+    seconds: float
+    """Time of all sessions, with what starting and ending them took."""
+    provenance: dict[str, Provenance]
+    """Where this comes from, by side."""
+
+
+class Effect(Schema):
+    """What a variant does to one quantity."""
+
+    quantity: Quantity
+    """Throughput in non-padding tokens per second, largest peak of memory of any rank, or bytes
+    that all ranks send in an optimizer step."""
+    ratio: Interval | None
+    """Variant over reference, with an interval that holds for all comparisons of the study at
+    once; null if either side was not measured, or if the reference has none of it."""
+    verdict: Verdict | None
+    """FASTER or SLOWER of a throughput, LESS or MORE of the others; SAME if the interval lies
+    within the study's margin, UNDECIDED if it does neither; null if there was nothing to judge."""
+    reason: str = ""
+    """Why there is no verdict, or none but UNDECIDED."""
 
 
 class Comparison(Schema):
-    """A variant against the baseline."""
+    """A variant against a reference."""
 
     variant: str
     """Name of the variant."""
-    baseline: str
-    """Name of the baseline."""
-    speedup: Interval | None
-    """Ratio of the throughputs, variant over baseline; null if either is not ok."""
+    reference: str
+    """Name of the reference; the baseline of the study, or one that the study or a claim names."""
+    effects: list[Effect]
+    """One of each quantity."""
     certificate: CertificateStatus
-    """Whether the variant trains the same model as the reference."""
+    """Whether the variant trains the same model as the reference of the certificates."""
     counts: bool
     """Whether the ratio is a speed-up of the same training: both have their certificates."""
     note: str = Field(default="")
-    """What a reader must know (waits for input, only one repeat, ...)."""
+    """What a reader must know (waits for input, other devices, ...)."""
+
+    def effect(self, quantity: Quantity) -> Effect:
+        """The effect on one quantity."""
+        return next(effect for effect in self.effects if effect.quantity == quantity)
+
+    @property
+    def speedup(self) -> Interval | None:
+        """Ratio of the throughputs; null if either is not measured."""
+        return self.effect("throughput").ratio
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Verdict on the throughput."""
+        return self.effect("throughput").verdict

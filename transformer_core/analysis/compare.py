@@ -13,7 +13,15 @@ from math import log
 from pathlib import Path
 
 from schemas.errors import ConfigError, ConfigProblem, nearest
-from schemas.results import Certificate, CertificateStatus, Comparison, Interval, VariantResult
+from schemas.results import (
+    Certificate,
+    CertificateStatus,
+    Comparison,
+    Effect,
+    Interval,
+    VariantResult,
+    Verdict,
+)
 from transformer_core.analysis.files import read_record
 from transformer_core.analysis.statistics import (
     FEWEST_SAMPLES,
@@ -55,8 +63,8 @@ def compare(
     if missing:
         return Comparison(
             variant=variant.variant,
-            baseline=baseline.variant,
-            speedup=None,
+            reference=baseline.variant,
+            effects=_effects(None, _sentence(missing)),
             certificate=status,
             counts=False,
             note=_sentence(missing),
@@ -64,8 +72,8 @@ def compare(
     speedup = ratio_interval(rates(variant.repeats, "tokens"), rates(baseline.repeats, "tokens"))
     return Comparison(
         variant=variant.variant,
-        baseline=baseline.variant,
-        speedup=speedup,
+        reference=baseline.variant,
+        effects=_effects(speedup),
         certificate=status,
         counts=all(certificates[result.variant] == "equivalent" for result in both),
         note=_sentence(
@@ -76,6 +84,19 @@ def compare(
             ]
         ),
     )
+
+
+def _effects(speedup: Interval | None, reason: str = "") -> list[Effect]:
+    verdict: Verdict | None = None
+    if speedup is not None:
+        verdict = "UNDECIDED"
+        if speedup.samples >= FEWEST_SAMPLES:
+            verdict = "FASTER" if speedup.low > 1 else "SLOWER" if speedup.high < 1 else "UNDECIDED"
+    return [
+        Effect(quantity="throughput", ratio=speedup, verdict=verdict, reason=reason),
+        Effect(quantity="peak_memory", ratio=None, verdict=None, reason="not compared"),
+        Effect(quantity="traffic", ratio=None, verdict=None, reason="not compared"),
+    ]
 
 
 def compare_all(
@@ -91,10 +112,7 @@ def compare_all(
 
 def differs(comparison: Comparison) -> bool:
     """Whether the interval leaves out 1 and is an interval, not the range of a few samples."""
-    speedup = comparison.speedup
-    if speedup is None or speedup.samples < FEWEST_SAMPLES:
-        return False
-    return speedup.low > 1 or speedup.high < 1
+    return comparison.verdict in ("FASTER", "SLOWER")
 
 
 def _about_equivalence(

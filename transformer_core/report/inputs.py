@@ -27,7 +27,9 @@ class Results:
     specs: dict[str, RunSpec]
     variants: dict[str, VariantResult]
     comparisons: dict[str, Comparison]
-    """By variant; the baseline has none."""
+    """Those with the baseline, by variant; the baseline has none."""
+    all_comparisons: list[Comparison]
+    """Every comparison, those with other references too."""
     certificates: dict[str, Certificate]
     splits: dict[str, CorpusSplit]
     manifests: dict[str, ShardManifest]
@@ -63,7 +65,12 @@ def load(folder: Path, study_file: Path, comparisons_file: Path) -> Results:
         variants={
             name: read_record(run / "metrics.json", VariantResult) for name, run in runs.items()
         },
-        comparisons={comparison.variant: comparison for comparison in comparisons},
+        comparisons={
+            comparison.variant: comparison
+            for comparison in comparisons
+            if comparison.reference == study.baseline
+        },
+        all_comparisons=comparisons,
         certificates={
             name: read_record(folder / "equivalence" / f"{name}.json", Certificate) for name in runs
         },
