@@ -10,6 +10,7 @@ from schemas.data import AnyBatching, AnyCorpus, Filter, GrammarCorpus, TokenBud
 from schemas.equivalence import AnyEquivalence, Certification
 from schemas.errors import nearest
 from schemas.measure import Measurement
+from schemas.memory import LargestBatch
 from schemas.model import AnyModel, Transformer
 from schemas.parallel import AnyParallel, Machine, Single
 from schemas.train import Evaluation, Training
@@ -147,6 +148,8 @@ class Study(Schema):
     """How the trained models are judged."""
     certificate: Certification = Certification()
     """How it is shown that variants train the same model."""
+    largest_batch: LargestBatch = LargestBatch()
+    """The search for the largest batch that fits, of which variants."""
     variants: list[Name] = Field(min_length=1)
     """Names from config/variants.yaml."""
     baseline: Name = "single"

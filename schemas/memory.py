@@ -1,0 +1,44 @@
+"""What a study asks of its memory: the search for the largest batch."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from schemas.base import Fraction, Name, Schema
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _from_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", value)
+    if found is None:
+        remedy = "write a number and a unit, as 512MiB or 2GiB"
+        raise PydanticCustomError("size", "is not a size", {"remedy": remedy})
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+Size = Annotated[int, Field(ge=1), BeforeValidator(_from_text, json_schema_input_type=int | str)]
+"""A number of bytes, or text with a unit: 512MiB, 2GiB."""
+
+
+class LargestBatch(Schema):
+    """The search for the largest batch that fits: doubling, then halving the interval.
+
+    Every size is tried in fresh processes on batches of the longest sentences that the corpus has.
+    """
+
+    variants: list[Name] = Field(default_factory=list)
+    """Variants of the study to search for."""
+    limit: Size | None = None
+    """Memory that each process may have, in bytes or as text (2GiB): on a CPU everything that it
+    can write to, on a GPU what torch's allocator may reserve. Null is the whole device, or an even
+    share of the host."""
+    margin: Fraction = 0.05
+    """Share of the limit that must stay free."""
+    resolution: float = Field(default=0.02, gt=0, le=0.5)
+    """Largest step between the answer and the size that fails, as a share of the answer; at least
+    one pair for each micro-batch of each device."""
