@@ -1,0 +1,226 @@
+"""Breakdowns of profiles: results/profiles/. Integers named ``_ns`` are nanoseconds, exact."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Schema
+from schemas.results.common import Status
+
+
+class Partition(Schema):
+    """What a device did in a window of wall time. The parts of the partition (compute, exposed
+    communication, exposed copies, exposed graphs, idle) sum to the window."""
+
+    window_ns: int
+    """Length of the window."""
+    busy_ns: int
+    """Anything runs."""
+    idle_ns: int
+    """Nothing runs."""
+    compute_ns: int
+    """Computation runs."""
+    communication_ns: int
+    """Communication runs."""
+    overlap_ns: int
+    """Computation and communication run at once."""
+    exposed_communication_ns: int
+    """Communication runs and computation does not."""
+    exposed_copies_ns: int | None
+    """Only copies and memory sets run; null on a CPU, which has no such events."""
+    exposed_graphs_ns: int | None
+    """Only CUDA graphs run that were recorded as a whole; null on a CPU."""
+
+
+class ProfiledStep(Schema):
+    """One optimizer step on one device."""
+
+    step: int
+    """Its number among the profiled steps, from 0."""
+    start_ns: int
+    """Its begin after that of the first event of the device."""
+    partition: Partition
+    """What the device did in it."""
+
+
+class StreamUse(Schema):
+    """One stream of a device, or one thread of a CPU."""
+
+    stream: int
+    """The profiler's number of it."""
+    events: int
+    """How many ran on it."""
+    busy_ns: int
+    """Time in which at least one ran."""
+    occupancy: float | None
+    """Share of the span; null if that is zero."""
+
+
+class Activity(Schema):
+    """One kind of work: its time summed over its events, whatever runs beside them."""
+
+    name: str
+    """A collective, a kind of copy, or a class of operators."""
+    kind: str
+    """compute, communication, memcpy, memset or graph."""
+    count: int
+    """Events."""
+    time_ns: int
+    """Sum of their durations."""
+    share: float | None
+    """Share of the sum over all activities: the study's 79 %; null if that is zero."""
+    bytes: int | None
+    """Copied, set or communicated; null where the trace does not say."""
+
+
+class KernelTime(Schema):
+    """One kernel, or on a CPU one operator, by name."""
+
+    name: str
+    """As the trace names it."""
+    kind: str
+    """compute or communication."""
+    count: int
+    """Executions."""
+    time_ns: int
+    """Sum of their durations."""
+    shortest_ns: int
+    """Shortest execution."""
+    longest_ns: int
+    """Longest execution."""
+    share: float | None
+    """Share of the time of all kernels; null if that is zero."""
+
+
+class CollectiveUse(Schema):
+    """One kind of collective on one device."""
+
+    collective: str
+    """all_reduce, broadcast, ..."""
+    count: int
+    """Executions."""
+    bytes: int | None
+    """As nccl-tests counts them; null where the trace does not say."""
+    time_ns: int
+    """Sum of the durations."""
+    union_ns: int
+    """Time in which at least one runs."""
+    transfer_ns: int | None
+    """Sum over the executions of the shortest duration on any rank; null if the ranks cannot be
+    compared."""
+    waiting_ns: int | None
+    """The rest: time spent on waiting for the slowest rank; null likewise."""
+    bus_bandwidth: float | None
+    """Bytes per second of the transfers as nccl-tests defines it; null where a part is unknown."""
+
+
+class PhaseUse(Schema):
+    """One phase of the training step on one device."""
+
+    phase: str
+    """data, forward, loss, backward, optimizer, or other for what no range owns."""
+    host_ns: int | None
+    """Time that the host spent in its ranges; null for other."""
+    busy_ns: int
+    """Time in which the device ran something that was launched in it."""
+    compute_ns: int
+    """Computation launched in it."""
+    communication_ns: int
+    """Communication launched in it."""
+    copies_ns: int | None
+    """Copies and memory sets launched in it; null on a CPU."""
+
+
+class OperatorClass(Schema):
+    """One class of operators on one device (arXiv 2007.00072)."""
+
+    operator_class: str
+    """contraction, normalization, element_wise, communication or other."""
+    count: int
+    """Kernels, or on a CPU stretches of self time."""
+    time_ns: int
+    """Sum of their durations."""
+    share: float | None
+    """Share of the sum over all classes; null if that is zero."""
+    flops: int | None
+    """Floating-point operations, from the shapes of the operators; null where those are unknown."""
+    bytes: int | None
+    """Bytes read and written, likewise."""
+    counted_ns: int
+    """The part of the time whose operators have known shapes."""
+    intensity: float | None
+    """FLOPs per byte; null where unknown."""
+
+
+class ForwardBackward(Schema):
+    """Time of the same operators in the forward and in the backward phase of one device."""
+
+    operators: str
+    """linear, attention, normalization or element_wise."""
+    forward_ns: int
+    """Sum of the durations in forward and loss."""
+    backward_ns: int
+    """Sum of the durations in backward."""
+    ratio: float | None
+    """Backward over forward; null if either is zero."""
+    flops_ratio: float | None
+    """The same of the FLOPs; null where those are unknown."""
+
+
+class DeviceBreakdown(Schema):
+    """One device of one rank."""
+
+    rank: int
+    """Global rank, or the place of the file where the trace does not say it."""
+    pid: int
+    """The process."""
+    device: str
+    """cpu, or cuda:<index>."""
+    events: int
+    """Device events."""
+    kernels: int
+    """Kernels among them."""
+    span: Partition
+    """From the begin of the first event to the end of the last."""
+    steps: list[ProfiledStep]
+    """By step; empty if the trace marks none."""
+    host_bound_ns: int | None
+    """Idle time of the span in which the device waited for the host to launch the next event; null
+    where launches are unknown, and on a CPU, where host and device are one."""
+    streams: list[StreamUse]
+    """By stream."""
+    activities: list[Activity]
+    """By time, longest first."""
+    kernel_times: list[KernelTime]
+    """The ten longest."""
+    collectives: list[CollectiveUse]
+    """By name."""
+    phases: list[PhaseUse]
+    """By order in the step; empty if the trace marks none."""
+    operators: list[OperatorClass]
+    """By class."""
+    forward_backward: list[ForwardBackward]
+    """By group of operators; empty without phases."""
+
+
+class Breakdown(Schema):
+    """results/profiles/<name>/breakdown.json: what the devices did in a few steps."""
+
+    name: str
+    """The variant, or the name that the user gave."""
+    status: Status
+    """ok, or why there is no event: unsupported (no device), failed, ..."""
+    reason: str | None = None
+    """Why, where it is not ok."""
+    source: Literal["nsys", "kineto"] | None
+    """The format that was read."""
+    source_version: str | None
+    """Version of the format or of the tool that wrote it; null where it does not say."""
+    profiler_reason: str | None
+    """Why this profiler; null for a trace that a user brought."""
+    viewer_files: list[str]
+    """Files to open in Nsight Systems or Perfetto, relative to this file."""
+    devices: list[DeviceBreakdown]
+    """By rank and device."""
+    notes: list[str] = Field(default_factory=list)
+    """What a reader must know: launches without a row, ranks that cannot be compared, ..."""
