@@ -54,6 +54,7 @@ VARIANTS = {
         parent="single",
         change={"training": {"precision": {"kind": "bf16"}}},
         equivalence="statistical",
+        tests=["A6", "C1"],
         summary=f"bfloat16 autocast over 32-bit weights. {EVIL}",
     ),
     "qkv_separate": Variant(

@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 from schemas.study import Variant
 from transformer_core.analysis.files import read_as
 from transformer_core.data.files import write_text
-from transformer_core.report import svg
+from transformer_core.report import language, svg
 from transformer_core.report.figures import FIGURES
 from transformer_core.report.formats import FILTERS
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
@@ -36,7 +36,9 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
         extensions=["jinja2.ext.i18n"],
     )
     environment.policies["ext.i18n.trimmed"] = True
-    environment.install_null_translations(newstyle=True)  # type: ignore[attr-defined]
+    environment.install_gettext_callables(  # type: ignore[attr-defined]
+        language.gettext, language.ngettext, newstyle=True
+    )
     environment.filters.update(FILTERS)
     environment.filters |= {"pretty": pretty, "compact": compact}
     by_name = {picture.name: picture for picture in pictures}

@@ -7,6 +7,7 @@ from typing import Any
 from transformer_core.analysis import compare, equivalence, statistics
 from transformer_core.report.inputs import Results
 from transformer_core.report.summary import summarise, translations
+from transformer_core.report.techniques import shown_techniques
 
 Context = Callable[[Results], dict[str, Any]]
 """What a template needs beside the study, the results and the variants."""
@@ -63,6 +64,7 @@ SECTIONS = (
         "Figures",
         figures=("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"),
     ),
+    Section("techniques", "Technique by technique", context=shown_techniques),
     Section("translations", "Translations", context=_translations),
     Section("corpus", "Corpus", figures=("lengths_characters", "lengths_tokens")),
     Section("machine", "Machine"),

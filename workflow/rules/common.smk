@@ -82,9 +82,13 @@ def dump(schema):
 
 
 def templates():
-    """The files that the report's page is made of."""
-    folder = Path(workflow.basedir, "transformer_core/report/templates")
-    return sorted(os.path.relpath(path) for path in folder.rglob("*") if path.is_file())
+    """The texts that the report's page is made of."""
+    folder = Path(workflow.basedir, "transformer_core/report")
+    return sorted(
+        os.path.relpath(path)
+        for kind in ("html", "css", "yaml", "po")
+        for path in folder.rglob(f"*.{kind}")
+    )
 
 
 def own_model(spec):

@@ -1,0 +1,66 @@
+"""The sections of the techniques: complete in both languages, each with its diagram and numbers."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from transformer_core.report import language
+from transformer_core.report.inputs import Results, load
+from transformer_core.report.techniques import shown_techniques, techniques
+
+ROOT = Path(__file__).resolve().parents[2]
+HANGUL = re.compile("[가-힣]")
+
+
+def test_every_technique_of_the_study_is_told() -> None:
+    assert list(techniques()) == [f"A{number}" for number in range(1, 20)]
+
+
+def test_variants_name_techniques_that_exist() -> None:
+    variants = yaml.safe_load((ROOT / "config/variants.yaml").read_text(encoding="utf-8"))
+    named = {test for variant in variants.values() for test in variant.get("tests", [])}
+    assert {name for name in named if name.startswith("A")} <= set(techniques())
+
+
+@pytest.mark.parametrize("name", techniques())
+def test_texts_are_in_both_languages(name: str) -> None:
+    technique = techniques()[name]
+    for text in (technique.title, technique.text):
+        assert not HANGUL.search(text.en)
+    assert HANGUL.search(technique.text.ko)
+
+
+@pytest.mark.parametrize("name", sorted({t.diagram for t in techniques().values()}))
+def test_diagrams_are_svg_within_their_box(name: str) -> None:
+    environment = Environment(loader=PackageLoader("transformer_core.report"), autoescape=True)
+    body = environment.get_template(f"diagrams/{name}.html").render()
+    shapes = list(ElementTree.fromstring(f"<svg>{body}</svg>"))
+    assert shapes
+    for rect in (shape for shape in shapes if shape.tag == "rect"):
+        x, y, width, height = (float(rect.get(k, "nan")) for k in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + width <= 361
+        assert 0 <= y <= y + height <= 136
+
+
+def test_variants_stand_with_their_techniques(study_folder: Path) -> None:
+    results: Results = load(
+        study_folder, study_folder / "study.json", study_folder / "comparisons.json"
+    )
+    context = shown_techniques(results)
+    shown = {item.id: item.variants for item in context["techniques"]}
+    assert shown["A6"] == ["amp_bf16"]
+    assert not set(shown) & {item.id for item in context["absent"]}
+
+
+def test_a_text_without_translation_stands_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "korean", lambda: {"Known": "아는 말"})
+    assert language.gettext("Unknown") == Markup("Unknown")
+    said = language.gettext("Known")
+    assert 'lang="en">Known<' in said
+    assert 'lang="ko">아는 말<' in said
+    assert language.ngettext("Known", "Unknown", 1) == said

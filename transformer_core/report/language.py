@@ -1,0 +1,48 @@
+"""Texts of the page in English and Korean, one beside the other; the page's style shows one.
+
+Templates and modules are written in English; locale/ko.po holds the Korean, in the format that
+translators' tools read. A text that lacks its translation stands in English.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from babel.messages.pofile import read_po
+from markupsafe import Markup
+
+CATALOG = Path(__file__).parent / "locale" / "ko.po"
+
+
+@cache
+def korean() -> dict[str, str]:
+    """Translations by English text."""
+    with CATALOG.open("rb") as file:
+        catalog = read_po(file, locale="ko")
+    return {
+        message.id: message.string
+        for message in catalog
+        if isinstance(message.id, str) and message.id and message.string
+    }
+
+
+def both(english: str, korean_text: str | None) -> Markup:
+    """HTML that holds a text in both languages; in English alone where there is no Korean.
+
+    The texts are HTML themselves, of this project and not of a user.
+    """
+    if not korean_text:
+        return Markup(english)
+    texts = {"en": english, "ko": korean_text}
+    return Markup(
+        "".join(f'<span class="said" lang="{code}">{text}</span>' for code, text in texts.items())
+    )
+
+
+def gettext(message: str) -> Markup:
+    """``message`` in both languages, for templates."""
+    return both(message, korean().get(message))
+
+
+def ngettext(singular: str, plural: str, count: int) -> Markup:
+    """One of two messages, by ``count``, in both languages. Korean has no plural."""
+    return gettext(singular if count == 1 else plural)
