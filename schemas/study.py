@@ -2,17 +2,18 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import Count, Name, Schema
 from schemas.data import AnyBatching, AnyCorpus, Filter, GrammarCorpus, TokenBudget, Tokenizer
 from schemas.equivalence import AnyEquivalence, Certification
 from schemas.errors import nearest
-from schemas.measure import Measurement
+from schemas.measure import Comparing, Measurement, SelfTest
 from schemas.memory import LargestBatch
 from schemas.model import AnyModel, Transformer
 from schemas.parallel import AnyParallel, Machine, Single
+from schemas.profile import Limits, Profiling
 from schemas.train import Evaluation, Training
 
 
@@ -51,7 +52,8 @@ class RunSpec(Schema):
         parallel, machine = _plain(data.get("parallel", {})), _plain(data.get("machine", {}))
         sections = isinstance(parallel, dict) and isinstance(machine, dict)
         if sections and parallel.get("kind", "single") == "single":
-            return data | {"machine": machine | {"nodes": 1, "devices_per_node": 1}}
+            alone = {"nodes": 1, "devices_per_node": 1, "link": None}
+            return data | {"machine": machine | alone}
         return data
 
     @property
@@ -142,8 +144,19 @@ class Study(Schema):
     """The devices that distributed variants ask for."""
     measurement: Measurement = Measurement()
     """What is timed."""
-    repeats: Count = 2
-    """Runs of each variant, each in fresh processes."""
+    repeats: Count = 1
+    """Runs of each variant, each in fresh processes: for its quality, memory and throughput."""
+    comparison: Comparing = Comparing()
+    """How variants are timed against their reference."""
+    comparisons: list[tuple[Name, Name]] = Field(default_factory=list)
+    """Further comparisons, each as [variant, reference]. Every variant is compared with the
+    baseline anyway."""
+    self_test: SelfTest = SelfTest()
+    """How the protocol of comparisons is tested."""
+    profiling: Profiling = Profiling()
+    """How variants are profiled."""
+    limits: Limits = Limits()
+    """How the limits of the machine are measured."""
     evaluation: Evaluation = Evaluation()
     """How the trained models are judged."""
     certificate: Certification = Certification()
@@ -154,5 +167,26 @@ class Study(Schema):
     """Names from config/variants.yaml."""
     baseline: Name = "single"
     """The variant that the others are compared with; one of variants."""
+    traces: dict[Name, list[str]] = Field(default_factory=dict)
+    """Profiles of your own, by a name for each: files of Nsight Systems (.nsys-rep, .sqlite) or
+    torch.profiler (.json, .json.gz), one per rank. They are read, not made."""
     replace_results: bool = False
     """Allow results/ to be overwritten when it holds another study."""
+
+    @field_validator("traces")
+    @classmethod
+    def _have_names_of_their_own(
+        cls, traces: dict[str, list[str]], info: ValidationInfo
+    ) -> dict[str, list[str]]:
+        for name, files in traces.items():
+            if name in info.data.get("variants", ()):
+                raise PydanticCustomError(
+                    "name_of_variant",
+                    "has {name}, but results/profiles/{name} is that of a variant",
+                    {"name": name, "remedy": "choose another name"},
+                )
+            if not files:
+                raise PydanticCustomError(
+                    "no_files", "has no file for {name}", {"name": name, "remedy": "name a file"}
+                )
+        return traces

@@ -1,6 +1,12 @@
 """The machine: results/machine/."""
 
+from typing import Literal
+
 from schemas.base import Schema
+from schemas.results.common import Interval, Status
+
+NumberFormat = Literal["fp32", "tf32", "bf16", "fp16"]
+"""What the operands of a matrix product are rounded to."""
 
 
 class Gpu(Schema):
@@ -41,3 +47,154 @@ class Hardware(Schema):
     """Why no GPU is listed, where none is."""
     allocator: str
     """C memory allocator of the process."""
+
+
+class MatrixRate(Schema):
+    """The best rate of matrix products of random numbers in one format."""
+
+    format: NumberFormat
+    """Format of the operands."""
+    threads: int | None
+    """CPU threads; null on a GPU."""
+    flops_per_second: float | None
+    """Multiplications and additions per second, of the best shape; null where not measured."""
+    shape: list[int] | None
+    """The best shape, as [m, k, n] of an [m, k] by [k, n] product."""
+    reason: str | None
+    """Why it was not measured, where it was not."""
+
+
+class Bandwidth(Schema):
+    """The best rate at which the device's memory is read and written."""
+
+    operation: Literal["copy", "triad"]
+    """copy: a = b; triad: a = b + s c (STREAM)."""
+    threads: int | None
+    """CPU threads; null on a GPU."""
+    bytes_per_second: float
+    """Bytes read and written per second. What a cache reads before it writes is not counted."""
+    array_bytes: int
+    """Size of each array, beyond the last cache."""
+
+
+class Transfer(Schema):
+    """Copies between host and device."""
+
+    direction: Literal["host_to_device", "device_to_host"]
+    """Which way."""
+    memory: Literal["pinned", "pageable"]
+    """Kind of host memory."""
+    bytes_per_second: float | None
+    """Bytes per second of the best copy; null where there is no device beside the host."""
+
+
+class VendorPeak(Schema):
+    """What the vendor's data sheet gives for a device, dense (without structured sparsity)."""
+
+    device: str
+    """Product name as the driver gives it."""
+    flops_per_second: dict[NumberFormat, float]
+    """Peak by format of the operands; a format that the device lacks is not there."""
+    bytes_per_second: float
+    """Peak of the memory."""
+    source: str
+    """The document."""
+
+
+class Roofline(Schema):
+    """results/machine/roofline.json: what this machine's devices reach."""
+
+    status: Status
+    """How the measurement ended."""
+    reason: str | None
+    """Why it is not ok."""
+    device: str | None
+    """Product name of the device; the first, where there are several."""
+    kind: Literal["cpu", "cuda"] | None
+    """Kind of device; null if there is none of the kind that the study asks for."""
+    threads: int
+    """CPU threads that a single process takes."""
+    matrix: list[MatrixRate]
+    """Matrix products by format and threads."""
+    memory: list[Bandwidth]
+    """Memory by operation and threads."""
+    launch_overhead_seconds: float | None
+    """Host time per operation that does next to nothing: launching a kernel on a GPU, dispatching
+    an operator on a CPU."""
+    transfers: list[Transfer]
+    """Copies between host and device."""
+    transfer_reason: str | None
+    """Why no copies were measured, where none were."""
+    vendor: VendorPeak | None
+    """The vendor's numbers; null for a device that is not in the table, never another's."""
+    torch: str
+    """Version of torch."""
+    command: str
+    """The one command that makes this file again."""
+
+
+COLLECTIVE_COLUMNS: dict[str, str] = {
+    "collective": "string: broadcast, scatter, gather, reduce, all_gather, reduce_scatter, "
+    "all_reduce, or ring_all_reduce (this project's own)",
+    "bytes": "int64: size S as nccl-tests defines it: the largest buffer of a rank",
+    "repetitions": "int64: calls between two synchronised clock readings, best of a few readings",
+    "seconds": "float64: time of a call, of the slowest rank",
+    "algorithm_bandwidth": "float64: S / seconds, in bytes per second",
+    "bus_bandwidth": "float64: algorithm bandwidth times the factor of the collective",
+    "error": "float64: largest absolute difference to the right result, on any rank",
+}
+"""Columns of results/machine/collectives.parquet. Its metadata (key ``study``) is a
+:class:`CollectiveRun` as JSON."""
+
+
+class CollectiveRun(Schema):
+    """How results/machine/collectives.parquet came about."""
+
+    status: Status
+    """How the measurement ended; the table is empty if it is not ok."""
+    reason: str | None
+    """Why it is not ok."""
+    backend: str | None
+    """gloo or nccl."""
+    world_size: int
+    """Processes that talk to one another."""
+    nodes: int
+    """Hosts."""
+    device: str | None
+    """cpu, or the product name of the GPU."""
+    command: str
+    """The one command that makes the file again."""
+
+
+class Utilisation(Schema):
+    """One variant in results/utilisation.json: its arithmetic against what the devices reach.
+
+    Model FLOPs are the matrix products of forward and backward of an encoder-decoder, counted from
+    the lengths of the very batches; recomputation, element-wise work and the optimizer do not
+    count.
+    """
+
+    variant: str
+    """Name of the variant."""
+    status: Status
+    """How the variant's runs ended."""
+    reason: str | None
+    """Why there is no number, where there is none."""
+    format: NumberFormat | None
+    """Format of its matrix products, which picks the ceiling."""
+    flops_per_second: Interval | None
+    """Model FLOPs per second of all ranks, non-padding tokens only."""
+    padded_flops_per_second: Interval | None
+    """The same with the work on padding."""
+    ceiling: float | None
+    """Measured FLOPs per second of all its devices together."""
+    ceiling_reason: str | None
+    """Why there is no measured ceiling, where there is none."""
+    vendor_peak: float | None
+    """The vendor's FLOPs per second of all its devices together; null for unknown devices."""
+    of_ceiling: Interval | None
+    """Non-padding FLOPs per second over the measured ceiling."""
+    padded_of_ceiling: Interval | None
+    """FLOPs per second with padding over the measured ceiling."""
+    of_vendor_peak: Interval | None
+    """Non-padding FLOPs per second over the vendor's peak."""
