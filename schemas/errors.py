@@ -93,7 +93,8 @@ def _locate(
         if part == "[key]":
             continue
         fields = node.get("properties", {})
-        entries = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
+        entries = [*node.get("patternProperties", {}).values()]
+        entries += [node.get("additionalProperties"), node.get("items")]
         siblings = sorted(fields)
         seen.append(part)
         node = follow(next((n for n in [fields.get(part), *entries] if isinstance(n, dict)), {}))

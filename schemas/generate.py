@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from schemas.claims import Claims
+from schemas.families import Families
 from schemas.study import RunSpec, Study, Variants
 
 FOLDER = Path(__file__).parent / "json"
@@ -20,6 +22,8 @@ def generated() -> dict[str, str]:
         "study.json": Study,
         "variants.json": Variants,
         "run_spec.json": RunSpec,
+        "claims.json": Claims,
+        "families.json": Families,
     }
     return {
         name: json.dumps(TypeAdapter(kind).json_schema(), indent=2, ensure_ascii=False) + "\n"

@@ -55,8 +55,8 @@ def check_study(data: Any, file: str) -> Study:
         raise from_validation(error, Study, file) from None
 
 
-def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
-    """All variants by name; the variants they name are known, and parents not circular."""
+def read_entries(path: str | Path, entries: Any) -> Any:
+    """The ``entries``, a mapping of names to schemas, that a YAML file holds; else ConfigError."""
     file = str(path)
     data = read_yaml(path)
     if not isinstance(data, dict):
@@ -64,9 +64,15 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
             [ConfigProblem(file, "(top level)", data, "is not a mapping", "write name: {...}")]
         )
     try:
-        variants = TypeAdapter(Variants).validate_python(data)
+        return TypeAdapter(entries).validate_python(data)
     except ValidationError as error:
-        raise from_validation(error, Variants, file) from None
+        raise from_validation(error, entries, file) from None
+
+
+def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
+    """All variants by name; the variants they name are known, and parents not circular."""
+    file = str(path)
+    variants: dict[str, Variant] = read_entries(path, Variants)
     problems = []
     for name, variant in variants.items():
         _lineage(name, variants, file)

@@ -1,0 +1,313 @@
+"""Claims of a study about its techniques, and how each of them is tested."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jmespath
+from jmespath.exceptions import JMESPathError
+from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from schemas.base import Count, Name, Schema
+from schemas.errors import ConfigError, ConfigProblem, nearest
+from schemas.families import FAMILIES_FILE, Family
+from schemas.resolve import VARIANTS_FILE, read_entries
+from schemas.results.comparisons import Quantity
+from schemas.study import Study, Variant
+
+CLAIMS_FILE = "config/claims.yaml"
+FILE_PATTERN = r"^results/[\w./{}-]+\.json$"
+_PLACE = "{variant}"
+
+ClaimId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=32)]
+"""A letter, then letters, digits and underscores."""
+
+Direction = Literal["more", "less", "same", "not_more", "not_less"]
+OneSided = Literal["more", "less", "not_more", "not_less"]
+
+
+class Needs(Schema):
+    """What the runs of a study must have had for a test to say something."""
+
+    device: Literal["cpu", "cuda"] | None = None
+    """Kind of device; null for any."""
+    devices: Count = 1
+    """Devices of one run."""
+
+
+class Expected(Schema):
+    """What every test may expect of its number beside the direction."""
+
+    needs: Needs = Needs()
+    """Without this the test says nothing of the claim."""
+    at_least: float | None = None
+    """Smallest size that agrees with the claim; null for any."""
+    at_most: float | None = None
+    """Largest size that agrees with the claim; null for any."""
+
+    @model_validator(mode="after")
+    def _bounds_are_a_range(self) -> "Expected":
+        low, high = self.at_least, self.at_most
+        if low is not None and high is not None and low > high:
+            raise PydanticCustomError(
+                "empty_range",
+                "expects at least {low} and at most {high}",
+                {"low": low, "high": high, "remedy": f"exchange them: at_least: {high:g}"},
+            )
+        return self
+
+
+class ComparisonTest(Expected):
+    """One variant against another, in one quantity; the size is the ratio, variant over other."""
+
+    kind: Literal["comparison"]
+    variant: Name
+    """The variant."""
+    reference: Name
+    """The variant that it is compared with."""
+    quantity: Quantity = "throughput"
+    """What is compared."""
+    direction: Direction
+    """How the variant stands to the reference, as the verdict on the comparison says it: not_more
+    holds for less and for the same."""
+
+
+class CertificateTest(Schema):
+    """Whether a variant trains the same model as the reference of the certificates."""
+
+    kind: Literal["certificate"]
+    variant: Name
+    """The variant."""
+    needs: Needs = Needs()
+    """Without this the test says nothing of the claim."""
+
+
+class Number(Schema):
+    """A number, a list of numbers (repeats) or an interval in a result."""
+
+    file: str = Field(pattern=FILE_PATTERN)
+    """The result as a target of Snakemake; {variant} stands for the variant."""
+    variant: Name | None = None
+    """The variant, where the file has a place for it."""
+    value: str = Field(min_length=1)
+    """Where in the file: an expression of JMESPath (jmespath.org)."""
+
+    @field_validator("value")
+    @classmethod
+    def _is_an_expression(cls, value: str) -> str:
+        try:
+            jmespath.compile(value)
+        except JMESPathError as error:
+            message = " ".join(str(error).split())
+            raise PydanticCustomError(
+                "not_jmespath",
+                "is no expression of JMESPath: {message}",
+                {"message": message, "remedy": "write it as jmespath.org says: repeats[0].steps"},
+            ) from None
+        return value
+
+    @model_validator(mode="after")
+    def _variant_has_its_place(self) -> "Number":
+        if (_PLACE in self.file) != (self.variant is not None):
+            missing = self.variant is None
+            raise PydanticCustomError(
+                "place_of_variant",
+                "has a place for a variant and none to put there"
+                if missing
+                else "names a variant for which the file has no place",
+                {"remedy": "add variant" if missing else f"write {_PLACE} in the file"},
+            )
+        return self
+
+    @property
+    def target(self) -> str:
+        """The file, with the variant in its place."""
+        return self.file.replace(_PLACE, self.variant or "")
+
+
+class MeasurementTest(Expected):
+    """A number that some job has measured, against a number of the claim."""
+
+    kind: Literal["measurement"]
+    what: str = Field(min_length=1)
+    """What the number is, as the report shows it."""
+    number: Number
+    """The number."""
+    direction: OneSided | None = None
+    """On which side of ``than`` it lies; null if the claim is its size alone."""
+    than: float | None = None
+    """What the direction is seen from."""
+
+    @model_validator(mode="after")
+    def _expects_something(self) -> "MeasurementTest":
+        if (self.direction is None) != (self.than is None):
+            missing, given = ("than", "direction") if self.than is None else ("direction", "than")
+            raise PydanticCustomError(
+                "half_a_direction",
+                "has {given}, but no {missing}",
+                {"given": given, "missing": missing, "remedy": f"add {missing}"},
+            )
+        _expect(self, self.direction)
+        return self
+
+
+class RatioTest(Expected):
+    """One measured number over another."""
+
+    kind: Literal["ratio"]
+    what: str = Field(min_length=1)
+    """What the ratio is, as the report shows it."""
+    numerator: Number
+    """The number that is divided."""
+    denominator: Number
+    """The number that it is divided by."""
+    direction: OneSided | None = None
+    """On which side of 1 the ratio lies; null if the claim is its size alone."""
+
+    @model_validator(mode="after")
+    def _expects_something(self) -> "RatioTest":
+        _expect(self, self.direction)
+        return self
+
+
+FamilyQuantity = Literal["throughput", "peak_memory", "traffic", "all_reduces"]
+
+
+class TrendTest(Schema):
+    """How a quantity changes over the values of a family."""
+
+    kind: Literal["trend"]
+    family: Name
+    """The family, in config/families.yaml."""
+    quantity: FamilyQuantity = "throughput"
+    """What is followed: ratios to the reference, or all-reduces per optimizer step."""
+    direction: Literal["rises", "falls"]
+    """Where it ends, seen from where it starts. It may stay level on the way, but not turn back."""
+    needs: Needs = Needs()
+    """Without this the test says nothing of the claim."""
+
+
+ClaimTest = Annotated[
+    ComparisonTest | CertificateTest | MeasurementTest | RatioTest | TrendTest,
+    Field(discriminator="kind"),
+]
+
+
+class Claim(Schema):
+    """One sentence, and the tests that it must pass."""
+
+    statement: str = Field(min_length=1)
+    """What is claimed."""
+    source: str = Field(min_length=1)
+    """Who says so, and where."""
+    needs: Needs = Needs()
+    """Without this no test says anything of the claim."""
+    tests: list[ClaimTest] = Field(min_length=1)
+    """What must hold for the claim to be true."""
+
+
+Claims = dict[ClaimId, Claim]
+"""config/claims.yaml: claims by id."""
+
+
+def numbers_of(test: ClaimTest) -> list[Number]:
+    """The numbers that a test reads from results."""
+    match test:
+        case MeasurementTest():
+            return [test.number]
+        case RatioTest():
+            return [test.numerator, test.denominator]
+        case _:
+            return []
+
+
+def variants_of(test: ClaimTest) -> dict[str, str]:
+    """The variants that a test names, by the field of the test that names them."""
+    match test:
+        case ComparisonTest():
+            return {"variant": test.variant, "reference": test.reference}
+        case CertificateTest():
+            return {"variant": test.variant}
+        case MeasurementTest():
+            fields = {"number.variant": test.number.variant}
+        case RatioTest():
+            fields = {
+                "numerator.variant": test.numerator.variant,
+                "denominator.variant": test.denominator.variant,
+            }
+        case TrendTest():
+            fields = {}
+    return {field: variant for field, variant in fields.items() if variant is not None}
+
+
+def read_claims(
+    path: str | Path,
+    variants: Mapping[str, Variant],
+    families: Mapping[str, Family],
+    variants_file: str = VARIANTS_FILE,
+    families_file: str = FAMILIES_FILE,
+) -> dict[str, Claim]:
+    """All claims by id; ConfigError if one names a variant or a family that there is not."""
+    claims: dict[str, Claim] = read_entries(path, Claims)
+    problems = list(_unknown(str(path), claims, variants, families, variants_file, families_file))
+    if problems:
+        raise ConfigError(problems)
+    return claims
+
+
+def claim_pairs(claims: Mapping[str, Claim], study: Study) -> list[tuple[str, str]]:
+    """The pairs (variant, reference) of the study that a claim compares, each once."""
+    runs = set(study.variants)
+    pairs = [
+        (test.variant, test.reference)
+        for claim in claims.values()
+        for test in claim.tests
+        if isinstance(test, ComparisonTest) and {test.variant, test.reference} <= runs
+    ]
+    return list(dict.fromkeys(pairs))
+
+
+def claim_files(claims: Mapping[str, Claim]) -> list[str]:
+    """The results that claims take numbers from, as targets, each once."""
+    targets = [
+        number.target
+        for claim in claims.values()
+        for test in claim.tests
+        for number in numbers_of(test)
+    ]
+    return list(dict.fromkeys(targets))
+
+
+def _unknown(
+    file: str,
+    claims: Mapping[str, Claim],
+    variants: Mapping[str, Variant],
+    families: Mapping[str, Family],
+    variants_file: str,
+    families_file: str,
+) -> Iterator[ConfigProblem]:
+    for name, claim in claims.items():
+        for position, test in enumerate(claim.tests):
+            place = f"{name}.tests[{position}]"
+            for field, variant in variants_of(test).items():
+                if variant not in variants:
+                    message = f"is not defined in {variants_file}"
+                    remedy = nearest(variant, variants)
+                    yield ConfigProblem(file, f"{place}.{field}", variant, message, remedy)
+            if isinstance(test, TrendTest) and test.family not in families:
+                message = f"is not defined in {families_file}"
+                remedy = nearest(test.family, families)
+                yield ConfigProblem(file, f"{place}.family", test.family, message, remedy)
+            if isinstance(test, ComparisonTest) and test.variant == test.reference:
+                message, remedy = "is compared with itself", "name another reference"
+                yield ConfigProblem(file, f"{place}.reference", test.reference, message, remedy)
+
+
+def _expect(test: Expected, direction: OneSided | None) -> None:
+    if direction is None and test.at_least is None and test.at_most is None:
+        raise PydanticCustomError(
+            "nothing_expected",
+            "expects nothing of its number, so that nothing could refute it",
+            {"remedy": "add direction, at_least or at_most"},
+        )
