@@ -196,7 +196,7 @@ def test_details_tell_how_to_make_a_run_again(page: Page) -> None:
     assert "bucket_bytes" in text
     assert "abc1234" in text
     assert "torch 2.13.0" in text
-    assert "2 on 1 host, 1 thread each" in text
+    assert "2; hosts: 1; threads each: 1" in text
     assert "python -m example --variant accum4_sync" in text
     rows = [row for row in page.rows if "2024-05-06T07:08:09Z" in row]
     assert len(rows) == 2 * len(VARIANTS)
