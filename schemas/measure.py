@@ -1,8 +1,10 @@
-"""What is timed, and how often."""
+"""What is timed, and how often; how variants are compared."""
+
+from typing import Annotated
 
 from pydantic import Field
 
-from schemas.base import Count, Schema
+from schemas.base import Count, Fraction, Schema, Seconds
 
 
 class Measurement(Schema):
@@ -12,3 +14,37 @@ class Measurement(Schema):
     """First steps, which are reported by themselves and not counted in the throughput."""
     window_steps: Count = 10
     """Steps between two synchronised clock readings: one sample of the throughput."""
+
+
+class Comparing(Schema):
+    """How a variant is compared with its reference: both are ready at the same time, in processes
+    of their own, and take turns. Not a part of the run spec: it changes no training."""
+
+    warmup_steps: Count = 10
+    """First steps of each side in each session, compilation included; reported by themselves."""
+    window_steps: Count = 6
+    """Steps of a side in a turn that are timed; one more goes before them, which is not."""
+    pairs: Annotated[int, Field(ge=4)] = 12
+    """Turns of each side in a session."""
+    sessions_least: Count = 2
+    """Sessions of each comparison, each in fresh processes. A single one does not show how much
+    processes differ: its verdict is UNDECIDED."""
+    sessions_most: Count = 4
+    """No more sessions than these, however wide the interval still is."""
+    precision: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
+    """A comparison is narrow enough once twice the standard error of its ratio is below this."""
+    budget: Seconds = 12.0
+    """Seconds for all sessions of a comparison, their start included. No session beyond
+    sessions_least begins that would not end within it."""
+    margin: Fraction = 0.02
+    """Ratios from 1 / (1 + margin) to 1 + margin are the SAME, if the whole interval is."""
+
+
+class SelfTest(Schema):
+    """How the protocol of comparisons is put to the test on this machine:
+    results/self_test/report.json."""
+
+    comparisons: Annotated[int, Field(ge=2)] = 40
+    """Comparisons of each kind: equal sides, and each planted slow-down."""
+    planted: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...] = (0.03, 0.05, 0.10)
+    """Shares by which the steps of a side are made longer on purpose."""

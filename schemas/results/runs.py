@@ -71,6 +71,11 @@ class RankMemory(Schema):
     nvml_bytes: int | None
     """Device memory in use according to NVML at the end of training; null without CUDA."""
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak that counts: reserved device memory on CUDA, resident set on CPU."""
+        return self.reserved_bytes if self.device.startswith("cuda") else self.rss_bytes
+
 
 class Topology(Schema):
     """What the run ran on."""

@@ -14,7 +14,6 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     EvaluationResult,
     Interval,
-    RankMemory,
     Repeat,
     ShardManifest,
     VariantResult,
@@ -70,13 +69,8 @@ def epoch_tokens(train: ShardManifest) -> int:
 
 def peak_memory(repeats: Sequence[Repeat]) -> int | None:
     """Largest peak of any rank of any repeat, in bytes; null where none was measured."""
-    peaks = [rank_peak(memory) for repeat in repeats for memory in repeat.memory]
+    peaks = [memory.peak_bytes for repeat in repeats for memory in repeat.memory]
     return max((peak for peak in peaks if peak is not None), default=None)
-
-
-def rank_peak(memory: RankMemory) -> int | None:
-    """Peak of a rank in bytes: reserved device memory on CUDA, resident set on CPU."""
-    return memory.reserved_bytes if memory.device.startswith("cuda") else memory.rss_bytes
 
 
 def check(

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import LengthHistogram, RankMemory, VariantResult
-from transformer_core.analysis.combine import rank_peak
 
 
 def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
@@ -43,7 +42,7 @@ def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
     A rank that drives several devices (DataParallel) has a row for each, by the device's number.
     """
     rows = [
-        (result.variant, number[memory.rank, memory.device], rank_peak(memory))
+        (result.variant, number[memory.rank, memory.device], memory.peak_bytes)
         for result in results
         if result.status == "ok"
         for repeat in result.repeats

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.results import Gpu
+from schemas.results import Gpu, GpuState
 
 
 class NvmlUnavailableError(Exception):
@@ -61,6 +61,16 @@ def device_memory_used(index: int) -> int | None:
     return None
 
 
+def states() -> list[GpuState]:
+    """Clocks, temperature and power of all GPUs of the host; empty where NVML cannot be used."""
+    found: list[GpuState] = []
+    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                found.append(_state(nvml, index))
+    return found
+
+
 @contextlib.contextmanager
 def _session() -> Iterator[Any]:
     """The initialised module ``pynvml``; NVML itself counts nested sessions."""
@@ -99,13 +109,43 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     )
 
 
-def _optional(nvml: Any, function: str, handle: Any) -> Any:
+_SM_CLOCK, _MEMORY_CLOCK, _CORE_SENSOR = 1, 2, 0
+"""NVML_CLOCK_SM, NVML_CLOCK_MEM and NVML_TEMPERATURE_GPU of nvml.h."""
+
+_THROTTLE_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "synchronised with a slower GPU",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""Bits of nvmlClocksThrottleReasons in nvml.h that hold a busy GPU's clocks down."""
+
+
+def _state(nvml: Any, index: int) -> GpuState:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    milliwatts = _optional(nvml, "nvmlDeviceGetPowerUsage", handle)
+    reasons = _optional(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    return GpuState(
+        index=index,
+        clock_megahertz=_optional(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
+        memory_clock_megahertz=_optional(nvml, "nvmlDeviceGetClockInfo", handle, _MEMORY_CLOCK),
+        celsius=_optional(nvml, "nvmlDeviceGetTemperature", handle, _CORE_SENSOR),
+        watts=None if milliwatts is None else milliwatts / 1000,
+        throttled=None
+        if reasons is None
+        else [name for bit, name in _THROTTLE_REASONS.items() if int(reasons) & bit],
+    )
+
+
+def _optional(nvml: Any, function: str, handle: Any, *arguments: int) -> Any:
     """The result of an NVML function, or None where module, driver or device lack it."""
     call = getattr(nvml, function, None)
     if call is None:
         return None
     try:
-        return call(handle)
+        return call(handle, *arguments)
     except nvml.NVMLError:
         return None
 

@@ -40,13 +40,14 @@ from transformer_core.train.history import History
 WORKER = "transformer_core.measure.worker"
 
 
-def launcher(spec: RunSpec, worker: str) -> list[str]:
+def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
     """The start of the command line: plain Python for a single process, torchrun for more.
 
     ``worker`` is the module that the processes run.
 
     A run over several hosts is started on each of them with NODE_RANK (0, 1, ...) and RENDEZVOUS
-    (host:port of the first); raises Unsupported without.
+    (host:port of the first); raises Unsupported without. Runs at the same time need a ``place`` of
+    their own: it is added to the port.
     """
     machine = spec.machine
     if spec.parallel.kind in ("single", "data_parallel"):
@@ -63,7 +64,9 @@ def launcher(spec: RunSpec, worker: str) -> list[str]:
                 f"needs {machine.nodes} hosts: start the same command on each of them, with "
                 f"NODE_RANK and RENDEZVOUS (host:port) set; {missing} is not"
             ) from None
-        command += [f"--node-rank={node}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        host, _, port = endpoint.rpartition(":")
+        command += [f"--node-rank={node}", "--rdzv-backend=c10d"]
+        command += [f"--rdzv-endpoint={host}:{int(port) + place}"]
         command += [f"--rdzv-id={spec.digest()[:16]}"]
     return [*command, "-m", worker]
 
@@ -127,8 +130,8 @@ def attempt(
     outcome = read_outcomes(result.parent)
     if outcome is None:
         print(
-            f"{result.parent}: stopped before it was done ({_how(code)}). The same command goes "
-            "on, from the last checkpoint where there is one.",
+            f"{result.parent}: stopped before it was done ({how_ended(code)}). The same command "
+            "goes on, from the last checkpoint where there is one.",
             file=sys.stderr,
         )
         sys.exit(1)
@@ -147,14 +150,7 @@ def worker_options(arguments: argparse.Namespace) -> list[str]:
 
 def run_workers(spec: RunSpec, worker: str, options: Sequence[str]) -> int:
     """Run the workers of this host to their end, handing on requests to stop; the exit code."""
-    command = [*launcher(spec, worker), *options]
-    threads = str(threads_per_process(spec))
-    child = subprocess.Popen(
-        command,
-        # torch takes MKL's number, which Snakemake sets, before OpenMP's.
-        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-        preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
-    )
+    child = start_workers(spec, worker, options)
 
     def hand_on(number: int, _: object) -> None:
         child.send_signal(number)
@@ -164,7 +160,21 @@ def run_workers(spec: RunSpec, worker: str, options: Sequence[str]) -> int:
     return child.wait()
 
 
-def _how(code: int) -> str:
+def start_workers(
+    spec: RunSpec, worker: str, options: Sequence[str], place: int = 0
+) -> subprocess.Popen[bytes]:
+    """Start the workers of this host; for ``place`` see :func:`launcher`."""
+    threads = str(threads_per_process(spec))
+    return subprocess.Popen(
+        [*launcher(spec, worker, place), *options],
+        # torch takes MKL's number, which Snakemake sets, before OpenMP's.
+        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
+    )
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
