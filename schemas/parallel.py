@@ -6,6 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import Count, Schema
+from schemas.link import Link, LinkModel
 
 
 class Single(Schema):
@@ -54,7 +55,20 @@ class PowerSgdHook(Schema):
     """Steps that all-reduce the plain gradients first."""
 
 
-AnyHook = Annotated[RingHook | CompressHook | PowerSgdHook, Field(discriminator="kind")]
+class EmulatedLinkHook(LinkModel):
+    """The backend's all-reduce, held back as long as a slower link would take, beside backward.
+
+    A limited link on any machine, also between the devices of one host.
+    """
+
+    kind: Literal["emulated_link"]
+    devices: Count | None = None
+    """Devices that the link is imagined to join; null for those of the run."""
+
+
+AnyHook = Annotated[
+    RingHook | CompressHook | PowerSgdHook | EmulatedLinkHook, Field(discriminator="kind")
+]
 
 
 class Ddp(Schema):
@@ -108,3 +122,6 @@ class Machine(Schema):
     """CPU threads per process; 0 shares the cores of the host evenly."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds after which a silent peer ends a distributed run."""
+    link: Link | None = None
+    """Make the two hosts on this machine, joined by a link of limited bandwidth; null for hosts
+    and links as they are."""

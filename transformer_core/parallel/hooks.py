@@ -1,9 +1,4 @@
-"""Communication hooks: what DistributedDataParallel does with a bucket of gradients.
-
-A hook is called once for every bucket, on the thread of the backward pass, in the same order on all
-ranks. It averages the bucket over ranks and gives a future of the result; backward goes on
-meanwhile.
-"""
+"""The communication hooks of DistributedDataParallel, and their registry."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,33 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
-from schemas.parallel import AnyHook, CompressHook, PowerSgdHook, RingHook
+from schemas.parallel import AnyHook, CompressHook, EmulatedLinkHook, PowerSgdHook, RingHook
+from transformer_core.parallel.emulated_link import EmulatedLink
+from transformer_core.parallel.hook import Hook
 from transformer_core.parallel.ring import ring_all_reduce
 from transformer_core.parallel.traffic import Traffic
-
-
-class Hook:
-    """A hook that counts its traffic; subclasses say how a bucket is averaged."""
-
-    def __init__(self, traffic: Traffic) -> None:
-        self.traffic = traffic
-
-    def register(self, module: DistributedDataParallel) -> None:
-        """Let ``module`` use this hook."""
-
-        def average(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
-            return self.average(bucket)
-
-        module.register_comm_hook(None, average)
-
-    def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """A future of the bucket's buffer, averaged over ranks."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """End what the hook started."""
 
 
 class Ring(Hook):
@@ -102,9 +76,11 @@ class Compressed(Hook):
         }[dtype]
         self.itemsize = dtype.itemsize
 
+    def payload(self, bucket: dist.GradBucket) -> int:
+        return bucket.buffer().numel() * self.itemsize
+
     def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        payload = bucket.buffer().numel() * self.itemsize
-        self.traffic.add_all_reduce(payload, dist.get_world_size())
+        self.traffic.add_all_reduce(self.payload(bucket), dist.get_world_size())
         return self.hook(None, bucket)
 
 
@@ -153,3 +129,5 @@ def build_hook(
             return Compressed(traffic, dtype)
         case PowerSgdHook():
             return PowerSgd(traffic, spec, reductions_per_step)
+        case EmulatedLinkHook():
+            return EmulatedLink(Hook(traffic), spec, spec.devices, device)

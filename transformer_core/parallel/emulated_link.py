@@ -1,0 +1,87 @@
+"""A slower link than there is: buckets come back no earlier than it would bring them."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from schemas.link import LinkModel
+from transformer_core.parallel.hook import Hook
+
+
+class EmulatedLink(Hook):
+    """A hook around another one, ``inner``, that lets it work and holds its result back.
+
+    The modelled link takes the buckets one after the other: one begins when backward has filled it
+    and the link is done with the one before, and takes as long as ``model`` says for ``devices``
+    devices. Backward goes on meanwhile, as with the real thing.
+
+    On a CPU a thread waits for the moment. On CUDA a kernel that does nothing but spin is put
+    before the result on a stream of its own: the device's stream is held, the host is not.
+    """
+
+    def __init__(
+        self, inner: Hook, model: LinkModel, devices: int | None, device: torch.device
+    ) -> None:
+        super().__init__(inner.traffic)
+        self.inner = inner
+        self.model = model
+        self.devices = devices or dist.get_world_size()
+        self.device = device
+        self.free_at = 0.0
+        self.thread = ThreadPoolExecutor(1, "link")
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.cycles_per_second = _cycles_per_second(device) if self.stream else 0.0
+
+    def payload(self, bucket: dist.GradBucket) -> int:
+        return self.inner.payload(bucket)
+
+    def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        seconds = self.model.all_reduce_seconds(self.payload(bucket), self.devices)
+        if self.stream is not None:
+            return self._hold_stream(self.stream, bucket, seconds)
+        self.free_at = max(self.free_at, time.monotonic()) + seconds
+        held: Future[Tensor] = Future()
+        self.thread.submit(_release, self.inner.average(bucket), held, self.free_at)
+        return held
+
+    def _hold_stream(
+        self, stream: torch.cuda.Stream, bucket: dist.GradBucket, seconds: float
+    ) -> Future[Tensor]:
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        future = self.inner.average(bucket)
+        held: Future[Tensor] = Future(devices=[self.device])
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(int(seconds * self.cycles_per_second))
+            held.set_result(future.wait())
+        return held
+
+    def close(self) -> None:
+        self.thread.shutdown()
+        self.inner.close()
+
+
+def _release(future: Future[Tensor], held: Future[Tensor], at: float) -> None:
+    """Fulfil ``held`` like ``future``, not before the monotonic clock says ``at``."""
+    try:
+        result = future.wait()
+        time.sleep(max(0.0, at - time.monotonic()))
+    except Exception as error:
+        held.set_exception(error)  # type: ignore[arg-type]  # a mistake in torch's stubs
+    else:
+        held.set_result(result)
+
+
+def _cycles_per_second(device: torch.device, cycles: int = 50_000_000) -> float:
+    """How many cycles of the spinning kernel are a second on a CUDA device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.device(device):
+        torch.cuda._sleep(cycles)  # the first one loads the kernel and wakes the clocks
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+    return cycles / start.elapsed_time(end) * 1000
