@@ -162,6 +162,9 @@ class RatioTest(Expected):
     """The number that is divided."""
     denominator: Number
     """The number that it is divided by."""
+    factor: Number | None = None
+    """A number that the ratio is multiplied by, such as a bandwidth, which makes FLOPs per second
+    of FLOPs per byte; null for none."""
     direction: OneSided | None = None
     """On which side of 1 the ratio lies; null if the claim is its size alone."""
 
@@ -217,7 +220,8 @@ def numbers_of(test: ClaimTest) -> list[Number]:
         case MeasurementTest():
             return [test.number]
         case RatioTest():
-            return [test.numerator, test.denominator]
+            factor = [test.factor] if test.factor is not None else []
+            return [test.numerator, test.denominator, *factor]
         case _:
             return []
 
@@ -235,6 +239,7 @@ def variants_of(test: ClaimTest) -> dict[str, str]:
             fields = {
                 "numerator.variant": test.numerator.variant,
                 "denominator.variant": test.denominator.variant,
+                "factor.variant": test.factor.variant if test.factor else None,
             }
         case TrendTest():
             fields = {}
