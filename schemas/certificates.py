@@ -10,7 +10,7 @@ from schemas.model import ReferenceAttention, SeparateQkv, Transformer
 from schemas.parallel import Ddp, PowerSgdHook
 from schemas.resolve import VARIANTS_FILE, resolve
 from schemas.study import RunSpec, Study, Variant
-from schemas.train import Accumulation, AdamW, Constant, Evaluation, Fp32
+from schemas.train import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,22 @@ def reference_spec(study: Study) -> RunSpec:
     """The short run of the study's model as plain as it can be: see :data:`REFERENCE`."""
     model, training = study.model, study.training
     if isinstance(model, Transformer):
-        plain = {"attention": ReferenceAttention(kind="reference")}
-        model = model.model_copy(update=plain | {"qkv": SeparateQkv(kind="separate")})
+        plain = {
+            "attention": ReferenceAttention(kind="reference"),
+            "qkv": SeparateQkv(kind="separate"),
+            "checkpoint": "none",
+        }
+        model = model.model_copy(update=plain)
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW):
         optimizer = optimizer.model_copy(update={"fused": False})
     training = training.model_copy(
-        update={"precision": Fp32(), "accumulation": Accumulation(), "optimizer": optimizer}
+        update={
+            "precision": Fp32(),
+            "optimizer": optimizer,
+            "accumulation": Accumulation(),
+            "loss": WholeLoss(),
+        }
     )
     shared: dict[str, Any] = {
         name: getattr(study, name)

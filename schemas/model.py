@@ -78,6 +78,9 @@ class Transformer(Schema):
     """How attention is computed."""
     qkv: AnyQkv = FusedQkv()
     """How queries, keys and values are projected."""
+    checkpoint: Literal["none", "layers"] = "none"
+    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps the input
+    of each layer only, and the backward pass computes the layer a second time."""
 
 
 class SizedModel(Schema):

@@ -6,7 +6,9 @@ from typing import Any
 
 from schemas.data import FixedSize, TokenBudget
 from schemas.model import StreamsQkv, Transformer
+from schemas.parallel import Central, DataParallel
 from schemas.study import RunSpec
+from schemas.train import ChunkedLoss
 
 Violation = tuple[str, Any, str, str]
 """Field, value, what is wrong, what to do."""
@@ -101,6 +103,8 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
             f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}",
             f"take at least {needed} steps, or shorten the warm-up or the window",
         )
+    if isinstance(training.loss, ChunkedLoss):
+        yield from _chunked_loss(spec)
     warmup = training.schedule.warmup
     if warmup > training.steps:
         yield (
@@ -108,4 +112,21 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
             warmup,
             f"is longer than the training ({training.steps} steps)",
             f"take at most {training.steps}",
+        )
+
+
+def _chunked_loss(spec: RunSpec) -> Iterator[Violation]:
+    if not isinstance(spec.model, Transformer):
+        yield (
+            "training.loss.kind",
+            "chunked",
+            f"needs the decoder's output, and a model of kind {spec.model.kind} gives logits",
+            "take loss: {kind: whole}, or model: {kind: transformer}",
+        )
+    if isinstance(spec.parallel, Central | DataParallel) and not spec.parallel.local_loss:
+        yield (
+            "training.loss.kind",
+            "chunked",
+            f"holds no logits that {spec.parallel.kind} could gather",
+            "set parallel.local_loss: true, or take loss: {kind: whole}",
         )

@@ -84,6 +84,24 @@ class AdamW8bit(Schema):
 AnyOptimizer = Annotated[AdamW | Sgd | AdamW8bit, Field(discriminator="kind")]
 
 
+class WholeLoss(Schema):
+    """The loss of all logits of a micro-batch at once."""
+
+    kind: Literal["whole"] = "whole"
+
+
+class ChunkedLoss(Schema):
+    """Output map and loss a few target tokens at a time, and once more in the backward pass: the
+    logits of a micro-batch never exist together."""
+
+    kind: Literal["chunked"]
+    rows: Count = 256
+    """Target tokens, padding included, whose logits exist at a time."""
+
+
+AnyLoss = Annotated[WholeLoss | ChunkedLoss, Field(discriminator="kind")]
+
+
 class Noam(Schema):
     """Linear warm-up, then the inverse square root of the step (arXiv 1706.03762, 5.3)."""
 
@@ -151,6 +169,8 @@ class Training(Schema):
     """Learning rate over the steps."""
     accumulation: Accumulation = Accumulation()
     """Micro-batches per step."""
+    loss: AnyLoss = WholeLoss()
+    """How the loss is computed from the decoder's output."""
     label_smoothing: Fraction = 0.1
     """Probability mass that the loss gives to the other tokens of the vocabulary."""
     clip_norm: float = Field(default=1.0, ge=0)

@@ -5,10 +5,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from transformer_core.data.vocabulary import PAD
 from transformer_core.model import loss as loss_module
-from transformer_core.model.loss import token_loss_sum
+from transformer_core.model.loss import chunked_token_loss_sum, token_loss_sum
 
 
 def expected_loss(logits, labels, smoothing):
@@ -97,3 +99,50 @@ def test_transposed_logits():
     torch.testing.assert_close(
         token_loss_sum(turned, labels, 0.1), expected_loss(logits, labels, 0.1)
     )
+
+
+@pytest.mark.parametrize("rows", [1, 5, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, smoothing):
+    torch.manual_seed(0)
+    hidden, output = torch.randn(3, 4, 8), torch.randn(11, 8)
+    labels = torch.randint(0, 11, (3, 4))
+    labels[1, 2:] = PAD
+    results = []
+    for chunked in (False, True):
+        x, w = hidden.clone().requires_grad_(), output.clone().requires_grad_()
+        if chunked:
+            loss = chunked_token_loss_sum(x, w, labels, smoothing, rows)
+        else:
+            loss = token_loss_sum(F.linear(x, w), labels, smoothing)
+        loss.backward()
+        results.append((loss.detach(), x.grad, w.grad))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class LargestRows(TorchDispatchMode):
+    """The most rows of any tensor whose last dimension is ``v``."""
+
+    def __init__(self, v):
+        super().__init__()
+        self.v = v
+        self.rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.size(-1) == self.v:
+                self.rows = max(self.rows, tensor.numel() // self.v)
+        return result
+
+
+def test_chunks_never_hold_the_logits_of_more_tokens_than_they_may():
+    hidden, output = torch.randn(6, 10, 5, requires_grad=True), torch.randn(97, 5)
+    labels = torch.randint(0, 97, (6, 10))
+    with LargestRows(97) as seen:
+        chunked_token_loss_sum(hidden, output, labels, 0.1, 7).backward()
+    assert seen.rows == 7
+    with LargestRows(97) as seen:
+        token_loss_sum(F.linear(hidden, output), labels, 0.1).backward()
+    assert seen.rows == 60

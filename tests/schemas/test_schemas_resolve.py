@@ -225,6 +225,12 @@ RULES: dict[str, tuple[dict[str, Any], str, Any, str]] = {
         "streams",
         "set machine.device to auto or cuda",
     ),
+    "chunks of another model's logits": (
+        {"model": MODEL | {"kind": "torch_nn"}, "training": {"loss": {"kind": "chunked"}}},
+        "training.loss.kind",
+        "chunked",
+        "take loss: {kind: whole}, or model: {kind: transformer}",
+    ),
     "odd width": ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", 15, "take 16"),
     "pairs": (
         {
@@ -263,6 +269,16 @@ def test_rules_over_several_sections(
     ((file, found, given_value, said),) = problems(study(**fields), {"single": variant()})
     assert (file, found, given_value) == ("study.yaml", field, value)
     assert remedy in said
+
+
+@pytest.mark.parametrize("kind", ["central", "data_parallel"])
+def test_a_chunked_loss_has_no_logits_to_gather(kind: str) -> None:
+    base = study(training={"loss": {"kind": "chunked"}})
+    ((_, found, _, said),) = problems(base, {"single": variant({"parallel": {"kind": kind}})})
+    assert found == "training.loss.kind"
+    assert "set parallel.local_loss: true" in said
+    local = {"parallel": {"kind": kind, "local_loss": True}}
+    assert resolve_all(base, {"single": variant(local)})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from schemas.model import Transformer
+from schemas.train import ChunkedLoss, WholeLoss
 from transformer_core.data.vocabulary import PAD
+from transformer_core.model.build import build_model
 from transformer_core.train.objective import Objective
 
 VOCABULARY = 7
@@ -76,3 +79,17 @@ def test_the_objective_adds_no_parameter_and_no_buffer():
     objective = Objective(model, 0.1)
     assert list(map(id, objective.parameters())) == list(map(id, model.parameters()))
     assert not list(objective.buffers())
+
+
+def test_a_chunked_loss_is_the_loss_of_the_whole():
+    source, target_input, target_output = batch()
+    results = []
+    for loss in (WholeLoss(), ChunkedLoss(kind="chunked", rows=5)):
+        torch.manual_seed(0)
+        spec = Transformer(d_model=8, d_ff=16, heads=2, dropout=0.0, tied_embeddings=False)
+        objective = Objective(build_model(spec, VOCABULARY), 0.1, loss)
+        value = objective(source, target_input, target_output)
+        value.backward()
+        results.append([value.detach(), *(p.grad for p in objective.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)

@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from transformer_core.data.vocabulary import PAD
 
@@ -26,6 +28,26 @@ def token_loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Te
     """
     v = logits.size(-1)
     return _TokenLossSum.apply(logits.reshape(-1, v), labels.reshape(-1), smoothing)
+
+
+def chunked_token_loss_sum(
+    hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, rows: int
+) -> Tensor:
+    """:func:`token_loss_sum` of the logits ``hidden @ output.T``, ``rows`` target tokens at a time.
+
+    hidden [b, t, d], output [v, d], labels [b, t]. The logits of a chunk are let go after its loss
+    and computed once more in the backward pass, so that those of all tokens never exist together.
+    """
+
+    def loss_of(chunk: Tensor, chunk_labels: Tensor) -> Tensor:
+        return token_loss_sum(F.linear(chunk, output), chunk_labels, smoothing)
+
+    chunks = zip(hidden.flatten(0, 1).split(rows), labels.flatten().split(rows), strict=True)
+    losses = [
+        checkpoint(loss_of, *chunk, use_reentrant=False, preserve_rng_state=False)
+        for chunk in chunks
+    ]
+    return torch.stack(losses).sum()
 
 
 class _TokenLossSum(torch.autograd.Function):

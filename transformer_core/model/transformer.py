@@ -1,8 +1,12 @@
 """The encoder-decoder of "Attention Is All You Need" (arXiv 1706.03762)."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from schemas.model import Transformer
 from transformer_core.data.vocabulary import PAD
@@ -11,6 +15,9 @@ from transformer_core.model.dropout import Dropout
 from transformer_core.model.layers import DecoderLayer, EncoderLayer
 from transformer_core.model.positions import Positions
 from transformer_core.model.projection import Projection
+
+Head = Callable[[Tensor, Tensor], Tensor]
+"""What becomes of the decoder's output [b, t, d] and the output map [v, d]; usually logits."""
 
 
 class EncoderDecoder(nn.Module):
@@ -22,12 +29,16 @@ class EncoderDecoder(nn.Module):
 
     ``pre`` normalization ends each stack with a layer normalization, since nothing else bounds the
     residual stream; ``post`` has one at the end of its last layer already.
+
+    With ``checkpoint: layers`` each layer is computed once more in the backward pass, with the same
+    random numbers, instead of keeping what is inside it.
     """
 
     def __init__(self, spec: Transformer, vocabulary: int) -> None:
         super().__init__()
         d_model, tied, pre = spec.d_model, spec.tied_embeddings, spec.norm == "pre"
         self.scale = d_model**0.5
+        self.checkpoint = spec.checkpoint == "layers"
         self.source_embedding = nn.Embedding(vocabulary, d_model)
         # None, not the same module once more: a matrix has one name in the state dict.
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
@@ -39,16 +50,19 @@ class EncoderDecoder(nn.Module):
         self.encoder_norm = nn.LayerNorm(d_model) if pre else nn.Identity()
         self.decoder_norm = nn.LayerNorm(d_model) if pre else nn.Identity()
 
-    def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
-        """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens."""
-        return self.decode(self.encode(source), source, target_input)
+    def forward(self, source: Tensor, target_input: Tensor, head: Head = F.linear) -> Tensor:
+        """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens.
+
+        Another ``head`` may make something else of the decoder's output, without its logits.
+        """
+        return self.decode(self.encode(source), source, target_input, head=head)
 
     def encode(self, source: Tensor) -> Tensor:
         """source [b, s] -> memory [b, s, d]."""
         mask = source_mask(source)
         x = self._embed(self.source_embedding, source)
         for layer in self.encoder:
-            x = layer(x, mask)
+            x = self._layer(layer, x, mask)
         return self.encoder_norm(x)
 
     def decode(
@@ -57,6 +71,7 @@ class EncoderDecoder(nn.Module):
         source: Tensor,
         target_input: Tensor,
         cache: DecoderCache | None = None,
+        head: Head = F.linear,
     ) -> Tensor:
         """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
 
@@ -73,15 +88,19 @@ class EncoderDecoder(nn.Module):
         embedding = self.target_embedding
         x = self._embed(embedding or self.source_embedding, target_input, start)
         for i, layer in enumerate(self.decoder):
-            x = layer(x, memory, mask, None if cache is None else cache.layers[i])
-        x = self.decoder_norm(x)
-        if self.output is None:
-            return F.linear(x, self.source_embedding.weight)
-        return self.output(x)
+            x = self._layer(layer, x, memory, mask, None if cache is None else cache.layers[i])
+        output = self.source_embedding if self.output is None else self.output
+        return head(self.decoder_norm(x), output.weight)
 
     def new_cache(self) -> DecoderCache:
         """An empty cache for :meth:`decode`."""
         return DecoderCache(len(self.decoder))
+
+    def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        if self.checkpoint and torch.is_grad_enabled():
+            result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
+            return result
+        return layer(*inputs)
 
     def _embed(self, embedding: nn.Embedding, tokens: Tensor, start: int = 0) -> Tensor:
         return self.dropout(self.positions(embedding(tokens) * self.scale, start))

@@ -67,7 +67,7 @@ def assemble(
     training = spec.training
     torch.manual_seed(training.seed)
     model = build_model(spec.model, vocabulary)
-    objective = Objective(model, training.label_smoothing).to(process.device)
+    objective = Objective(model, training.label_smoothing, training.loss).to(process.device)
     torch.manual_seed(training.seed + process.rank)
     strategy = build_strategy(spec.parallel, process, spec.machine, training.accumulation)
     module = strategy.wrap(objective)
