@@ -75,7 +75,7 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
     variants: dict[str, Variant] = read_entries(path, Variants)
     problems = []
     for name, variant in variants.items():
-        _lineage(name, variants, file)
+        lineage(name, variants, file)
         if name == REFERENCE:
             message, remedy = "is the name of the run that certificates compare with", "rename it"
             problems.append(ConfigProblem(file, name, name, message, remedy))
@@ -98,11 +98,11 @@ def resolve(
 ) -> RunSpec:
     """The complete, checked run spec of ``variant`` in ``study``; ConfigError if there is none."""
     data: dict[str, Any] = study.model_dump(mode="json", include=set(_SHARED))
-    lineage = _lineage(variant, variants, variants_file)
-    for ancestor in lineage:
+    line = lineage(variant, variants, variants_file)
+    for ancestor in line:
         data = merge(data, variants[ancestor].change, _KINDS)
     data["variant"] = variant
-    changes = {ancestor: variants[ancestor].change for ancestor in reversed(lineage)}
+    changes = {ancestor: variants[ancestor].change for ancestor in reversed(line)}
     try:
         spec = RunSpec.model_validate(data)
     except ValidationError as error:
@@ -168,8 +168,8 @@ def resolve_all(
     return specs
 
 
-def _lineage(name: str, variants: Mapping[str, Variant], file: str) -> list[str]:
-    """The variant and its ancestors, oldest first."""
+def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FILE) -> list[str]:
+    """The variant and its ancestors, oldest first; ConfigError if one is missing or circular."""
     line: list[str] = []
     current: str | None = name
     child = name

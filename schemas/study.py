@@ -14,6 +14,7 @@ from schemas.memory import LargestBatch
 from schemas.model import AnyModel, Transformer
 from schemas.parallel import AnyParallel, Machine, Single
 from schemas.profile import Limits, Profiling
+from schemas.search import Search
 from schemas.train import Evaluation, Training
 
 
@@ -163,6 +164,8 @@ class Study(Schema):
     """How it is shown that variants train the same model."""
     largest_batch: LargestBatch = LargestBatch()
     """The search for the largest batch that fits, of which variants."""
+    search: Search | None = Search()
+    """The search for the best combination of techniques; null for none."""
     variants: list[Name] = Field(min_length=1)
     """Names from config/variants.yaml."""
     baseline: Name = "single"

@@ -4,6 +4,7 @@ Times are seconds, sizes bytes. A value that was not measured is null, never 0. 
 folder of results/; all names can be imported from here.
 """
 
+from schemas.results.against import Against, Change, Lost, Origin
 from schemas.results.captures import Capture, DdpTimes, RankCapture
 from schemas.results.claims import (
     ClaimResult,
@@ -100,12 +101,14 @@ from schemas.results.runs import (
     VariantResult,
     Window,
 )
+from schemas.results.search import Contender, SearchResult, Stage
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
     "PARTS",
     "STEP_COLUMNS",
     "Activity",
+    "Against",
     "Bandwidth",
     "BatchShape",
     "BatchTrial",
@@ -115,11 +118,13 @@ __all__ = [
     "Certificate",
     "CertificateStatus",
     "CertificateStep",
+    "Change",
     "ClaimResult",
     "ClaimVerdict",
     "CollectiveRun",
     "CollectiveUse",
     "Comparison",
+    "Contender",
     "CorpusSplit",
     "DdpTimes",
     "DecodingMemory",
@@ -140,12 +145,14 @@ __all__ = [
     "KernelTime",
     "LargestBatchResult",
     "LengthHistogram",
+    "Lost",
     "MachineState",
     "MatrixRate",
     "MemoryResult",
     "Milestone",
     "NumberFormat",
     "OperatorClass",
+    "Origin",
     "Outcome",
     "PairedRun",
     "Partition",
@@ -164,12 +171,14 @@ __all__ = [
     "Repeat",
     "Roofline",
     "Round",
+    "SearchResult",
     "SeedTrajectory",
     "Session",
     "Shard",
     "ShardManifest",
     "Side",
     "SkippedPair",
+    "Stage",
     "Status",
     "StreamUse",
     "TimelinePoint",

@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 from schemas.certificates import compared_with, short_runs
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
-from schemas.resolve import VARIANTS_FILE, check_study, read_variants, resolve_all
+from schemas.resolve import VARIANTS_FILE, check_study, lineage, read_variants, resolve_all
 from schemas.targets import FIGURES, TABLES, check_owner, check_targets, known_targets
 from transformer_core.sources import sources
 

@@ -25,7 +25,14 @@ rule describe_study:
         "results/logs/describe_study.log",
     params:
         study=dump(STUDY),
-        variants=json.dumps({name: VARIANTS[name].model_dump(mode="json") for name in SPECS}),
+        variants=json.dumps(
+            {
+                name: VARIANTS[name].model_dump(mode="json")
+                for name in dict.fromkeys(
+                    ancestor for name in SPECS for ancestor in lineage(name, VARIANTS)
+                )
+            }
+        ),
     message:
         "Write down the study"
     shell:

@@ -1,0 +1,70 @@
+"""The best combination of techniques found on this machine: results/search.json."""
+
+from typing import Literal
+
+from schemas.base import Schema
+from schemas.results.comparisons import Effect, Session
+from schemas.results.equivalence import Certificate, CertificateStatus
+from schemas.results.runs import Provenance
+from schemas.study import RunSpec
+
+
+class Contender(Schema):
+    """A combination that was measured."""
+
+    parts: list[str]
+    """Variants whose changes it takes."""
+    predicted: float
+    """Ratio of its throughput to that of the baseline if the effects of its parts multiplied."""
+    rounds: list[float]
+    """That ratio as each round of the search measured it."""
+    status: str
+    """ok, or how its processes ended in the round that it did not survive."""
+    reason: str | None
+    """Why it is not ok."""
+    certificate: CertificateStatus | None
+    """Whether it trains the same model; null where that was not asked."""
+
+
+class Stage(Schema):
+    """A combination of the final comparison, beside the baseline."""
+
+    parts: list[str]
+    """Variants whose changes it takes."""
+    change: str
+    """The variant that was added to the stage before, or taken out of the best combination."""
+    effect: Effect
+    """Its throughput against the baseline."""
+
+
+class SearchResult(Schema):
+    """results/search.json: what was tried, and what is recommended."""
+
+    status: Literal["found", "baseline", "not_searched"]
+    """A combination was found, nothing beats the baseline, or nothing was searched."""
+    reason: str
+    """Why, in a sentence."""
+    baseline: str
+    """The baseline of the study."""
+    eligible: list[str]
+    """Variants whose certificates allow them to be combined."""
+    considered: int
+    """Valid combinations of them."""
+    contenders: list[Contender]
+    """Those that were measured, the best first."""
+    parts: list[str]
+    """Parts of the recommended combination; none for the baseline."""
+    spec: RunSpec
+    """Its run spec, as in results/recommended.yaml."""
+    certificate: Certificate | None
+    """Its certificate; null where nothing but the baseline is recommended."""
+    waterfall: list[Stage]
+    """From the baseline to the combination, one technique after the other."""
+    left_out: list[Stage]
+    """The combination without each of its parts."""
+    sessions: list[Session]
+    """Sessions of the final comparison, in which all stages took turns."""
+    seconds: float
+    """Time of the whole search."""
+    provenance: Provenance
+    """Where this comes from."""

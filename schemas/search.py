@@ -1,0 +1,25 @@
+"""How the best combination of techniques is searched for."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from schemas.base import Count, Schema, Seconds
+
+
+class Search(Schema):
+    """The search for the fastest combination whose certificate holds: results/recommended.yaml.
+
+    Not a part of the run spec: it changes no training.
+    """
+
+    budget: Seconds = 60.0
+    """Seconds for rounds of the search and for the final comparison; 0 searches nothing. A round
+    that would not end within it does not begin."""
+    candidates: Annotated[int, Field(ge=2, le=64)] = 6
+    """Combinations that the first round measures; each further round keeps the better half."""
+    largest: Count = 4
+    """Techniques in a combination at most."""
+    together: Annotated[int, Field(ge=3)] = 9
+    """Trainings that may be alive at the same time, taking turns. All of them must fit into the
+    memory of the device."""
