@@ -13,11 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors.numpy
 
@@ -40,10 +40,11 @@ from transformer_core.train.history import History
 WORKER = "transformer_core.measure.worker"
 
 
-def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
+def launcher(spec: RunSpec, worker: str, place: int = 0, within: Sequence[str] = ()) -> list[str]:
     """The start of the command line: plain Python for a single process, torchrun for more.
 
-    ``worker`` is the module that the processes run.
+    ``worker`` is the module that the processes run, each of them under the command ``within`` (a
+    profiler) where there is one.
 
     A run over several hosts is started on each of them with NODE_RANK (0, 1, ...) and RENDEZVOUS
     (host:port of the first); raises Unsupported without. Runs at the same time need a ``place`` of
@@ -51,7 +52,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
     """
     machine = spec.machine
     if spec.parallel.kind in ("single", "data_parallel"):
-        return [sys.executable, "-m", worker]
+        return [*within, sys.executable, "-m", worker]
     command = [sys.executable, "-m", "torch.distributed.run"]
     command += [f"--nproc-per-node={spec.processes_per_node}", f"--nnodes={machine.nodes}"]
     if machine.nodes == 1:
@@ -68,6 +69,8 @@ def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
         command += [f"--node-rank={node}", "--rdzv-backend=c10d"]
         command += [f"--rdzv-endpoint={host}:{int(port) + place}"]
         command += [f"--rdzv-id={spec.digest()[:16]}"]
+    if within:
+        command += ["--no-python", *within, sys.executable]
     return [*command, "-m", worker]
 
 
@@ -161,14 +164,25 @@ def run_workers(spec: RunSpec, worker: str, options: Sequence[str]) -> int:
 
 
 def start_workers(
-    spec: RunSpec, worker: str, options: Sequence[str], place: int = 0
+    spec: RunSpec,
+    worker: str,
+    options: Sequence[str],
+    place: int = 0,
+    within: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+    output: BinaryIO | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start the workers of this host; for ``place`` see :func:`launcher`."""
+    """Start the workers of this host; for ``place`` and ``within`` see :func:`launcher`.
+
+    What they print goes to ``output``, or where that of this process goes.
+    """
     threads = str(threads_per_process(spec))
     return subprocess.Popen(
-        [*launcher(spec, worker, place), *options],
+        [*launcher(spec, worker, place, within), *options],
         # torch takes MKL's number, which Snakemake sets, before OpenMP's.
-        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        env={**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
         preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
     )
 
