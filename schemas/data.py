@@ -172,6 +172,25 @@ class Tokenizer(Schema):
     """At most this many training pairs, evenly spaced, are used to train the tokenizer."""
 
 
+class PaddedRows(Schema):
+    """Each pair in a row of its own, padded to the longest of its micro-batch."""
+
+    kind: Literal["padded"] = "padded"
+
+
+class PackedRows(Schema):
+    """Several pairs in a row, which do not see each other (arXiv 2107.02027): little padding,
+    whatever the lengths; attention works on longer rows."""
+
+    kind: Literal["packed"]
+    tokens: Count = 128
+    """Length of a row that is aimed at on either side, in tokens; a longer sentence makes all
+    rows of its micro-batch as long."""
+
+
+AnyRows = Annotated[PaddedRows | PackedRows, Field(discriminator="kind")]
+
+
 class TokenBudget(Schema):
     """Batches of similar lengths with a bounded number of tokens: little padding."""
 
@@ -180,6 +199,9 @@ class TokenBudget(Schema):
     """Most tokens in a global batch, source and target with padding, over all devices."""
     scale: float = Field(default=1.0, gt=0)
     """Multiplies tokens: for variants that sweep the batch size of any study."""
+    rows: AnyRows = PaddedRows()
+    """How the pairs of a micro-batch stand in rows. It changes no global batch: tokens counts as
+    if they were padded."""
 
     @property
     def scaled_tokens(self) -> int:
@@ -195,6 +217,8 @@ class FixedSize(Schema):
     """Sentence pairs in a global batch, over all devices."""
     scale: float = Field(default=1.0, gt=0)
     """Multiplies pairs: for variants that sweep the batch size of any study."""
+    rows: AnyRows = PaddedRows()
+    """How the pairs of a micro-batch stand in rows. It changes no global batch."""
 
     @property
     def scaled_pairs(self) -> int:

@@ -8,16 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import make_store, steady
 
-from schemas.data import FixedSize, TokenBudget
-from transformer_core.data.batching import part_rows
+from schemas.data import FixedSize, PackedRows, PaddedRows, TokenBudget
+from transformer_core.data import batching as planning
+from transformer_core.data.batching import plan_epoch
 from transformer_core.data.collate import collate
 from transformer_core.data.feeding import Feed, evaluation_batches
+from transformer_core.data.rows import WindowRows
 from transformer_core.data.vocabulary import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
+PACKED = PackedRows(kind="packed", tokens=40)
+rows = st.sampled_from([PaddedRows(), PACKED])
 batchings = st.one_of(
-    st.builds(TokenBudget, tokens=st.integers(50, 900)),
-    st.builds(FixedSize, kind=st.just("fixed_size"), pairs=st.integers(1, 70)),
+    st.builds(TokenBudget, tokens=st.integers(50, 900), rows=rows),
+    st.builds(FixedSize, kind=st.just("fixed_size"), pairs=st.integers(1, 70), rows=rows),
 )
 
 
@@ -40,9 +44,14 @@ def as_lists(batch):
     return batch.epoch, batch.index, counts, tensors
 
 
+def gathered(store, rows):
+    rows = np.array(rows, np.int64)
+    return store.source.gather(rows), store.target.gather(rows)
+
+
 def test_collate(store):
-    rows = np.array([40, 3, 59, 3])
-    batch = collate(store, rows)
+    rows = [40, 3, 59, 3]
+    batch = collate(*gathered(store, rows))
     sources = [ids.tolist() for ids in store.source_rows(rows)]
     targets = [ids.tolist() for ids in store.target_rows(rows)]
 
@@ -61,7 +70,7 @@ def test_collate(store):
 
 
 def test_part_without_pairs_has_no_label(store):
-    batch = collate(store, np.array([], np.int64))
+    batch = collate(*gathered(store, []))
     assert batch.source.tolist() == [[EOS]]
     assert batch.target_input.tolist() == [[BOS]]
     assert batch.target_output.tolist() == [[PAD]]
@@ -104,26 +113,68 @@ def test_ranks_share_each_global_batch_and_agree_on_its_counts(store, batching, 
 def sentences(micros):
     """The pairs of ids in micro-batches, without padding and ends, in any order."""
     return sorted(
-        ([t for t in source if t > EOS], [t for t in target if t > EOS])
+        pair
         for micro in micros
         if micro.pairs
-        for source, target in zip(micro.source.tolist(), micro.target_output.tolist(), strict=True)
+        for pair in zip(cut(micro.source), cut(micro.target_output), strict=True)
     )
 
 
-def test_rank_gets_its_parts_in_order(store):
-    one = feed(store, FixedSize(kind="fixed_size", pairs=20), rank=1, world=3, micro=2)
-    plan = one.plan(0)
-    batch = next(one.batches())
-    expected = [collate(store, part_rows(plan, 0, part, 6)) for part in (2, 3)]
-    for micro, wanted in zip(batch.micro_batches, expected, strict=True):
-        assert micro.source.tolist() == wanted.source.tolist()
+def cut(tokens):
+    """The ids of each sentence in a tensor of rows, each of which ends with EOS."""
+    found, sentence = [], []
+    for row in tokens.tolist():
+        for token in row:
+            if token == EOS:
+                found.append(sentence)
+                sentence = []
+            elif token != PAD:
+                sentence.append(token)
+    assert not sentence
+    return found
+
+
+@pytest.mark.parametrize("rows", [PaddedRows(), PACKED])
+def test_rank_gets_its_parts_in_order(store, rows):
+    batching = FixedSize(kind="fixed_size", pairs=20, rows=rows)
+    batch = next(feed(store, batching, rank=1, world=3, micro=2).batches())
+    (window,) = plan_epoch(store, batching, 3, 0)
+    first = window.rows[0]
+    for part, micro in zip((2, 3), batch.micro_batches, strict=True):
+        expected = store.source_rows(first[part::6])
+        assert sorted(cut(micro.source)) == sorted(ids.tolist() for ids in expected)
+        assert micro.pairs == len(expected)
+
+
+def test_many_windows_give_what_one_gives(store, monkeypatch):
+    """Windows whose pairs lie in several blocks and shards."""
+    monkeypatch.setattr(planning, "WINDOW", 24)
+    monkeypatch.setattr(planning, "BLOCK", 4)
+    found, windows = [], list(plan_epoch(store, FixedSize(kind="fixed_size", pairs=6), 3, 0))
+    assert len(windows) == 2
+    for window in windows:
+        made = WindowRows(store, window, 2, PaddedRows())
+        for index, rows in enumerate(window.rows):
+            batches = [made.batch(index, part) for part in range(2)]
+            sources, targets = store.source_rows(rows), store.target_rows(rows)
+            expected = sorted(
+                (s.tolist(), t.tolist()) for s, t in zip(sources, targets, strict=True)
+            )
+            assert sentences(batches) == expected
+            found += expected
+    everything = zip(store.source_rows(range(60)), store.target_rows(range(60)), strict=True)
+    assert sorted(found) == sorted((s.tolist(), t.tolist()) for s, t in everything)
+
+
+def epoch_batches(store):
+    (window,) = plan_epoch(store, TokenBudget(tokens=300), 3, 0)
+    return len(window)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_resume_equals_uninterrupted(store, prefetch):
     whole = feed(store)
-    per_epoch = len(whole.plan(0))
+    per_epoch = epoch_batches(store)
     steps = 2 * per_epoch + 2
     expected = [as_lists(batch) for batch in islice(whole.batches(), steps)]
     assert [item[:2] for item in expected[per_epoch - 1 : per_epoch + 1]] == [
@@ -141,7 +192,7 @@ def test_resume_equals_uninterrupted(store, prefetch):
 def test_position_outside_the_epoch_is_refused(store):
     one = feed(store, prefetch=2)
     with pytest.raises(ValueError, match="epoch 0: it has"):
-        next(one.batches(0, len(one.plan(0)) + 1))
+        next(one.batches(0, epoch_batches(store) + 1))
     assert_no_thread()
 
 
@@ -169,16 +220,15 @@ def test_thread_ends_with_the_generator(store):
 
 
 def test_error_in_the_thread_reaches_the_training(store, monkeypatch):
-    one = feed(store, prefetch=2)
-    make = one._global_batch
+    make = WindowRows.batch
 
-    def broken(plan, epoch, index):
+    def broken(rows, index, part):
         if index == 2:
             raise OSError("the disk is gone")
-        return make(plan, epoch, index)
+        return make(rows, index, part)
 
-    monkeypatch.setattr(one, "_global_batch", broken)
-    batches = one.batches()
+    monkeypatch.setattr(WindowRows, "batch", broken)
+    batches = feed(store, prefetch=2).batches()
     assert [next(batches).index for _ in range(2)] == [0, 1]
     with pytest.raises(OSError, match="the disk is gone"):
         next(batches)
@@ -197,22 +247,41 @@ def test_evaluation_takes_each_of_the_first_pairs_once(store, max_pairs, size):
     found = list(evaluation_batches(store, max_pairs, **size))
     rows = np.concatenate([rows for rows, _ in found])
     assert sorted(rows.tolist()) == list(range(min(max_pairs or 60, 60)))
-    assert all(a >= b for a, b in pairwise(store.source_lengths[rows].tolist()))
+    assert all(a >= b for a, b in pairwise(map(len, store.source_rows(rows))))
     for rows, batch in found:
         assert batch.pairs == len(rows)
-        assert batch.source.tolist() == collate(store, rows).source.tolist()
+        assert batch.source.tolist() == collate(*gathered(store, rows)).source.tolist()
         assert batch.pairs <= size.get("pairs_per_batch", 60)
         assert batch.pairs == 1 or batch.padded_tokens <= size.get("tokens_per_batch", 10**9)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gets_the_same_batches(store):
+@pytest.mark.parametrize("prefetch", [0, None])
+def test_cuda_gets_the_same_batches(store, prefetch):
     device = torch.device("cuda", torch.cuda.current_device())
-    batches = feed(store, micro=2, device=device).batches()
+    batches = feed(store, micro=2, device=device, prefetch=prefetch).batches()
     expected = [as_lists(batch) for batch in islice(feed(store, micro=2).batches(), 12)]
     for wanted, batch in zip(expected, batches, strict=False):
         assert batch.micro_batches[0].source.device == device
         assert as_lists(batch) == wanted
     batches.close()
     assert_no_thread()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_batches_wait_for_their_copies_and_keep_their_memory(store):
+    """Batches are used on a busy stream while later ones are copied: none may be overwritten."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    expected = [
+        int(batch.micro_batches[0].source.sum()) for batch in islice(feed(store).batches(), 200)
+    ]
+    busy = torch.randn(2_000, 2_000, device=device)
+    batches, sums = feed(store, device=device).batches(), []
+    for batch in islice(batches, 200):
+        busy = torch.tanh(busy @ busy)
+        sums.append(batch.micro_batches[0].source.sum())
+        del batch
+    batches.close()
+    assert torch.stack(sums).tolist() == expected

@@ -45,10 +45,15 @@ def test_round_trip_in_any_number_of_shards(tokenizer, pairs, per_shard, data):
         rows = data.draw(st.lists(st.integers(0, len(pairs) - 1), max_size=20))
         assert decoded(tokenizer, store.source_rows(rows)) == [sources[row] for row in rows]
         assert decoded(tokenizer, store.target_rows(rows)) == [targets[row] for row in rows]
-        flat, lengths = store.gather_source(np.array(rows, np.int64))
-        assert lengths.tolist() == store.source_lengths[rows].tolist()
-        assert flat.dtype == np.uint16
-        assert len(flat) == lengths.sum()
+        spans = np.array([[row, row + 2] for row in rows if row + 2 <= len(pairs)], np.int64)
+        spans = spans.reshape(-1, 2)
+        twice = np.array([row + n for row in spans[:, 0] for n in range(2)], np.int64)
+        for side in (store.source, store.target):
+            gathered, read = side.gather(twice), side.read(spans)
+            assert read.flat().tolist() == gathered.flat().tolist()
+            assert read.lengths.tolist() == gathered.lengths.tolist()
+            assert read.lengths.tolist() == side.lengths(spans).tolist()
+            assert side.lengths(spans).dtype == np.int32
 
 
 def test_manifest_adds_up(tmp_path):
@@ -56,7 +61,8 @@ def test_manifest_adds_up(tmp_path):
     manifest = store.manifest
     assert (manifest.corpus, manifest.split, manifest.id_type) == ("small", "train", "uint16")
     assert [shard.pairs for shard in manifest.shards] == [25, 25, 10]
-    for side, lengths in (("source", store.source_lengths), ("target", store.target_lengths)):
+    for side in ("source", "target"):
+        lengths = getattr(store, side).lengths(np.array([[0, 60]]))
         assert getattr(manifest, f"{side}_tokens") == lengths.sum()
         assert sum(getattr(shard, f"{side}_tokens") for shard in manifest.shards) == lengths.sum()
         values, counts = np.unique(lengths, return_counts=True)
@@ -72,7 +78,7 @@ def test_manifest_adds_up(tmp_path):
 
 def test_ids_stay_in_the_memory_map(tmp_path):
     store = make_store(tmp_path)
-    for side in (store._source, store._target):
+    for side in (store.source, store.target):
         assert not any(ids.flags.owndata or ids.flags.writeable for ids in side.ids)
 
 

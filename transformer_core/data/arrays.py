@@ -1,7 +1,43 @@
-"""Two index computations that replace loops over pairs."""
+"""Index computations that replace loops over pairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths in one array."""
+
+    values: NDArray[Any]
+    """The values of all rows; after the last of them come at least as many more as the longest row
+    has, and one, so that every row may be read at the length of the longest plus one."""
+    starts: NDArray[np.int64]
+    """[rows] where each row begins in ``values``."""
+    lengths: NDArray[np.int32]
+    """[rows] values of each row."""
+
+    @classmethod
+    def join(cls, chunks: Sequence[NDArray[Any]], lengths: NDArray[np.int32]) -> "Ragged":
+        """Rows of these ``lengths`` whose values lie in ``chunks``, one after the other."""
+        slack = np.zeros(int(lengths.max(initial=0)) + 1, chunks[0].dtype if chunks else np.uint8)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        return cls(np.concatenate([*chunks, slack]), starts, lengths)
+
+    def take(self, rows: slice | NDArray[np.int64]) -> "Ragged":
+        """Some of the rows, over the same values."""
+        return Ragged(self.values, self.starts[rows], self.lengths[rows])
+
+    def flat(self) -> NDArray[Any]:
+        """[sum(lengths)] the values of the rows alone, in order."""
+        flat: NDArray[Any] = self.values[ranges(self.starts, self.lengths)]
+        return flat
+
+    def __len__(self) -> int:
+        return len(self.starts)
 
 
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -18,6 +54,21 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> NDArray[n
     if not len(ends):
         return np.empty(0, np.int64)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1], dtype=np.int64)
+
+
+def group_sums(values: NDArray[np.integer], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[n] sum of each group ``values[starts[i]:starts[i + 1]]``; groups may be empty."""
+    before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    return before[starts[1:]] - before[starts[:-1]]
+
+
+def group_maxima(values: NDArray[np.integer], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[n] largest of each group ``values[starts[i]:starts[i + 1]]``; 0 for an empty group."""
+    maxima = np.zeros(len(starts) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(starts))
+    if len(filled):
+        maxima[filled] = np.maximum.reduceat(values, starts[filled])
+    return maxima
 
 
 def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:

@@ -1,9 +1,18 @@
-"""Global batches of an epoch, planned from the lengths alone.
+"""Global batches of an epoch, planned window by window from the lengths alone.
 
 The plan depends on lengths, batching, seed and epoch, on nothing else: every variant and every
 number of devices sees the same global batches in the same order.
+
+An epoch goes through the corpus in windows of some :data:`WINDOW` pairs (more if batches are large:
+those of similar lengths must be found among enough), so that neither the time to the first batch
+nor memory grows with the corpus. A corpus of one window is in perfectly random
+order. A larger one is cut into blocks of :data:`BLOCK` neighbours, from a random place on; a window
+takes blocks in random order, and batches mix the pairs of a window. So pairs that stand close
+together in the corpus meet in a window, though hardly in a batch, and every pair comes once an
+epoch.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,68 +20,98 @@ from numpy.typing import NDArray
 
 from schemas.data import AnyBatching, FixedSize
 from transformer_core.data.arrays import ranges
+from transformer_core.data.permutation import ROUNDS, permute
+from transformer_core.data.store import PairStore
+
+WINDOW = 2**17
+"""Pairs that are planned together, more or less: a hundredth of a second's work."""
+LARGEST_WINDOW = 2**20
+"""Pairs that are planned together at most: some 100 MB."""
+WINDOW_BATCHES = 1024
+"""Batches of similar lengths that are cut from a window, as far as it goes: with fewer, lengths in
+a batch differ more, and padding grows."""
+BLOCK = 512
+"""Neighbours in the corpus that are read together: a stretch of some pages of the memory map."""
 
 
 @dataclass(frozen=True)
-class EpochPlan:
-    """One pass over the corpus: batch i is the pairs ``order[starts[i]:starts[i + 1]]``."""
+class Window:
+    """Some pairs of an epoch and the global batches that they form."""
 
+    spans: NDArray[np.int64]
+    """[n, 2] the pairs start … stop - 1 of the corpus. A pair's number in the window is its place
+    in all spans, laid end to end."""
     order: NDArray[np.int64]
-    """[pairs] every pair once."""
+    """[pairs] numbers of the pairs in the window, batch after batch."""
     starts: NDArray[np.int64]
     """[batches + 1] where each batch begins and ends in ``order``."""
+    first_batch: int
+    """Number of the first batch in the epoch."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def rows(self, batch: int) -> NDArray[np.int64]:
-        """The pairs of a global batch."""
-        return self.order[self.starts[batch] : self.starts[batch + 1]]
+    @property
+    def rows(self) -> list[NDArray[np.int64]]:
+        """The pairs of each batch, by their numbers in the corpus."""
+        pairs = ranges(self.spans[:, 0], self.spans[:, 1] - self.spans[:, 0])[self.order]
+        return np.split(pairs, self.starts[1:-1])
 
 
 def plan_epoch(
-    source_lengths: NDArray[np.integer],
-    target_lengths: NDArray[np.integer],
-    batching: AnyBatching,
-    seed: int,
-    epoch: int,
-) -> EpochPlan:
-    """The global batches of an epoch, in random order.
+    store: PairStore, batching: AnyBatching, seed: int, epoch: int, batch: int = 0
+) -> Iterator[Window]:
+    """The windows of an epoch from the one that holds ``batch`` on, planned as they are taken.
+
+    Batches of a fixed size are found by arithmetic; with a token budget the windows before must be
+    planned too, which takes a small part of the time that training on them took.
 
     Args:
-        source_lengths: [pairs] source tokens, without begin and end.
-        target_lengths: [pairs] target tokens, without begin and end.
+        store: the pairs; only their lengths are read.
         batching: TokenBudget bounds ``rows * (longest source + 1 + longest target + 1)`` of a
-            batch (a pair that is longer than the budget is a batch by itself); FixedSize takes a
-            number of pairs, and the last batch is smaller.
+            batch (a pair that is longer than the budget is a batch by itself, and the last of a
+            window may be small); FixedSize takes a number of pairs, and the last batch of the epoch
+            is smaller.
         seed: seed of the run.
         epoch: pass over the corpus, from 0.
+        batch: number of a batch in the epoch.
+
+    Raises ValueError, when all windows are taken, if the epoch has fewer batches.
     """
-    # The raw stream of a bit generator is the same in every version of numpy; its distributions
-    # are not.
-    random = np.random.PCG64([seed, epoch])
-    order = _permutation(random, len(source_lengths))
-    if isinstance(batching, FixedSize):
-        pairs = batching.scaled_pairs
-        starts = np.arange(0, len(order) + pairs, pairs, dtype=np.int64)
-        return EpochPlan(order, np.minimum(starts, len(order)))
-    tokens = batching.scaled_tokens
-    order = _by_length(source_lengths, target_lengths, order, tokens, random)
-    starts = cut_by_tokens(source_lengths[order], target_lengths[order], tokens)
-    shuffled = _permutation(random, len(starts) - 1)
-    sizes = np.diff(starts)[shuffled]
-    return EpochPlan(
-        order[ranges(starts[shuffled], sizes)],
-        np.concatenate([[0], np.cumsum(sizes)]),
-    )
+    unit = batching.scaled_pairs if isinstance(batching, FixedSize) else 1
+    units = -(-len(store) // unit)
+    windows = max(1, round(units / max(1, _window(store, batching) // unit)))
+    first_batch = 0
+    for number in range(windows):
+        begin, end = (units * n // windows for n in (number, number + 1))
+        if isinstance(batching, FixedSize) and end <= batch:
+            first_batch = end
+            continue
+        spans = _spans(begin * unit, min(end * unit, len(store)), len(store), seed, epoch)
+        window = _plan_window(store, batching, spans, _random(seed, epoch, number), first_batch)
+        first_batch += len(window)
+        if first_batch > batch:
+            yield window
+    if not 0 <= batch <= first_batch:
+        raise ValueError(f"batch {batch} of epoch {epoch}: it has {first_batch} batches")
 
 
-def part_rows(plan: EpochPlan, batch: int, part: int, parts: int) -> NDArray[np.int64]:
-    """The pairs of one part (a micro-batch of a rank) of a global batch; perhaps none.
+def divide(window: Window, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pairs of every batch dealt out to ``parts`` (the micro-batches of all ranks).
 
-    Every ``parts``-th pair, so that all parts have about the same lengths.
+    A part takes every ``parts``-th pair, so that all have about the same lengths. Returns the
+    numbers of the pairs in the window [pairs], part after part, and where each part begins and ends
+    [batches * parts + 1]; parts may be empty.
     """
-    return plan.rows(batch)[part::parts]
+    sizes = np.diff(window.starts)
+    place = np.arange(len(window.order)) - np.repeat(window.starts[:-1], sizes)
+    batch = np.repeat(np.arange(len(sizes)), sizes)
+    part = np.arange(parts)
+    part_sizes = (sizes[:, None] + parts - 1 - part) // parts
+    starts = np.concatenate([[0], np.cumsum(part_sizes)])
+    order = np.empty_like(window.order)
+    order[starts[batch * parts + place % parts] + place // parts] = window.order
+    return order, starts
 
 
 def cut_by_tokens(
@@ -94,6 +133,63 @@ def cut_by_tokens(
         start += max(1, int(longest.searchsorted(tokens, side="right")))
         starts.append(start)
     return np.array(starts, np.int64)
+
+
+def _window(store: PairStore, batching: AnyBatching) -> int:
+    """Pairs of a window, more or less."""
+    if isinstance(batching, FixedSize):
+        return WINDOW
+    manifest = store.manifest
+    tokens = manifest.source_tokens + manifest.target_tokens + 2 * manifest.pairs
+    wanted = WINDOW_BATCHES * batching.scaled_tokens * manifest.pairs // tokens
+    return min(max(WINDOW, wanted), LARGEST_WINDOW)
+
+
+def _plan_window(
+    store: PairStore,
+    batching: AnyBatching,
+    spans: NDArray[np.int64],
+    random: np.random.PCG64,
+    first_batch: int,
+) -> Window:
+    pairs = int((spans[:, 1] - spans[:, 0]).sum())
+    order = _permutation(random, pairs)
+    if isinstance(batching, FixedSize):
+        size = batching.scaled_pairs
+        starts = np.minimum(np.arange(0, pairs + size, size, dtype=np.int64), pairs)
+        return Window(spans, order, starts, first_batch)
+    sources, targets = store.source.lengths(spans), store.target.lengths(spans)
+    tokens = batching.scaled_tokens
+    order = _by_length(sources, targets, order, tokens, random)
+    starts = cut_by_tokens(sources[order], targets[order], tokens)
+    shuffled = _permutation(random, len(starts) - 1)
+    sizes = np.diff(starts)[shuffled]
+    order = order[ranges(starts[shuffled], sizes)]
+    return Window(spans, order, np.concatenate([[0], np.cumsum(sizes)]), first_batch)
+
+
+def _spans(begin: int, end: int, pairs: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """[n, 2] which pairs of the corpus come at the places begin … end - 1 of an epoch.
+
+    Blocks are taken in random order, from a random place of the corpus on and round its end. The
+    last block is what is left over, and keeps its place.
+    """
+    if end - begin == pairs:
+        return np.array([[0, pairs]])
+    random = _random(seed, epoch)
+    shift, *keys = random.random_raw(1 + ROUNDS)
+    whole = pairs // BLOCK
+    places = np.arange(begin // BLOCK, -(-end // BLOCK))
+    blocks = places.copy()
+    blocks[places < whole] = permute(places[places < whole], whole, np.array(keys, np.uint64))
+    # Of the first and the last block, only what lies between begin and end.
+    starts = blocks * BLOCK + np.maximum(begin - places * BLOCK, 0)
+    stops = blocks * BLOCK + np.minimum(end - places * BLOCK, BLOCK)
+    limits = np.stack([starts, stops], axis=1) + int(shift) % pairs
+    # A block that reaches beyond the end of the corpus goes on at its beginning.
+    spans = np.stack([np.minimum(limits, pairs), np.maximum(limits, pairs) - pairs], axis=1)
+    spans = spans.reshape(-1, 2)
+    return spans[spans[:, 0] < spans[:, 1]]
 
 
 def _by_length(
@@ -125,3 +221,9 @@ def _by_length(
 
 def _permutation(random: np.random.PCG64, count: int) -> NDArray[np.int64]:
     return np.argsort(random.random_raw(count), kind="stable")
+
+
+def _random(seed: int, *place: int) -> np.random.PCG64:
+    """Random bits of an epoch, or of a window of it. The raw stream of a bit generator is the same
+    in every version of numpy; its distributions are not."""
+    return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=place))

@@ -1,4 +1,4 @@
-"""Pairs of a store as padded tensors."""
+"""Pairs as tensors: a row for each, padded to the longest, or several in a row."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,20 +8,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_core.data.store import PairStore
+from transformer_core.data.arrays import Ragged, ranges
 from transformer_core.data.vocabulary import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs of sentences for one forward pass."""
+    """Pairs of sentences for one forward pass, one after the other in a row, then padding."""
 
     source: Tensor
-    """[b, s] int64: source ids, EOS, PAD up to the longest row."""
+    """[b, s] int64: of each pair source ids and EOS; PAD up to the longest row."""
     target_input: Tensor
-    """[b, t] int64: BOS, target ids, PAD."""
+    """[b, t] int64: of each pair BOS and target ids; PAD."""
     target_output: Tensor
-    """[b, t] int64: target ids, EOS, PAD."""
+    """[b, t] int64: of each pair target ids and EOS; PAD."""
     pairs: int
     """Sentence pairs; 0 if the row only stands in for none."""
     tokens: int
@@ -37,6 +37,11 @@ class Batch:
         """The same batch in page-locked memory."""
         return self._with(Tensor.pin_memory)
 
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory until ``stream`` is done with the batch, which another one filled."""
+        for tensor in (self.source, self.target_input, self.target_output):
+            tensor.record_stream(stream)
+
     def _with(self, change: Any) -> "Batch":
         return Batch(
             source=change(self.source),
@@ -48,38 +53,85 @@ class Batch:
         )
 
 
-def collate(store: PairStore, rows: NDArray[np.int64]) -> Batch:
-    """The pairs ``rows``, padded to the longest of them.
+def collate(source: Ragged, target: Ragged) -> Batch:
+    """Each pair in a row of its own, padded to the longest.
 
-    No rows become one row without a label: its loss and gradients are 0, but a replica that got
+    No pairs become one row without a label: its loss and gradients are 0, but a replica that got
     no pair still takes part in the collective operations.
     """
-    if not len(rows):
+    if not len(source):
         one = torch.full((1, 1), EOS)
         return Batch(one, torch.full_like(one, BOS), torch.full_like(one, PAD), 0, 0, 2)
-    source_ids, source_lengths = store.gather_source(rows)
-    target_ids, target_lengths = store.gather_target(rows)
-    source, _ = _padded(source_ids, source_lengths)
-    target_output, inside = _padded(target_ids, target_lengths)
-    target_input = np.full_like(target_output, PAD)
-    target_input[:, 0] = BOS
-    target_input[:, 1:][inside[:, :-1]] = target_ids
+    sources, _ = _padded(source)
+    outputs, inside = _padded(target)
+    inputs = np.empty_like(outputs)
+    inputs[:, 0] = BOS
+    np.multiply(outputs[:, :-1], inside[:, :-1], out=inputs[:, 1:])
     return Batch(
-        source=torch.from_numpy(source),
-        target_input=torch.from_numpy(target_input),
-        target_output=torch.from_numpy(target_output),
-        pairs=len(rows),
-        tokens=len(source_ids) + len(target_ids) + 2 * len(rows),
-        padded_tokens=source.size + target_output.size,
+        source=torch.from_numpy(sources),
+        target_input=torch.from_numpy(inputs),
+        target_output=torch.from_numpy(outputs),
+        pairs=len(source),
+        tokens=_tokens(source, target),
+        padded_tokens=sources.size + outputs.size,
     )
 
 
-def _padded(
-    ids: NDArray[Any], lengths: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def collate_packed(
+    source: Ragged,
+    target: Ragged,
+    row: NDArray[np.int64],
+    columns: tuple[NDArray[np.int64], NDArray[np.int64]],
+    shape: tuple[int, int, int],
+) -> Batch:
+    """Several pairs in a row.
+
+    Args:
+        source: [pairs] source ids.
+        target: [pairs] target ids.
+        row: [pairs] row of each pair.
+        columns: [pairs] where its source and its target begin in the row.
+        shape: number of rows, and their tokens on the source and the target side.
+
+    No pairs become one row without a label, as in :func:`collate`.
+    """
+    if not len(source):
+        return collate(source, target)
+    rows, *widths = shape
+    sources, outputs = (np.full((rows, width), PAD, np.int64) for width in widths)
+    inputs = np.full_like(outputs, PAD)
+    begins = row * widths[0] + columns[0]
+    sources.reshape(-1)[ranges(begins, source.lengths)] = source.flat()
+    sources.reshape(-1)[begins + source.lengths] = EOS
+    begins = row * widths[1] + columns[1]
+    places, ids = ranges(begins, target.lengths), target.flat()
+    outputs.reshape(-1)[places] = ids
+    outputs.reshape(-1)[begins + target.lengths] = EOS
+    inputs.reshape(-1)[places + 1] = ids
+    inputs.reshape(-1)[begins] = BOS
+    return Batch(
+        source=torch.from_numpy(sources),
+        target_input=torch.from_numpy(inputs),
+        target_output=torch.from_numpy(outputs),
+        pairs=len(source),
+        tokens=_tokens(source, target),
+        padded_tokens=sources.size + outputs.size,
+    )
+
+
+def _padded(rows: Ragged) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """[b, longest + 1] ids with EOS and PAD, and which places hold ids."""
-    inside = np.arange(lengths.max() + 1) < lengths[:, None]
-    padded = np.full(inside.shape, PAD, np.int64)
-    padded[inside] = ids
+    values, lengths = rows.values, rows.lengths
+    width, step = int(lengths.max()) + 1, values.itemsize
+    # Every row is read at the full width in one go; what belongs to its successors becomes PAD.
+    shape = (len(values) - width + 1, width)
+    windows: NDArray[Any] = np.ndarray(shape, values.dtype, values, 0, (step, step))
+    inside = np.arange(width) < lengths[:, None]
+    padded = np.multiply(windows[rows.starts], inside, dtype=np.int64)
     padded[np.arange(len(lengths)), lengths] = EOS
     return padded, inside
+
+
+def _tokens(source: Ragged, target: Ragged) -> int:
+    """Tokens of both sides, ends included."""
+    return int(source.lengths.sum()) + int(target.lengths.sum()) + 2 * len(source)

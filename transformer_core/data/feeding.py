@@ -6,14 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from schemas.data import AnyBatching
-from transformer_core.data.batching import EpochPlan, cut_by_tokens, part_rows, plan_epoch
+from transformer_core.data.batching import cut_by_tokens, plan_epoch
 from transformer_core.data.collate import Batch, collate
+from transformer_core.data.rows import WindowRows
 from transformer_core.data.store import PairStore
 
 __all__ = ["Batch", "Feed", "GlobalBatch", "evaluation_batches"]
@@ -39,6 +41,10 @@ class GlobalBatch:
     """Source and target tokens with padding, over all ranks."""
 
 
+Batches = Generator[GlobalBatch, None, None]
+T = TypeVar("T")
+
+
 class Feed:
     """The global batches of a training, as one rank sees them.
 
@@ -48,7 +54,7 @@ class Feed:
 
     Args:
         store: the training pairs.
-        batching: how pairs become global batches.
+        batching: how pairs become global batches, and how they stand in rows.
         seed: seed of their order.
         rank: number of this process.
         world_size: number of processes.
@@ -72,21 +78,13 @@ class Feed:
         self.store = store
         self._batching = batching
         self._seed = seed
-        self._first_part = rank * micro_batches
-        self._micro_batches = micro_batches
+        self._own = range(rank * micro_batches, (rank + 1) * micro_batches)
         self._parts = world_size * micro_batches
         self._device = device
         self._cuda = device.type == "cuda"
         self._prefetch = (2 if self._cuda else 0) if prefetch is None else prefetch
 
-    def plan(self, epoch: int) -> EpochPlan:
-        """The global batches of an epoch, the same on every rank."""
-        store = self.store
-        return plan_epoch(
-            store.source_lengths, store.target_lengths, self._batching, self._seed, epoch
-        )
-
-    def batches(self, epoch: int = 0, batch: int = 0) -> Generator[GlobalBatch, None, None]:
+    def batches(self, epoch: int = 0, batch: int = 0) -> Batches:
         """Endless global batches from this position on, one epoch after the other.
 
         They are those of a feed that was never interrupted; the position after the last batch of
@@ -95,52 +93,57 @@ class Feed:
         Raises ValueError if the epoch has fewer batches.
         """
         made = self._make(epoch, batch)
-        if self._prefetch:
-            made = self._ahead(made)
-        with closing(made):
-            for item in made:
-                yield replace(
-                    item,
-                    micro_batches=[
-                        micro.to(self._device, non_blocking=self._cuda)
-                        for micro in item.micro_batches
-                    ],
-                )
+        if self._cuda:
+            return self._received(self._ahead(self._sent(made)))
+        return self._ahead(made)
 
-    def _make(self, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
+    def _make(self, epoch: int, batch: int) -> Batches:
         while True:
-            plan = self.plan(epoch)
-            if not 0 <= batch <= len(plan):
-                raise ValueError(f"batch {batch} of epoch {epoch}: it has {len(plan)} batches")
-            for index in range(batch, len(plan)):
-                yield self._global_batch(plan, epoch, index)
+            for window in plan_epoch(self.store, self._batching, self._seed, epoch, batch):
+                rows = WindowRows(self.store, window, self._parts, self._batching.rows)
+                for index in range(max(batch - window.first_batch, 0), len(window)):
+                    yield GlobalBatch(
+                        epoch=epoch,
+                        index=window.first_batch + index,
+                        micro_batches=[rows.batch(index, part) for part in self._own],
+                        pairs=rows.pairs[index],
+                        tokens=rows.tokens[index],
+                        target_tokens=rows.target_tokens[index],
+                        padded_tokens=rows.padded_tokens[index],
+                    )
             epoch, batch = epoch + 1, 0
 
-    def _global_batch(self, plan: EpochPlan, epoch: int, index: int) -> GlobalBatch:
-        own = range(self._first_part, self._first_part + self._micro_batches)
-        micro_batches = [
-            collate(self.store, part_rows(plan, index, part, self._parts)) for part in own
-        ]
-        rows = plan.rows(index)
-        sources = self.store.source_lengths[rows].astype(np.int64) + 1
-        targets = self.store.target_lengths[rows].astype(np.int64) + 1
-        longest = _longest(sources, self._parts) + _longest(targets, self._parts)
-        sizes = (len(rows) + self._parts - 1 - np.arange(self._parts)) // self._parts
-        return GlobalBatch(
-            epoch=epoch,
-            index=index,
-            micro_batches=[m.pin() for m in micro_batches] if self._cuda else micro_batches,
-            pairs=len(rows),
-            tokens=int(sources.sum() + targets.sum()),
-            target_tokens=int(targets.sum()),
-            # A part without pairs is one row of one token on each side.
-            padded_tokens=int((np.maximum(sizes, 1) * longest).sum()),
-        )
+    def _sent(self, made: Batches) -> Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]:
+        """The batches on their way to the device, each with an event that ends its copies.
 
-    def _ahead(
-        self, made: Generator[GlobalBatch, None, None]
-    ) -> Generator[GlobalBatch, None, None]:
-        """The same batches, the next few of them made by a thread meanwhile."""
+        Copies from page-locked memory, on a stream of their own, run beside the training.
+        """
+        stream = torch.cuda.Stream(self._device)
+        with closing(made):
+            for item in made:
+                with torch.cuda.stream(stream):
+                    there = [
+                        m.pin().to(self._device, non_blocking=True) for m in item.micro_batches
+                    ]
+                yield replace(item, micro_batches=there), stream.record_event()
+
+    def _received(
+        self, sent: Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]
+    ) -> Batches:
+        """The batches once the current stream may use them; the host does not wait."""
+        with closing(sent):
+            for item, arrived in sent:
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(arrived)
+                for micro in item.micro_batches:
+                    micro.record_stream(stream)
+                yield item
+
+    def _ahead(self, made: Generator[T, None, None]) -> Generator[T, None, None]:
+        """The same items, the next few of them made by a thread meanwhile."""
+        if not self._prefetch:
+            yield from made
+            return
         with closing(made), ThreadPoolExecutor(1, "feed", self._on_device) as thread:
             waiting = deque(thread.submit(next, made) for _ in range(self._prefetch))
             try:
@@ -172,18 +175,14 @@ def evaluation_batches(
     The last may be smaller.
     """
     count = len(store) if max_pairs is None else min(max_pairs, len(store))
-    sources, targets = store.source_lengths[:count], store.target_lengths[:count]
+    sources, targets = (
+        side.lengths(np.array([[0, count]])) for side in (store.source, store.target)
+    )
     order = np.lexsort((targets, sources))[::-1]
     if pairs_per_batch is None:
         starts = cut_by_tokens(sources[order], targets[order], tokens_per_batch)
     else:
         starts = np.minimum(np.arange(0, count + pairs_per_batch, pairs_per_batch), count)
     for start, end in pairwise(starts):
-        yield order[start:end], collate(store, order[start:end])
-
-
-def _longest(lengths: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """[parts] the longest row of each part ``lengths[part::parts]``; 1 for a part without rows."""
-    padded = np.ones(-(-len(lengths) // parts) * parts, np.int64)
-    padded[: len(lengths)] = lengths
-    return padded.reshape(-1, parts).max(axis=0)
+        rows = order[start:end]
+        yield rows, collate(store.source.gather(rows), store.target.gather(rows))

@@ -1,7 +1,7 @@
 """The shards of a split as arrays over their memory maps."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.results import Shard, ShardManifest
-from transformer_core.data.arrays import ranges
+from transformer_core.data.arrays import Ragged, ranges
 from transformer_core.data.files import CorpusError
 
 
@@ -23,70 +23,78 @@ class ShardError(CorpusError):
         super().__init__(message, file=file, remedy=remedy)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One language: per shard the flat ids and [pairs + 1] offsets; over all shards the lengths."""
+class Side:
+    """One language of a split: token ids in the memory maps of the shards, without begin and end.
 
-    ids: list[NDArray[Any]]
-    offsets: list[NDArray[np.int64]]
-    lengths: NDArray[np.int32]
+    Args:
+        column: name of the column, source or target.
+        batches: the record batch of each shard, in order.
+    """
+
+    def __init__(self, column: str, batches: list[pa.RecordBatch]) -> None:
+        columns = [batch.column(column) for batch in batches]
+        self.ids = [column.values.to_numpy(zero_copy_only=True) for column in columns]
+        """Per shard the ids of all sentences in a row."""
+        self.offsets = [column.offsets.to_numpy() for column in columns]
+        """Per shard [pairs + 1] where each sentence begins and ends."""
+        self._first = np.cumsum([0, *(len(column) for column in columns)])
+
+    def lengths(self, spans: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens of the sentences start … stop - 1 of each of ``spans`` [n, 2]."""
+        found = [np.diff(self.offsets[shard][a : b + 1]) for shard, a, b in self._pieces(spans)]
+        return np.concatenate(found).astype(np.int32) if found else np.empty(0, np.int32)
+
+    def read(self, spans: NDArray[np.int64]) -> Ragged:
+        """A copy of the sentences of ``spans``: a few long reads, whatever the shards."""
+        chunks = []
+        for shard, a, b in self._pieces(spans):
+            offsets = self.offsets[shard]
+            chunks.append(self.ids[shard][offsets[a] : offsets[b]])
+        return Ragged.join(chunks, self.lengths(spans))
+
+    def gather(self, rows: NDArray[np.int64]) -> Ragged:
+        """A copy of the sentences ``rows``, in any order."""
+        shards = np.searchsorted(self._first, rows, side="right") - 1
+        order = np.argsort(shards, kind="stable")
+        chunks, lengths = [], [np.empty(0, np.int32)]
+        for shard in np.unique(shards).tolist():
+            local = rows[order[shards[order] == shard]] - self._first[shard]
+            starts = self.offsets[shard][local]
+            lengths.append((self.offsets[shard][local + 1] - starts).astype(np.int32))
+            chunks.append(self.ids[shard][ranges(starts, lengths[-1])])
+        return Ragged.join(chunks, np.concatenate(lengths)).take(np.argsort(order))
+
+    def _pieces(self, spans: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Shard, first and last place in it, of every stretch that ``spans`` have in one shard."""
+        for start, stop in spans.tolist():
+            shard = int(np.searchsorted(self._first, start, side="right")) - 1
+            while start < stop:
+                first, end = int(self._first[shard]), min(stop, int(self._first[shard + 1]))
+                yield shard, start - first, end - first
+                start, shard = end, shard + 1
 
 
 class PairStore:
     """All pairs of a split, numbered from 0 in the order of the corpus.
 
-    Token ids stay in the memory map, without begin and end, until they are gathered.
+    Nothing but the headers of the shards is read before it is asked for.
     """
 
     def __init__(self, manifest: ShardManifest, batches: list[pa.RecordBatch]) -> None:
         self.manifest = manifest
-        self._first = np.cumsum([0, *[batch.num_rows for batch in batches[:-1]]])
-        self._source = _side(batches, "source")
-        self._target = _side(batches, "target")
+        self.source = Side("source", batches)
+        self.target = Side("target", batches)
 
     def __len__(self) -> int:
         return self.manifest.pairs
 
-    @property
-    def source_lengths(self) -> NDArray[np.int32]:
-        """[pairs] source tokens of each pair."""
-        return self._source.lengths
-
-    @property
-    def target_lengths(self) -> NDArray[np.int32]:
-        """[pairs] target tokens of each pair."""
-        return self._target.lengths
-
-    def gather_source(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Source ids of the pairs ``rows`` in a row [sum(lengths)], and their lengths [rows]."""
-        return self._gather(self._source, rows)
-
-    def gather_target(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Target ids of the pairs ``rows`` in a row [sum(lengths)], and their lengths [rows]."""
-        return self._gather(self._target, rows)
-
     def source_rows(self, rows: NDArray[np.int64] | list[int]) -> list[NDArray[Any]]:
         """Source ids of each of the pairs ``rows``."""
-        return _split(*self.gather_source(np.asarray(rows, np.int64)))
+        return _split(self.source.gather(np.asarray(rows, np.int64)))
 
     def target_rows(self, rows: NDArray[np.int64] | list[int]) -> list[NDArray[Any]]:
         """Target ids of each of the pairs ``rows``."""
-        return _split(*self.gather_target(np.asarray(rows, np.int64)))
-
-    def _gather(
-        self, side: _Side, rows: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        lengths = side.lengths[rows]
-        places = np.cumsum(lengths, dtype=np.int64) - lengths
-        flat = np.empty(int(lengths.sum()), self.manifest.id_type)
-        shards = np.searchsorted(self._first, rows, side="right") - 1
-        for shard in np.unique(shards).tolist():
-            mine = np.flatnonzero(shards == shard)
-            starts = side.offsets[shard][rows[mine] - self._first[shard]]
-            flat[ranges(places[mine], lengths[mine])] = side.ids[shard][
-                ranges(starts, lengths[mine])
-            ]
-        return flat, lengths
+        return _split(self.target.gather(np.asarray(rows, np.int64)))
 
 
 def open_shards(manifest_path: str | Path, verify: bool = False) -> PairStore:
@@ -129,15 +137,5 @@ def _open(path: Path, manifest: ShardManifest, shard: Shard, verify: bool) -> pa
     return batch
 
 
-def _side(batches: list[pa.RecordBatch], column: str) -> _Side:
-    columns = [batch.column(column) for batch in batches]
-    offsets = [column.offsets.to_numpy() for column in columns]
-    return _Side(
-        ids=[column.values.to_numpy(zero_copy_only=True) for column in columns],
-        offsets=offsets,
-        lengths=np.concatenate([np.diff(limits) for limits in offsets]).astype(np.int32),
-    )
-
-
-def _split(flat: NDArray[Any], lengths: NDArray[np.int32]) -> list[NDArray[Any]]:
-    return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
+def _split(rows: Ragged) -> list[NDArray[Any]]:
+    return np.split(rows.flat(), np.cumsum(rows.lengths)[:-1]) if len(rows) else []

@@ -20,7 +20,8 @@ def validation_loss(setup: Setup) -> float:
     """
     model, process, store = setup.model, setup.process, setup.validation_store
     total = torch.zeros(2, dtype=torch.float64)
-    nothing = collate(store, np.empty(0, np.int64))
+    none = np.empty(0, np.int64)
+    nothing = collate(store.source.gather(none), store.target.gather(none))
     training = model.training
     model.eval()
     batches = evaluation_batches(store)

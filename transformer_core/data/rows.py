@@ -1,0 +1,69 @@
+"""The pairs of a window as the rows of all its micro-batches."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.data import AnyRows, PackedRows
+from transformer_core.data.arrays import group_maxima, group_sums
+from transformer_core.data.batching import Window, divide
+from transformer_core.data.collate import Batch, collate, collate_packed
+from transformer_core.data.packing import Packing, pack
+from transformer_core.data.store import PairStore
+
+
+class WindowRows:
+    """The micro-batches of a window, made when they are asked for.
+
+    What can be computed for all of them at once is: where each pair stands, and all counts.
+
+    Args:
+        store: the pairs; those of the window are copied, whatever part of them is asked for, since
+            the pages of the memory map hold pairs of nearly every part.
+        window: the pairs and their global batches.
+        parts: micro-batches of a global batch, over all ranks.
+        rows: how the pairs of a part stand in rows.
+    """
+
+    def __init__(self, store: PairStore, window: Window, parts: int, rows: AnyRows) -> None:
+        order, self._starts = divide(window, parts)
+        self._parts = parts
+        self._source = store.source.read(window.spans).take(order)
+        self._target = store.target.read(window.spans).take(order)
+        sources, targets = (
+            side.lengths.astype(np.int64) + 1 for side in (self._source, self._target)
+        )
+        self._packing: Packing | None = None
+        if isinstance(rows, PackedRows):
+            self._packing = pack(sources, targets, self._starts, rows.tokens)
+            shapes = [self._packing.rows, self._packing.source_width, self._packing.target_width]
+        else:
+            longest = [group_maxima(side, self._starts) for side in (sources, targets)]
+            shapes = [np.diff(self._starts), *longest]
+        # A part without pairs is one row of one token on each side.
+        self._shapes = np.maximum(np.stack(shapes, axis=1), 1)
+        sizes = self._shapes[:, 0] * (self._shapes[:, 1] + self._shapes[:, 2])
+
+        self.pairs: list[int] = np.diff(window.starts).tolist()
+        """Sentence pairs of each global batch."""
+        self.tokens = self._sums(sources + targets)
+        """Source and target tokens of each global batch, ends included."""
+        self.target_tokens = self._sums(targets)
+        """Target tokens of each global batch, ends included."""
+        self.padded_tokens: list[int] = sizes.reshape(-1, parts).sum(axis=1).tolist()
+        """Source and target tokens of each global batch with the padding of all its parts."""
+
+    def batch(self, index: int, part: int) -> Batch:
+        """One part of a global batch of the window."""
+        group = index * self._parts + part
+        pairs = slice(self._starts[group], self._starts[group + 1])
+        source, target = self._source.take(pairs), self._target.take(pairs)
+        packing = self._packing
+        if packing is None:
+            return collate(source, target)
+        columns = packing.source_column[pairs], packing.target_column[pairs]
+        return collate_packed(
+            source, target, packing.row[pairs], columns, tuple(self._shapes[group].tolist())
+        )
+
+    def _sums(self, values: NDArray[np.int64]) -> list[int]:
+        return group_sums(values, self._starts[:: self._parts]).tolist()
