@@ -25,9 +25,9 @@ from transformer_core.report.inputs import Results, add_arguments, from_argument
 from transformer_core.report.sections import SECTIONS
 
 
-def render(results: Results, variants: dict[str, Variant], pictures: Sequence[svg.Picture]) -> str:
-    """The page as HTML. Every text from a configuration or a corpus is escaped."""
-    environment = Environment(
+def environment() -> Environment:
+    """The templates, in which every text from a configuration or a corpus is escaped."""
+    made = Environment(
         loader=PackageLoader("transformer_core.report"),
         autoescape=True,
         trim_blocks=True,
@@ -35,17 +35,23 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
         undefined=StrictUndefined,
         extensions=["jinja2.ext.i18n"],
     )
-    environment.policies["ext.i18n.trimmed"] = True
-    environment.install_gettext_callables(  # type: ignore[attr-defined]
+    made.policies["ext.i18n.trimmed"] = True
+    made.install_gettext_callables(  # type: ignore[attr-defined]
         language.gettext, language.ngettext, newstyle=True
     )
-    environment.filters.update(FILTERS)
-    environment.filters |= {"pretty": pretty, "compact": compact}
+    made.filters.update(FILTERS)
+    made.filters |= {"pretty": pretty, "compact": compact}
+    return made
+
+
+def render(results: Results, variants: dict[str, Variant], pictures: Sequence[svg.Picture]) -> str:
+    """The page as HTML."""
     by_name = {picture.name: picture for picture in pictures}
     shared = {"study": results.study, "results": results, "variants": variants}
+    templates = environment()
     bodies = {
         section: Markup(
-            environment.get_template(f"sections/{section.name}.html").render(
+            templates.get_template(f"sections/{section.name}.html").render(
                 **shared,
                 **section.context(results),
                 pictures=[by_name[name] for name in section.figures],
@@ -53,7 +59,7 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
         )
         for section in SECTIONS
     }
-    return environment.get_template("page.html").render(**shared, sections=bodies)
+    return templates.get_template("page.html").render(**shared, sections=bodies)
 
 
 def pretty(value: Any) -> str:
