@@ -34,7 +34,7 @@ class RankCapture(Schema):
     (.json.gz) for Perfetto, or an SQLite export (.sqlite) and a report (.nsys-rep) for the
     Nsight Systems GUI."""
     step_seconds: list[float]
-    """Host time of every profiled step, between synchronised points."""
+    """Host time of every profiled step; a GPU may lag behind."""
     ddp: list[DdpTimes]
     """DistributedDataParallel's own times of the profiled steps; empty for other strategies."""
 

@@ -13,11 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.numpy
 
@@ -25,7 +25,7 @@ from schemas.errors import Unsupported
 from schemas.results import Repeat
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
-from transformer_core.measure.hardware import read_hardware
+from transformer_core.measure.launch import launcher, lends_processes_only, threads_per_process
 from transformer_core.measure.outcome import (
     CHECKPOINTS,
     clear_outcomes,
@@ -40,49 +40,9 @@ from transformer_core.train.history import History
 WORKER = "transformer_core.measure.worker"
 
 
-def launcher(spec: RunSpec, worker: str, place: int = 0, within: Sequence[str] = ()) -> list[str]:
-    """The start of the command line: plain Python for a single process, torchrun for more.
-
-    ``worker`` is the module that the processes run, each of them under the command ``within`` (a
-    profiler) where there is one.
-
-    A run over several hosts is started on each of them with NODE_RANK (0, 1, ...) and RENDEZVOUS
-    (host:port of the first); raises Unsupported without. Runs at the same time need a ``place`` of
-    their own: it is added to the port.
-    """
-    machine = spec.machine
-    if spec.parallel.kind in ("single", "data_parallel"):
-        return [*within, sys.executable, "-m", worker]
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += [f"--nproc-per-node={spec.processes_per_node}", f"--nnodes={machine.nodes}"]
-    if machine.nodes == 1:
-        command += ["--standalone"]
-    else:
-        try:
-            node, endpoint = os.environ["NODE_RANK"], os.environ["RENDEZVOUS"]
-        except KeyError as missing:
-            raise Unsupported(
-                f"needs {machine.nodes} hosts: start the same command on each of them, with "
-                f"NODE_RANK and RENDEZVOUS (host:port) set; {missing} is not"
-            ) from None
-        host, _, port = endpoint.rpartition(":")
-        command += [f"--node-rank={node}", "--rdzv-backend=c10d"]
-        command += [f"--rdzv-endpoint={host}:{int(port) + place}"]
-        command += [f"--rdzv-id={spec.digest()[:16]}"]
-    if within:
-        command += ["--no-python", *within, sys.executable]
-    return [*command, "-m", worker]
-
-
 def reproducing_command(target: Path) -> str:
     """The command that makes ``target`` again; the workflow says in STUDY_OPTIONS which study."""
     return f"snakemake --cores all {target} {os.environ.get('STUDY_OPTIONS', '')}".strip()
-
-
-def threads_per_process(spec: RunSpec) -> int:
-    """CPU threads for each process: as the spec says, else an even share of the cores."""
-    cores = read_hardware().cores
-    return spec.machine.threads or max(1, cores // spec.processes_per_node)
 
 
 @contextmanager
@@ -130,7 +90,8 @@ def attempt(
         write_outcome(result.parent, 0, error)
     if code == 0 and result.exists():
         return None
-    outcome = read_outcomes(result.parent)
+    # What a worker says of its end when all were stopped is no result.
+    outcome = read_outcomes(result.parent) if code >= 0 else None
     if outcome is None:
         print(
             f"{result.parent}: stopped before it was done ({how_ended(code)}). The same command "
@@ -154,35 +115,27 @@ def worker_options(arguments: argparse.Namespace) -> list[str]:
 def run_workers(spec: RunSpec, worker: str, options: Sequence[str]) -> int:
     """Run the workers of this host to their end, handing on requests to stop; the exit code."""
     child = start_workers(spec, worker, options)
+    asked: list[int] = []
 
     def hand_on(number: int, _: object) -> None:
+        asked.append(number)
         child.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, hand_on)
-    return child.wait()
+    code = child.wait()
+    return -asked[0] if code and asked else code
 
 
 def start_workers(
-    spec: RunSpec,
-    worker: str,
-    options: Sequence[str],
-    place: int = 0,
-    within: Sequence[str] = (),
-    environment: Mapping[str, str] = os.environ,
-    output: BinaryIO | None = None,
+    spec: RunSpec, worker: str, options: Sequence[str], place: int = 0
 ) -> subprocess.Popen[bytes]:
-    """Start the workers of this host; for ``place`` and ``within`` see :func:`launcher`.
-
-    What they print goes to ``output``, or where that of this process goes.
-    """
+    """Start the workers of this host; for ``place`` see :func:`launcher`."""
     threads = str(threads_per_process(spec))
     return subprocess.Popen(
-        [*launcher(spec, worker, place, within), *options],
+        [*launcher(spec, worker, place), *options],
         # torch takes MKL's number, which Snakemake sets, before OpenMP's.
-        env={**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-        stdout=output,
-        stderr=None if output is None else subprocess.STDOUT,
+        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
     )
 
@@ -236,8 +189,7 @@ def main() -> None:
     arguments.command = reproducing_command(arguments.output / "metrics.json")
     log_to(arguments.log_file)
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    if os.environ.get("NODE_RANK", "0") != "0":
-        # On every host but the first: lend the processes only; the first writes the results.
+    if lends_processes_only():
         sys.exit(run_workers(spec, WORKER, worker_options(arguments)))
     with exclusive(arguments.output):
         supervise(arguments, spec)

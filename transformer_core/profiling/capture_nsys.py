@@ -1,0 +1,179 @@
+"""Nsight Systems: is it here, what does its version understand, and did it record anything?
+
+Nothing here imports torch. An exit code of 0 proves nothing: success is the SQLite export with at
+least one kernel.
+"""
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DOMAIN = "transformer_core"
+"""NVTX domain of all ranges."""
+
+CAPTURE_RANGE = "capture"
+"""Name of the range around the profiled steps."""
+
+REPORTS = (".nsys-rep", ".qdrep")
+"""Endings of reports, newest first."""
+
+_WANTED = (
+    ("--trace", "cuda,nvtx"),
+    ("--sample", "none"),
+    ("--cpuctxsw", "none"),
+    ("--cuda-graph-trace", "node"),
+    ("--export", "sqlite"),
+    ("--kill", "none"),
+    ("--force-overwrite", "true"),
+)
+_NEEDED = ("--trace", "--capture-range", "--output")
+
+_PASSED_ON = re.compile(
+    r"(PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LC_\w+|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV|STUDY_OPTIONS"
+    r"|LD_\w+|PYTHON\w*|CUDA\w*|NVIDIA_\w+|NCCL_\w+|GLOO_\w+|TORCH\w*|PYTORCH\w*|OMP_\w+|KMP_\w+"
+    r"|MKL_\w+|OPENBLAS_\w+|MALLOC_\w+|GLIBC_TUNABLES|NODE_RANK|RENDEZVOUS|MASTER_\w+|RANK"
+    r"|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|XDG_\w+|SLURM_(JOB|PROC|NODE|LOCAL|STEP)\w*)"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS(WORD|WD)|CREDENTIAL|_KEY", re.IGNORECASE)
+_TELLING = re.compile(
+    r"error|denied|permi|privilege|not (be )?found|fail|cannot|unable|unrecogni|illegal", re.I
+)
+
+
+@dataclass(frozen=True)
+class Nsys:
+    """An installed Nsight Systems."""
+
+    path: str
+    version: str
+    """What ``nsys --version`` prints."""
+    help: Mapping[str, str]
+    """Text of ``nsys profile --help`` by option."""
+
+    def command(self, output: Path, cuda: bool) -> list[str]:
+        """The command that profiles one rank, but for the program it runs.
+
+        With ``cuda`` the capture range is between cudaProfilerStart and cudaProfilerStop, else it
+        is an NVTX range. Raises ValueError if this version lacks an option that is needed.
+        """
+        missing = [option for option in _NEEDED if option not in self.help]
+        if missing:
+            raise ValueError(f"{self.version} does not know {', '.join(missing)}")
+        words = [self.path, "profile"]
+        words += [f"{option}={value}" for option, value in _WANTED if self._knows(option, value)]
+        if cuda:
+            words += ["--capture-range=cudaProfilerApi"]
+        else:
+            words += ["--capture-range=nvtx", f"--nvtx-capture={CAPTURE_RANGE}@{DOMAIN}"]
+        if self._knows("--capture-range-end", "stop"):
+            words += ["--capture-range-end=stop"]
+        elif "--stop-on-range-end" in self.help:  # until 2021.2
+            words += ["--stop-on-range-end=true"]
+        return [*words, f"--output={output}/rank-%q{{RANK}}"]
+
+    def _knows(self, option: str, value: str) -> bool:
+        text = self.help.get(option)
+        if text is None:
+            return False
+        # Only where the values are listed can one be missing.
+        return "ossible" not in text or all(word in text for word in value.split(","))
+
+
+def find_nsys() -> Nsys | None:
+    """Nsight Systems on the PATH; None if it is not there or does not start."""
+    path = shutil.which("nsys")
+    if path is None:
+        return None
+    version, text = _output([path, "--version"]), _output([path, "profile", "--help"])
+    if version is None or text is None:
+        return None
+    found = re.search(r"\d+(\.\d+)+\S*", version)
+    return Nsys(path, found[0] if found else version.strip(), options(text))
+
+
+def options(text: str) -> dict[str, str]:
+    """The text of every option in the help of ``nsys profile``."""
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        match = re.match(r"\s{1,8}(?:-\w, *)?(--[a-z][\w-]*)", line)
+        if match:
+            current = found.setdefault(match[1], [])
+        current.append(line)
+    return {option: "\n".join(lines) for option, lines in found.items()}
+
+
+def environment() -> dict[str, str]:
+    """The part of the environment that a profiled run gets.
+
+    Reports and exports hold the whole environment of what was profiled, so it gets only what a
+    training needs, and nothing that looks like a secret.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if _PASSED_ON.fullmatch(name) and not _SECRET.search(name)
+    }
+    # So that a range may start the capture whatever kind of string its name is.
+    return kept | {"RANK": os.environ.get("RANK", "0"), "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+
+
+def export(nsys: Nsys, report: Path) -> None:
+    """Make the SQLite export of a report that has none."""
+    _output(
+        [
+            *(nsys.path, "export", "--type=sqlite", "--force-overwrite=true"),
+            f"--output={report.with_suffix('.sqlite')}",
+            str(report),
+        ],
+        seconds=600,
+    )
+
+
+def rank_files(nsys: Nsys, output: Path, rank: int) -> list[str]:
+    """Names of the export and the report of a rank; empty if there is no export."""
+    base = output / f"rank-{rank}"
+    sqlite = base.with_suffix(".sqlite")
+    reports = [path for ending in REPORTS if (path := base.with_suffix(ending)).exists()]
+    if not sqlite.exists() and reports:
+        export(nsys, reports[0])
+    if not sqlite.exists():
+        return []
+    for path in (sqlite, *reports):
+        path.chmod(0o600)
+    return [sqlite.name, *(path.name for path in reports)]
+
+
+def rows(export_file: Path) -> tuple[int, int]:
+    """How many kernels and NVTX events an export holds; its tables exist only if they have rows."""
+    with sqlite3.connect(f"file:{export_file}?mode=ro", uri=True) as database:
+        names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+
+        def count(table: str) -> int:
+            if table not in names:
+                return 0
+            (number,) = database.execute(f"SELECT count(*) FROM {table}").fetchone()
+            return int(number)
+
+        return count("CUPTI_ACTIVITY_KIND_KERNEL"), count("NVTX_EVENTS")
+
+
+def telling_lines(text: str, most: int = 3) -> str:
+    """The last lines of a log that tell what went wrong, else its last line."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    telling = [line for line in lines if _TELLING.search(line)]
+    return " ".join((telling or lines[-1:])[-most:])
+
+
+def _output(command: list[str], seconds: float = 60) -> str | None:
+    """What a command prints; None if it is not there, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout + done.stderr

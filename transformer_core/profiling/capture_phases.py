@@ -1,0 +1,109 @@
+"""The phases of a training step as ranges of a profiler, put around a training from outside.
+
+The training loop calls strategy, module and precision; a capture wraps what they offer. A timed run
+has none of this.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+
+from transformer_core.data.feeding import Feed, GlobalBatch
+from transformer_core.profiling.capture_nsys import DOMAIN
+from transformer_core.profiling.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER, label
+from transformer_core.train.assemble import Setup
+from transformer_core.train.objective import Objective
+
+Mark = Callable[[str], contextlib.AbstractContextManager[Any]]
+"""Makes the range of a phase, named by its :func:`label`."""
+
+
+def torch_mark(phase: str) -> contextlib.AbstractContextManager[Any]:
+    """A range for torch.profiler."""
+    return torch.profiler.record_function(label(phase))
+
+
+def nvtx_mark(phase: str) -> contextlib.AbstractContextManager[Any]:
+    """A range for Nsight Systems."""
+    import nvtx  # only where Nsight Systems records
+
+    return nvtx.annotate(label(phase), domain=DOMAIN)
+
+
+def mark_phases(setup: Setup, mark: Mark) -> None:
+    """Let every phase of ``setup``'s training lie in a range of its own.
+
+    The loss lies within the forward pass, or is a part of it where it is computed in chunks. A
+    reduction of gradients outside the backward pass proper belongs to the backward phase, and
+    gradient clipping to the optimizer.
+    """
+    strategy, precision = setup.strategy, setup.precision
+    _replace(strategy, "batches", _in_data(strategy.batches, mark))
+    _replace(strategy, "sync_context", _leaving_in_backward(strategy.sync_context, mark))
+    _replace(precision, "backward", _within(precision.backward, BACKWARD, mark))
+    _replace(strategy, "reduce_gradients", _within(strategy.reduce_gradients, BACKWARD, mark))
+    _replace(strategy, "update", _within(strategy.update, OPTIMIZER, mark))
+    for module in setup.module.modules():
+        if isinstance(module, Objective):
+            _replace(module, "loss", _within(module.loss, LOSS, mark))
+    _mark_forward(setup.module, mark)
+
+
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Put ``function`` in the place of a method, of this one object."""
+    setattr(owner, name, function)
+
+
+def _within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with mark(phase):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _in_data(
+    batches: Callable[[Feed, int, int], Generator[GlobalBatch, None, None]], mark: Mark
+) -> Callable[[Feed, int, int], Generator[GlobalBatch, None, None]]:
+    def wrapped(feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
+        with contextlib.closing(batches(feed, epoch, batch)) as endless:
+            while True:
+                with mark(DATA):
+                    item = next(endless)
+                yield item
+
+    return wrapped
+
+
+def _leaving_in_backward(
+    sync_context: Callable[[bool], contextlib.AbstractContextManager[Any]], mark: Mark
+) -> Callable[[bool], contextlib.AbstractContextManager[Any]]:
+    @contextlib.contextmanager
+    def wrapped(last: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as context:
+            context.enter_context(sync_context(last))
+            yield
+            # Some strategies reduce here.
+            with mark(BACKWARD):
+                context.close()
+
+    return wrapped
+
+
+def _mark_forward(module: torch.nn.Module, mark: Mark) -> None:
+    # Hooks, not a wrapped method: a strategy may need to find the very module it made.
+    ranges: list[contextlib.AbstractContextManager[Any]] = []
+
+    def enter(*_: Any) -> None:
+        ranges.append(mark(FORWARD))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)

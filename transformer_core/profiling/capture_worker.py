@@ -1,0 +1,297 @@
+"""One process of a profiled run. Started by :mod:`transformer_core.profiling.capture`."""
+
+import argparse
+import json
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from schemas.errors import Unsupported
+from schemas.profile import Profiling
+from schemas.results import DdpTimes, RankCapture, ShardManifest
+from schemas.study import RunSpec
+from transformer_core.data.files import write_text
+from transformer_core.data.store import open_shards
+from transformer_core.measure.outcome import CHECKPOINTS, supervised
+from transformer_core.measure.progress import Progress, log_to
+from transformer_core.parallel.topology import this_process
+from transformer_core.profiling.capture import rank_file, warmup_of
+from transformer_core.profiling.capture_nsys import CAPTURE_RANGE, DOMAIN
+from transformer_core.profiling.capture_phases import mark_phases, nvtx_mark, torch_mark
+from transformer_core.profiling.phases import STEP
+from transformer_core.train.assemble import Setup, assemble
+from transformer_core.train.loop import train
+
+
+class Enough(Exception):
+    """The profiled steps are done: the training need not go on."""
+
+
+class Recording(Protocol):
+    """A profiler as this process sees it."""
+
+    @staticmethod
+    def mark(phase: str) -> AbstractContextManager[Any]:
+        """The range of a phase."""
+
+    def prepare(self) -> None:
+        """Do what takes time, so that :meth:`start` does not."""
+
+    def start(self) -> None:
+        """Record from here on."""
+
+    def stop(self) -> None:
+        """Record no more."""
+
+    def save(self) -> list[str]:
+        """Write the raw files of this rank; their names."""
+
+
+class TorchRecording:
+    """torch.profiler, with the shapes of the operators' inputs."""
+
+    def __init__(self, output: Path, rank: int, device: torch.device) -> None:
+        self.output = output
+        self.name = f"rank-{rank}.pt.trace.json.gz"
+        self.cuda = device.type == "cuda"
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.cuda:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+
+    @staticmethod
+    def mark(phase: str) -> AbstractContextManager[Any]:
+        return torch_mark(phase)
+
+    def prepare(self) -> None:
+        self.profiler.prepare_trace()
+
+    def start(self) -> None:
+        self.profiler.start_trace()
+
+    def stop(self) -> None:
+        self.profiler.stop_trace()
+
+    def save(self) -> list[str]:
+        if self.cuda and not self._kernels():
+            raise Unsupported(
+                "torch.profiler recorded no CUDA kernel: CUPTI may be missing, in use by another "
+                "profiler, or not permitted here (NVreg_RestrictProfilingToAdminUsers)"
+            )
+        self.profiler.export_chrome_trace(str(self.output / self.name))
+        return [self.name]
+
+    def _kernels(self) -> bool:
+        results: Any = self.profiler.profiler.kineto_results  # type: ignore[union-attr]
+        cuda = torch.autograd.DeviceType.CUDA
+        return any(event.device_type() == cuda for event in results.events())
+
+
+class NsysRecording:
+    """Nsight Systems, which started this process and waits for the range to be captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.range: Any = None
+
+    @staticmethod
+    def mark(phase: str) -> AbstractContextManager[Any]:
+        return nvtx_mark(phase)
+
+    def prepare(self) -> None:
+        pass
+
+    def start(self) -> None:
+        import nvtx
+
+        if self.cuda:
+            torch.cuda.profiler.start()
+        self.range = nvtx.start_range(CAPTURE_RANGE, domain=DOMAIN)
+
+    def stop(self) -> None:
+        import nvtx
+
+        nvtx.end_range(self.range)
+        if self.cuda:
+            torch.cuda.profiler.stop()
+
+    def save(self) -> list[str]:
+        return []  # nsys writes them when this process has ended
+
+
+class Capturing:
+    """The observer of a profiled run: starts and stops the recording between steps."""
+
+    def __init__(
+        self, setup: Setup, recording: Recording, progress: Progress, warmup: int, steps: int
+    ) -> None:
+        self.setup = setup
+        self.recording = recording
+        self.progress = progress
+        self.first, self.last = warmup + 1, warmup + steps
+        self.seconds: list[float] = []
+        self.ddp: list[DdpTimes] = []
+        self.step: Any = None
+        self.began = 0.0
+
+    def start(self, step: int) -> None:
+        """See :class:`transformer_core.train.loop.Observer`; likewise below."""
+        self.progress.start(step)
+
+    def updated(
+        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
+    ) -> None:
+        pass
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        self.progress.step_done(tokens)
+        if self.step is not None:
+            self.step.__exit__(None, None, None)
+            self.step = None
+            self.seconds.append(time.perf_counter() - self.began)
+        if step == self.first - 1:
+            self.recording.prepare()
+            # Ranks start together: none waits in its first step for another's profiler.
+            self.setup.strategy.synchronise()
+            self.recording.start()
+        if step == self.last:
+            # Of this rank alone: a barrier would be one more collective in the trace.
+            for device in self.setup.strategy.devices:
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+            self.recording.stop()
+        if self.first - 1 <= step < self.last:
+            self.step = self.recording.mark(STEP)
+            self.step.__enter__()
+            self.began = time.perf_counter()
+        described = step - ddp_delay(self.setup.spec)
+        if self.first <= described <= self.last and (times := ddp_times(self.setup, described)):
+            self.ddp.append(times)
+        if step > self.last:
+            raise Enough
+
+    def logged(self, step: int, loss: float) -> None:
+        self.progress.logged(step, loss)
+
+    def validated(self, step: int, loss: float) -> None:
+        pass
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def ddp_delay(spec: RunSpec) -> int:
+    """Steps after which the timers of DistributedDataParallel describe a step.
+
+    They are read out when the next reduction begins: in the same step where there are several.
+    """
+    accumulation = spec.training.accumulation
+    return 0 if accumulation.synchronise == "every" and accumulation.micro_batches > 1 else 1
+
+
+def ddp_times(setup: Setup, step: int) -> DdpTimes | None:
+    """What DistributedDataParallel's timers say of ``step``; None where they say nothing."""
+    if not isinstance(setup.module, DistributedDataParallel):
+        return None
+    # torch has no public way to read them.
+    data = setup.module._get_ddp_logging_data()
+    names = {
+        "forward_seconds": "forward_compute_time",
+        "backward_compute_seconds": "backward_compute_time",
+        "communication_seconds": "backward_comm_time",
+        "overlap_seconds": "backward_compute_comm_overlap_time",
+    }
+    seconds = {field: int(data.get(name, 0)) / 1e9 for field, name in names.items()}
+    if seconds["communication_seconds"] <= 0:
+        return None
+    return DdpTimes(step=step, **seconds)
+
+
+def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
+    """``spec`` without validations and checkpoints, which lasts for more than ``steps``."""
+    update = {
+        "steps": max(spec.training.steps, steps + 2),
+        "validate_every": 0,
+        "checkpoint_every": 0,
+    }
+    return spec.model_copy(update={"training": spec.training.model_copy(update=update)})
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train a few steps, the last of them recorded, and write rank-<r>.json."""
+    spec = RunSpec.model_validate_json(arguments.spec.read_text())
+    profiling = Profiling.model_validate_json(arguments.profiling)
+    process = this_process(spec.machine, spec.processes_per_node)
+    output: Path = arguments.output
+    if process.is_main:
+        log_to(arguments.log_file)
+    if spec.machine.threads:
+        torch.set_num_threads(spec.machine.threads)
+    shards = arguments.data / "shards"
+    manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
+    warmup, steps = warmup_of(spec, profiling), profiling.steps
+    setup = assemble(
+        uninterrupted(spec, warmup + steps),
+        process,
+        manifest.vocabulary,
+        open_shards(shards / "train/manifest.json"),
+        open_shards(shards / "validation/manifest.json"),
+    )
+    if isinstance(setup.module, DistributedDataParallel):
+        setup.module._set_ddp_runtime_logging_sample_rate(1)
+    recording: Recording
+    if arguments.profiler == "nsys":
+        recording = NsysRecording(process.device)
+    else:
+        recording = TorchRecording(output, process.rank, process.device)
+    mark_phases(setup, recording.mark)
+    progress = Progress(f"{spec.variant}, profile", warmup + steps + 1, show=process.is_main)
+    observer = Capturing(setup, recording, progress, warmup, steps)
+    try:
+        train(setup, observer, output / CHECKPOINTS)
+    except Enough:
+        progress.close()
+    rank = RankCapture(
+        rank=process.rank,
+        files=recording.save(),
+        step_seconds=observer.seconds,
+        ddp=observer.ddp,
+    )
+    topology = setup.strategy.topology()
+    done = {"rank": rank.model_dump(), "topology": topology.model_dump()}
+    write_text(output / rank_file(process.rank), json.dumps(done))
+    setup.strategy.synchronise()
+    setup.strategy.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--profiling", required=True)
+    parser.add_argument("--profiler", choices=("nsys", "torch"), required=True)
+    parser.add_argument("--command", required=True)
+    parser.add_argument("--log-file", type=Path)
+    arguments = parser.parse_args()
+    with supervised(arguments.output):
+        run(arguments)
+
+
+if __name__ == "__main__":
+    main()
