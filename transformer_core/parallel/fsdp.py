@@ -47,6 +47,7 @@ class FsdpStrategy(ProcessGroupStrategy):
             raise Unsupported(f"{name} has no bfloat16 units (compute capability 8.0 or later)")
         super().__init__(process, machine)
         self.spec = spec
+        self.mesh = init_device_mesh(self.device.type, (process.world_size,))
         self.synchronise_every = synchronise_every
         self.roots: list[FSDPModule] = []
         self.layers: list[nn.Module] = []
@@ -55,7 +56,7 @@ class FsdpStrategy(ProcessGroupStrategy):
         self.reductions = 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        mesh = init_device_mesh(self.device.type, (self.process.world_size,))
+        mesh = self.mesh
         policy = MixedPrecisionPolicy()
         if self.spec.bf16:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -1,5 +1,6 @@
 """The one place that fixes the order in which a training is put together."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,8 @@ from transformer_core.train.precision import Precision, build_precision
 
 
 @dataclass(frozen=True)
-class Setup:
-    """Everything that the loop works with."""
+class Trainer:
+    """Everything that one optimizer step works with."""
 
     spec: RunSpec
     process: Process
@@ -29,9 +30,6 @@ class Setup:
     model: nn.Module
     module: nn.Module
     optimizer: Optimizer
-    feed: Feed
-    train_store: PairStore
-    validation_store: PairStore
 
     @property
     def device(self) -> torch.device:
@@ -43,10 +41,23 @@ class Setup:
         """Trainable parameters of the whole model; a tied matrix counts once."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
+
+@dataclass(frozen=True)
+class Setup(Trainer):
+    """Everything that the loop works with."""
+
+    feed: Feed
+    train_store: PairStore
+    validation_store: PairStore
+
     def should_log(self, step: int) -> bool:
         """Whether the loss of ``step`` is read on the host."""
         training = self.spec.training
         return step % training.log_every == 0 or step in (1, training.steps)
+
+
+def _unwatched(moment: str) -> None:
+    pass
 
 
 def assemble(
@@ -55,8 +66,10 @@ def assemble(
     vocabulary: int,
     train_store: PairStore,
     validation_store: PairStore,
+    watch: Callable[[str], None] = _unwatched,
 ) -> Setup:
-    """Put a training together. The order matters:
+    """Put a training together, and tell ``watch`` when the ``weights`` are on the device and when
+    they are ``wrapped``. The order matters:
 
     1. seed, then model on the CPU: every variant and device starts from the same weights;
     2. device, before the strategy: a wrapper registers hooks on the parameters it is given;
@@ -67,11 +80,12 @@ def assemble(
     training = spec.training
     torch.manual_seed(training.seed)
     model = build_model(spec.model, vocabulary)
-    objective = Objective(model, training.label_smoothing, training.loss).to(process.device)
+    model.to(process.device)
+    watch("weights")
     torch.manual_seed(training.seed + process.rank)
     strategy = build_strategy(spec.parallel, process, spec.machine, training.accumulation)
-    module = strategy.wrap(objective)
-    optimizer = build_optimizer(training.optimizer, module.parameters(), process.device)
+    trainer = equip(spec, process, strategy, model)
+    watch("wrapped")
     share, shares = strategy.share
     feed = Feed(
         train_store,
@@ -83,14 +97,20 @@ def assemble(
         device=process.device,
     )
     return Setup(
+        **vars(trainer), feed=feed, train_store=train_store, validation_store=validation_store
+    )
+
+
+def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
+    """What trains ``model``, which lies on the device of ``process``: points 4 and 5 above."""
+    training = spec.training
+    module = strategy.wrap(Objective(model, training.label_smoothing, training.loss))
+    return Trainer(
         spec=spec,
         process=process,
         strategy=strategy,
         precision=build_precision(training.precision, process.device),
         model=model,
         module=module,
-        optimizer=optimizer,
-        feed=feed,
-        train_store=train_store,
-        validation_store=validation_store,
+        optimizer=build_optimizer(training.optimizer, module.parameters(), process.device),
     )

@@ -11,7 +11,7 @@ from schemas.errors import Diverged
 from schemas.results import Validation
 from transformer_core.data.feeding import GlobalBatch
 from transformer_core.train import checkpoint
-from transformer_core.train.assemble import Setup
+from transformer_core.train.assemble import Setup, Trainer
 from transformer_core.train.evaluation import validation_loss
 from transformer_core.train.history import History
 from transformer_core.train.schedule import learning_rate
@@ -107,29 +107,29 @@ def train(setup: Setup, observer: Observer, checkpoints: Path) -> History:
 
 
 def optimizer_step(
-    setup: Setup, batch: GlobalBatch, rate: float
+    trainer: Trainer, batch: GlobalBatch, rate: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One update from one global batch.
 
     Returns this rank's loss sum and the norm of the whole gradient, both still on the device.
     """
-    for group in setup.optimizer.param_groups:
+    for group in trainer.optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
-    setup.optimizer.zero_grad(set_to_none=True)
+    trainer.optimizer.zero_grad(set_to_none=True)
     # The gradient of the mean over the target tokens of all ranks and micro-batches.
-    scale = setup.strategy.loss_scale / batch.target_tokens
-    loss_sum = torch.zeros((), device=setup.device)
+    scale = trainer.strategy.loss_scale / batch.target_tokens
+    loss_sum = torch.zeros((), device=trainer.device)
     final = len(batch.micro_batches) - 1
     for number, micro in enumerate(batch.micro_batches):
-        with setup.strategy.sync_context(last=number == final):
-            with setup.precision.autocast():
-                loss = setup.module(micro.source, micro.target_input, micro.target_output)
-            setup.precision.backward(loss * scale)
+        with trainer.strategy.sync_context(last=number == final):
+            with trainer.precision.autocast():
+                loss = trainer.module(micro.source, micro.target_input, micro.target_output)
+            trainer.precision.backward(loss * scale)
         loss_sum += loss.detach()
-    setup.strategy.reduce_gradients()
-    norm = setup.strategy.update(
-        lambda: setup.precision.step(
-            setup.optimizer, setup.module.parameters(), setup.spec.training.clip_norm
+    trainer.strategy.reduce_gradients()
+    norm = trainer.strategy.update(
+        lambda: trainer.precision.step(
+            trainer.optimizer, trainer.module.parameters(), trainer.spec.training.clip_norm
         )
     )
     return loss_sum, norm

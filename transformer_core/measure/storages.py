@@ -1,0 +1,255 @@
+"""Every piece of tensor memory of a process, from its first to its last moment, and what it is for.
+
+A storage is the memory behind one or more tensors. The tracker sees the result of every operation,
+also of those that C++ code asks for (DDP's reducer, autograd), and is told when a storage is let
+go. What a kernel takes and gives back inside a single operation it cannot see.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from schemas.results import PARTS, Parts, TimelinePoint
+
+_MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp"})
+"""Namespaces of operations whose tensors are messages."""
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(eq=False)
+class Storage:
+    """The life of one storage; times are numbers of operations."""
+
+    size: int
+    born: int
+    died: int | None = None
+    labels: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of a step, from one number of operations to another."""
+
+    phase: str
+    start: int
+    end: int
+
+
+class StorageTracker(TorchDispatchMode):
+    """While active, follows all storages on devices of one type.
+
+    Besides what operations tell, three things must be told: whose storages are whose
+    (:meth:`label`), what autograd saves (:meth:`saving`), and the phases of a step (:meth:`mark`).
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.storages: list[Storage] = []
+        self.alive: dict[int, tuple[Storage, Any]] = {}
+        self.operations = 0
+        self.marks: list[tuple[str, int]] = []
+        self._resize: Any = None
+
+    def __enter__(self) -> "StorageTracker":
+        # FSDP frees and fills gathered weights by resizing their storage, which is no operation.
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def followed(storage: torch.UntypedStorage, size: int) -> Any:
+            known = self.alive.get(storage._cdata)
+            result = resize(storage, size)
+            if known is not None and known[0].size != size:
+                self._resized(storage, known[0], size)
+            return result
+
+        torch.UntypedStorage.resize_ = followed  # type: ignore[assignment,method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            # A sharded tensor turns into operations on its shards, which come here again.
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.operations += 1
+        for tensor in _tensors(result):
+            self._see(tensor)
+        if func.namespace in _MESSAGES:
+            for tensor in _tensors((args, kwargs, result)):
+                self._label(tensor, "message")
+        elif func is torch.ops.aten._to_copy.default and result.dtype in _HALVES:
+            self._label_copy(args[0], result)
+        return result
+
+    def mark(self, name: str) -> None:
+        """Something happens between two operations: a phase ends."""
+        self.marks.append((name, self.operations))
+
+    def label(self, tensors: Iterable[Any], label: str) -> None:
+        """Say what these tensors are for: weights, gradients or optimizer."""
+        for tensor in tensors:
+            for part in _plain(tensor):
+                self._see(part)
+                self._label(part, label)
+
+    def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """A context in which what autograd saves for a backward pass is noticed."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            for part in _plain(tensor):
+                self._label(part, "saved")
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    def _see(self, tensor: Tensor) -> None:
+        if tensor.device.type != self.device_type:
+            return
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.alive:
+            self._begin(storage, Storage(storage.nbytes(), self.operations))
+
+    def _begin(self, storage: torch.UntypedStorage, record: Storage) -> None:
+        key = storage._cdata
+
+        def end(_: Any) -> None:
+            found, _ = self.alive.pop(key)
+            found.died = self.operations
+
+        self.storages.append(record)
+        self.alive[key] = record, weakref.ref(storage, end)
+
+    def _resized(self, storage: torch.UntypedStorage, old: Storage, size: int) -> None:
+        old.died = self.operations
+        new = Storage(size, self.operations, labels=set(old.labels))
+        self.storages.append(new)
+        self.alive[storage._cdata] = new, self.alive[storage._cdata][1]
+
+    def _label(self, tensor: Tensor, label: str) -> None:
+        known = self.alive.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            known[0].labels.add(label)
+
+    def _label_copy(self, original: Tensor, copy: Tensor) -> None:
+        known = self.alive.get(original.untyped_storage()._cdata)
+        if known is not None and "weights" in known[0].labels:
+            known[0].labels.add("master")
+            self._label(copy, "copy")
+
+
+class StepMemory:
+    """What :class:`StorageTracker` saw of one step: from one mark to another."""
+
+    def __init__(self, tracker: StorageTracker, phases: list[Interval]) -> None:
+        self.start, self.end = phases[0].start, phases[-1].end
+        self.phases = phases
+        forwards = [phase for phase in phases if phase.phase == "forward"]
+        self.by_part = np.zeros((len(PARTS), self.end - self.start + 2), np.int64)
+        saved = np.zeros(self.end - self.start + 2, np.int64)
+        for record in tracker.storages:
+            if record.born > self.end or (record.died is not None and record.died < self.start):
+                continue
+            first = max(record.born, self.start) - self.start
+            # A result exists together with the arguments that its operation lets go.
+            last = (self.end if record.died is None else min(record.died, self.end)) - self.start
+            part = PARTS.index(self._part(record, forwards))
+            self.by_part[part, first] += record.size
+            self.by_part[part, last + 1] -= record.size
+            if "saved" in record.labels and not {"weights", "copy"} & record.labels:
+                saved[first] += record.size
+                saved[last + 1] -= record.size
+        self.by_part = self.by_part.cumsum(axis=1)[:, :-1]
+        self.saved_bytes = int(saved.cumsum().max())
+        self.total: NDArray[np.int64] = self.by_part.sum(axis=0)
+
+    def _part(self, record: Storage, forwards: list[Interval]) -> str:
+        labels = record.labels
+        if "weights" in labels:
+            return "master_weights_bytes" if "master" in labels else "weights_bytes"
+        if "copy" in labels:
+            return "weights_bytes"
+        for label in ("gradients", "optimizer"):
+            if label in labels:
+                return f"{label}_bytes"
+        if record.born < self.start:
+            return "buckets_bytes"
+        if "message" in labels:
+            return "communication_bytes"
+        kept = any(
+            forward.start < record.born <= forward.end
+            and (record.died is None or record.died > forward.end)
+            for forward in forwards
+        )
+        return "activations_bytes" if kept else "temporary_bytes"
+
+    @property
+    def at_peak(self) -> Parts:
+        """The parts at the moment of the largest total."""
+        return self._parts(self.by_part[:, int(self.total.argmax())])
+
+    @property
+    def largest(self) -> Parts:
+        """Each part at its own largest."""
+        return self._parts(self.by_part.max(axis=1))
+
+    def timeline(self, points: int) -> list[TimelinePoint]:
+        """The course of the step: of each of about ``points`` stretches its largest moment."""
+        moments = self.end - self.start + 1
+        result = []
+        for phase in self.phases:
+            width = phase.end - phase.start
+            count = max(1, round(points * width / moments))
+            cuts = np.linspace(phase.start, phase.end, count + 1).astype(int) - self.start
+            for begin, end in zip(cuts, cuts[1:], strict=False):
+                at = begin + int(self.total[begin : max(end, begin + 1)].argmax())
+                result.append(
+                    TimelinePoint.model_validate(
+                        {
+                            "phase": phase.phase,
+                            "position": at / max(1, moments - 1),
+                            "parts": self._parts(self.by_part[:, at]),
+                        }
+                    )
+                )
+        return result
+
+    @staticmethod
+    def _parts(values: NDArray[np.int64]) -> Parts:
+        return Parts(**dict(zip(PARTS, values.tolist(), strict=True)))
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _plain(tensor: Any) -> list[Tensor]:
+    """The tensors with memory of their own inside a sharded or quantized one."""
+    if not isinstance(tensor, Tensor):
+        return []
+    if isinstance(tensor, DTensor):
+        return _plain(tensor._local_tensor)
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in _plain(getattr(tensor, name))]
+    return [tensor]
