@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.data import FixedSize, TokenBudget
+from schemas.data import FixedSize, PackedRows, TokenBudget
 from schemas.model import StreamsQkv, Transformer
 from schemas.parallel import Central, DataParallel
 from schemas.study import RunSpec
@@ -17,7 +17,9 @@ Violation = tuple[str, Any, str, str]
 def violations(spec: RunSpec) -> Iterator[Violation]:
     """Every rule that ``spec`` breaks."""
     yield from _model(spec)
+    yield from _machine(spec)
     yield from _batching(spec)
+    yield from _rows(spec)
     yield from _training(spec)
 
 
@@ -49,6 +51,17 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         )
 
 
+def _machine(spec: RunSpec) -> Iterator[Violation]:
+    machine = spec.machine
+    if machine.link is not None and machine.nodes != 2:
+        yield (
+            "machine.nodes",
+            machine.nodes,
+            "is not 2, but machine.link joins two hosts",
+            "take nodes: 2, or link: null",
+        )
+
+
 def _batching(spec: RunSpec) -> Iterator[Violation]:
     batching, parts = spec.batching, spec.parts
     divided = (
@@ -77,6 +90,17 @@ def _batching(spec: RunSpec) -> Iterator[Violation]:
                 f"(filter.max_tokens = {spec.filter.max_tokens}): some device would have no work",
                 "a smaller filter.max_tokens",
             )
+
+
+def _rows(spec: RunSpec) -> Iterator[Violation]:
+    if isinstance(spec.batching.rows, PackedRows) and not isinstance(spec.model, Transformer):
+        yield (
+            "batching.rows.kind",
+            "packed",
+            f"needs a model that tells the pairs of a row apart, which one of kind "
+            f"{spec.model.kind} does not",
+            "take rows: {kind: padded}, or model: {kind: transformer}",
+        )
 
 
 def _small_batch(

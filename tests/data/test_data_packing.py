@@ -143,3 +143,13 @@ def test_packed_and_padded_parts_hold_the_same_pairs(tmp_path, parts):
             for name in ("source", "target_input", "target_output"):
                 ids = [getattr(batch, name)[getattr(batch, name) != PAD] for batch in (one, other)]
                 assert sorted(ids[0].tolist()) == sorted(ids[1].tolist())
+
+
+@pytest.mark.parametrize("token", [PAD, BOS, EOS])
+def test_a_special_token_in_a_sentence_is_refused(token):
+    store = store_of([3, 3], [3, 3])
+    store.target.ids[0] = np.array([9, 9, 9, 9, token, 9], np.uint16)
+    (window,) = plan_epoch(store, FixedSize(kind="fixed_size"), 1, 0)
+    WindowRows(store, window, 1, PaddedRows())
+    with pytest.raises(ValueError, match="a target sentence holds the special token"):
+        WindowRows(store, window, 1, PackedRows(kind="packed"))

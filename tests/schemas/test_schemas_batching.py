@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schemas.data import FixedSize, TokenBudget
+from schemas.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from schemas.errors import ConfigError
 from schemas.resolve import read_variants, resolve
 from schemas.study import Study, Variant
@@ -97,3 +97,30 @@ def test_a_large_scale_makes_a_small_batch_do() -> None:
 def test_a_scale_is_positive(scale: float) -> None:
     with pytest.raises(ConfigError, match="above 0"):
         resolve(study({"kind": "token_budget"}), "v", scaled(scale))
+
+
+PACKED = {"batching": {"rows": {"kind": "packed", "tokens": 64}}}
+
+
+def laid_out(change: dict[str, Any]) -> dict[str, Variant]:
+    return {"v": Variant(change=change, equivalence="tolerance", summary="Packed.")}
+
+
+@pytest.mark.parametrize("batching", [{"kind": "fixed_size", "pairs": 9}, {"tokens": 900}])
+def test_packed_rows_change_no_global_batch(batching: dict[str, Any]) -> None:
+    plain = study({"kind": "token_budget"} | batching)
+    found = resolve(plain, "v", laid_out(PACKED)).batching
+    assert found.rows == PackedRows(kind="packed", tokens=64)
+    assert found.model_copy(update={"rows": PaddedRows()}) == plain.batching
+
+
+@pytest.mark.parametrize("kind", ["torch_nn", "huggingface", "import"])
+def test_packed_rows_need_a_model_that_knows_them(kind: str) -> None:
+    model = {"kind": kind} | ({"factory": "m:f"} if kind == "import" else {})
+    with pytest.raises(ConfigError) as caught:
+        resolve(study({"kind": "token_budget"}, model=model), "v", laid_out(PACKED), "study.yaml")
+    (problem,) = caught.value.problems
+    assert problem.field == "v.change.batching.rows.kind"
+    assert problem.value == "packed"
+    assert f"one of kind {kind} does not" in problem.message
+    assert problem.remedy == "take rows: {kind: padded}, or model: {kind: transformer}"

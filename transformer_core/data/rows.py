@@ -4,11 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.data import AnyRows, PackedRows
-from transformer_core.data.arrays import group_maxima, group_sums
+from transformer_core.data.arrays import Ragged, group_maxima, group_sums
 from transformer_core.data.batching import Window, divide
 from transformer_core.data.collate import Batch, collate, collate_packed
 from transformer_core.data.packing import Packing, pack
 from transformer_core.data.store import PairStore
+from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES
 
 
 class WindowRows:
@@ -34,6 +35,8 @@ class WindowRows:
         )
         self._packing: Packing | None = None
         if isinstance(rows, PackedRows):
+            _check_ids(self._source, "source")
+            _check_ids(self._target, "target")
             self._packing = pack(sources, targets, self._starts, rows.tokens)
             shapes = [self._packing.rows, self._packing.source_width, self._packing.target_width]
         else:
@@ -67,3 +70,14 @@ class WindowRows:
 
     def _sums(self, values: NDArray[np.int64]) -> list[int]:
         return group_sums(values, self._starts[:: self._parts]).tolist()
+
+
+def _check_ids(side: Ragged, name: str) -> None:
+    """Raise ValueError if a sentence holds what marks the limits of the sentences of a row."""
+    ids = side.values[: int(side.lengths.sum())]
+    if len(ids) and ids.min() <= EOS:
+        raise ValueError(
+            f"a {name} sentence holds the special token {SPECIAL_NAMES[int(ids.min())]}, which "
+            "limits the sentences of a packed row; remedy: take batching.rows: {kind: padded}, or "
+            "a tokenizer that does not find special tokens in text"
+        )

@@ -9,7 +9,7 @@ from schemas.model import AnyModel
 from transformer_core.model.huggingface import build_huggingface
 from transformer_core.model.imported import build_imported
 from transformer_core.model.torch_nn import build_torch_nn
-from transformer_core.model.transformer import build_transformer
+from transformer_core.model.transformer import EncoderDecoder, build_transformer
 
 BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
     "transformer": build_transformer,
@@ -20,10 +20,16 @@ BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
 """Builder of a model by the ``kind`` of its schema."""
 
 
-def build_model(spec: AnyModel, vocabulary: int) -> nn.Module:
+def build_model(spec: AnyModel, vocabulary: int, packed: bool = False) -> nn.Module:
     """The model of ``spec`` over ``vocabulary`` tokens, with initial weights.
 
     It lies on torch's default device (``torch.device`` as a context), and its weights depend on
-    torch's seed. It follows :class:`transformer_core.model.interface.Model`.
+    torch's seed. It follows :class:`transformer_core.model.interface.Model`; with ``packed``, also
+    where a row holds several pairs. Raises ValueError for a kind of model that cannot do that.
     """
-    return BUILDERS[spec.kind](spec, vocabulary)
+    model = BUILDERS[spec.kind](spec, vocabulary)
+    if packed:
+        if not isinstance(model, EncoderDecoder):
+            raise ValueError(f"a model of kind {spec.kind} cannot tell the pairs of a row apart")
+        model.packed = True
+    return model

@@ -43,15 +43,16 @@ class SelfAttention(Attention):
         q, k, v = self.project(x)
         return self.attention(q, k, v, mask)
 
-    def causal(self, x: Tensor, cache: LayerCache | None) -> Tensor:
-        """x [b, n, d] -> [b, n, d]: a token sees itself, those before it, the cached ones."""
+    def causal(self, x: Tensor, cache: LayerCache | None, mask: Tensor | None = None) -> Tensor:
+        """x [b, n, d] -> [b, n, d]: a token sees itself, those before it, the cached ones; of
+        these, where ``mask`` is given, what it shows."""
         q, k, v = self.project(x)
-        causal = True
+        causal = mask is None
         if cache is not None:
             # After a prefix comes a single token, the last one: it sees everything.
             causal = cache.prefix is None
             k, v = cache.extend(k, v)
-        return self.attention(q, k, v, None, causal)
+        return self.attention(q, k, v, mask, causal)
 
 
 class CrossAttention(Attention):
@@ -120,7 +121,7 @@ class EncoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(spec) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x [b, s, d], mask [b, 1, 1, s] -> [b, s, d]."""
+        """x [b, s, d], mask [b, 1, 1 or s, s] -> [b, s, d]."""
         x = self.residuals[0](x, lambda y: self.self_attention(y, mask))
         return self.residuals[1](x, self.feed_forward)
 
@@ -136,9 +137,18 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(spec) for _ in range(3))
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Tensor, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Tensor,
+        cache: LayerCache | None = None,
+        own_mask: Tensor | None = None,
     ) -> Tensor:
-        """x [b, t, d], memory [b, s, d], mask [b, 1, 1, s] of the source -> [b, t, d]."""
-        x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache))
+        """x [b, t, d], memory [b, s, d], mask [b, 1, 1 or t, s] of the source -> [b, t, d].
+
+        ``own_mask`` [b, 1, t, t] of the target hides what comes later, and perhaps more; without
+        one, all that comes before is seen.
+        """
+        x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own_mask))
         x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
         return self.residuals[2](x, self.feed_forward)

@@ -29,11 +29,12 @@ class Positions(nn.Module):
         # Not a buffer: DDP broadcasts buffers, and those of two ranks may differ in length.
         self._table: Tensor | None = None
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """``x`` [b, t, d], whose first token stands at position ``start``, plus positions."""
+    def forward(self, x: Tensor, start: int = 0, places: Tensor | None = None) -> Tensor:
+        """``x`` [b, t, d] plus positions: of tokens that follow each other, the first one at
+        position ``start``, or of tokens at ``places`` [b, t], each below t."""
         end = start + x.size(1)
         table = self._table
         if table is None or table.device != x.device or len(table) < end:
             self.length = max(end, self.length if table is None else 2 * len(table))
             table = self._table = sinusoidal_positions(self.length, self.d_model, x.device)
-        return x + table[start:end].to(x.dtype)
+        return x + (table[start:end] if places is None else table[places]).to(x.dtype)

@@ -15,6 +15,12 @@ from transformer_core.model.dropout import Dropout
 from transformer_core.model.layers import DecoderLayer, EncoderLayer
 from transformer_core.model.positions import Positions
 from transformer_core.model.projection import Projection
+from transformer_core.model.segments import (
+    places_within,
+    source_segments,
+    target_segments,
+    together,
+)
 
 Head = Callable[[Tensor, Tensor], Tensor]
 """What becomes of the decoder's output [b, t, d] and the output map [v, d]; usually logits."""
@@ -32,6 +38,9 @@ class EncoderDecoder(nn.Module):
 
     With ``checkpoint: layers`` each layer is computed once more in the backward pass, with the same
     random numbers, instead of keeping what is inside it.
+
+    With ``packed`` set, a row may hold several pairs, which do not see each other
+    (:mod:`transformer_core.model.segments`). Decoding with a cache takes one pair in a row.
     """
 
     def __init__(self, spec: Transformer, vocabulary: int) -> None:
@@ -39,6 +48,7 @@ class EncoderDecoder(nn.Module):
         d_model, tied, pre = spec.d_model, spec.tied_embeddings, spec.norm == "pre"
         self.scale = d_model**0.5
         self.checkpoint = spec.checkpoint == "layers"
+        self.packed = False
         self.source_embedding = nn.Embedding(vocabulary, d_model)
         # None, not the same module once more: a matrix has one name in the state dict.
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
@@ -59,8 +69,11 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, source: Tensor) -> Tensor:
         """source [b, s] -> memory [b, s, d]."""
-        mask = source_mask(source)
-        x = self._embed(self.source_embedding, source)
+        mask, within = source_mask(source), None
+        if self.packed:
+            segments = source_segments(source)
+            mask, within = together(segments, segments), places_within(segments)
+        x = self._embed(self.source_embedding, source, places=within)
         for layer in self.encoder:
             x = self._layer(layer, x, mask)
         return self.encoder_norm(x)
@@ -84,11 +97,16 @@ class EncoderDecoder(nn.Module):
                 f"target_input has {target_input.size(1)} tokens after a cached prefix of {start}; "
                 "decode one token at a time"
             )
-        mask = source_mask(source)
-        embedding = self.target_embedding
-        x = self._embed(embedding or self.source_embedding, target_input, start)
+        mask, own_mask, within = source_mask(source), None, None
+        if self.packed and cache is None:
+            segments = target_segments(target_input)
+            mask, within = together(segments, source_segments(source)), places_within(segments)
+            own_mask = together(segments, segments).tril()
+        embedding = self.target_embedding or self.source_embedding
+        x = self._embed(embedding, target_input, start, within)
         for i, layer in enumerate(self.decoder):
-            x = self._layer(layer, x, memory, mask, None if cache is None else cache.layers[i])
+            layer_cache = None if cache is None else cache.layers[i]
+            x = self._layer(layer, x, memory, mask, layer_cache, own_mask)
         output = self.source_embedding if self.output is None else self.output
         return head(self.decoder_norm(x), output.weight)
 
@@ -102,8 +120,14 @@ class EncoderDecoder(nn.Module):
             return result
         return layer(*inputs)
 
-    def _embed(self, embedding: nn.Embedding, tokens: Tensor, start: int = 0) -> Tensor:
-        return self.dropout(self.positions(embedding(tokens) * self.scale, start))
+    def _embed(
+        self,
+        embedding: nn.Embedding,
+        tokens: Tensor,
+        start: int = 0,
+        places: Tensor | None = None,
+    ) -> Tensor:
+        return self.dropout(self.positions(embedding(tokens) * self.scale, start, places))
 
 
 def source_mask(source: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from schemas.data import PackedRows
 from schemas.study import RunSpec
 from transformer_core.data.feeding import Feed
 from transformer_core.data.store import PairStore
@@ -79,7 +80,8 @@ def assemble(
     """
     training = spec.training
     torch.manual_seed(training.seed)
-    model = build_model(spec.model, vocabulary)
+    packed = isinstance(spec.batching.rows, PackedRows)
+    model = build_model(spec.model, vocabulary, packed)
     model.to(process.device)
     watch("weights")
     torch.manual_seed(training.seed + process.rank)
