@@ -26,6 +26,7 @@ class Page(HTMLParser):
         self.unbalanced: list[str] = []
         self._open: list[tuple[str, str | None]] = []
         self._in_cell = False
+        self._korean = 0
         self.feed(text)
         self.close()
 
@@ -35,6 +36,9 @@ class Page(HTMLParser):
         if tag in VOID:
             return
         self._open.append((tag, attributes.get("id")))
+        # Of a text in both languages, tests read the English.
+        if self._korean or (attributes.get("class"), attributes.get("lang")) == ("said", "ko"):
+            self._korean += 1
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
@@ -49,10 +53,13 @@ class Page(HTMLParser):
             self.unbalanced.append(tag)
         else:
             self._open.pop()
+            self._korean = max(0, self._korean - 1)
         if tag in ("td", "th"):
             self._in_cell = False
 
     def handle_data(self, data: str) -> None:
+        if self._korean:
+            return
         for _, name in self._open:
             if name:
                 self.texts[name] = self.texts.get(name, "") + data

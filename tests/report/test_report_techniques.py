@@ -7,9 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
 
-from transformer_core.report import language
 from transformer_core.report.inputs import Results, load
 from transformer_core.report.techniques import shown_techniques, techniques
 
@@ -55,12 +53,3 @@ def test_variants_stand_with_their_techniques(study_folder: Path) -> None:
     shown = {item.id: item.variants for item in context["techniques"]}
     assert shown["A6"] == ["amp_bf16"]
     assert not set(shown) & {item.id for item in context["absent"]}
-
-
-def test_a_text_without_translation_stands_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language, "korean", lambda: {"Known": "아는 말"})
-    assert language.gettext("Unknown") == Markup("Unknown")
-    said = language.gettext("Known")
-    assert 'lang="en">Known<' in said
-    assert 'lang="ko">아는 말<' in said
-    assert language.ngettext("Known", "Unknown", 1) == said
