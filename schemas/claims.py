@@ -17,7 +17,8 @@ from schemas.results.comparisons import Quantity
 from schemas.study import Study, Variant
 
 CLAIMS_FILE = "config/claims.yaml"
-FILE_PATTERN = r"^results/[\w./{}-]+\.json$"
+FILE_PATTERN = r"^results(/[\w{}-][\w.{}-]*)+\.json$"
+"""A target below results/, without a way out of it."""
 _PLACE = "{variant}"
 
 ClaimId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=32)]
@@ -187,6 +188,8 @@ class TrendTest(Schema):
     """What is followed: ratios to the reference, or all-reduces per optimizer step."""
     direction: Literal["rises", "falls"]
     """Where it ends, seen from where it starts. It may stay level on the way, but not turn back."""
+    until_best: bool = False
+    """Follow it to its largest value only: what lies beyond may be anything."""
     needs: Needs = Needs()
     """Without this the test says nothing of the claim."""
 

@@ -38,6 +38,14 @@ def read_as(path: str | Path, kind: Any) -> Any:
         ) from None
 
 
+def check_option(option: str, text: str, kind: Any) -> Any:
+    """What the JSON text of a command line's ``option`` holds; ConfigError if it is not a kind."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise from_validation(error, kind, option) from None
+
+
 def _read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")

@@ -1,0 +1,187 @@
+"""Claims and families: what their files may hold, and what mistakes are answered with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.claims import claim_files, claim_pairs, read_claims, variants_of
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.families import Family, family_pairs, members_in, read_families
+from schemas.resolve import read_variants
+from schemas.study import Study, Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIANTS = {
+    name: Variant(equivalence="tolerance", summary=name)
+    for name in ("single", "ddp", "ddp_bucket_1mb", "ddp_bucket_5mb")
+}
+COMPARISON = {"kind": "comparison", "variant": "ddp", "reference": "single", "direction": "more"}
+NUMBER = {"file": "results/memory/{variant}.json", "variant": "ddp", "value": "ranks[0].bytes"}
+MEASUREMENT = {"kind": "measurement", "what": "Bytes", "number": NUMBER, "at_least": 1}
+FAMILY = {
+    "title": "Bucket",
+    "summary": "How large?",
+    "reference": "ddp",
+    "members": [
+        {"value": 25, "variant": "ddp"},
+        {"value": 1, "variant": "ddp_bucket_1mb"},
+        {"value": 5, "variant": "ddp_bucket_5mb"},
+    ],
+}
+
+
+def claims(tmp_path: Path, *tests: Any, **more: Any) -> dict[str, Any]:
+    content = {"C1": {"statement": "It is so.", "source": "A book", "tests": list(tests)} | more}
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump(content))
+    families = {"buckets": Family.model_validate(FAMILY)}
+    return read_claims(path, VARIANTS, families, "v.yaml", "f.yaml")
+
+
+def problems_of(tmp_path: Path, *tests: Any, **more: Any) -> tuple[ConfigProblem, ...]:
+    with pytest.raises(ConfigError) as caught:
+        claims(tmp_path, *tests, **more)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("test", "field", "words"),
+    [
+        (COMPARISON | {"variant": "dpp"}, "variant", "did you mean ddp"),
+        (COMPARISON | {"reference": "singel"}, "reference", "did you mean single"),
+        (COMPARISON | {"reference": "ddp"}, "reference", "compared with itself"),
+        (COMPARISON | {"direction": "faster"}, "direction", "more"),
+        (COMPARISON | {"quantity": "speed"}, "quantity", "throughput"),
+        (COMPARISON | {"kind": "comparision"}, "", "did you mean comparison"),
+        (COMPARISON | {"varaint": "ddp"}, "varaint", "did you mean variant"),
+        (COMPARISON | {"at_least": 3, "at_most": 2}, "", "at least 3.0 and at most 2.0"),
+        (COMPARISON | {"needs": {"devices": 0}}, "needs.devices", "at least 1"),
+        (COMPARISON | {"needs": {"device": "gpu"}}, "needs.device", "cuda"),
+        (MEASUREMENT | {"at_least": None}, "", "nothing could refute it"),
+        (MEASUREMENT | {"direction": "more"}, "", "add than"),
+        (MEASUREMENT | {"than": 3}, "", "add direction"),
+        (MEASUREMENT | {"number": NUMBER | {"value": "a["}}, "number.value", "JMESPath"),
+        (MEASUREMENT | {"number": NUMBER | {"variant": "dpp"}}, "number.variant", "ddp"),
+        (MEASUREMENT | {"number": NUMBER | {"variant": None}}, "number", "add variant"),
+        (
+            MEASUREMENT | {"number": NUMBER | {"file": "results/x.json"}},
+            "number",
+            "write {variant} in the file",
+        ),
+        (
+            MEASUREMENT | {"number": NUMBER | {"file": "/etc/{variant}.json"}},
+            "number.file",
+            "results",
+        ),
+        (
+            {"kind": "ratio", "what": "r", "numerator": NUMBER, "denominator": NUMBER},
+            "",
+            "nothing could refute it",
+        ),
+        (
+            {"kind": "trend", "family": "bucket", "direction": "rises"},
+            "family",
+            "did you mean buckets",
+        ),
+        ({"kind": "certificate", "variant": "dpp"}, "variant", "did you mean ddp"),
+    ],
+)
+def test_a_wrong_test_is_named_with_a_remedy(
+    tmp_path: Path, test: dict[str, Any], field: str, words: str
+) -> None:
+    (problem,) = problems_of(tmp_path, COMPARISON, test)
+    place = "C1.tests[1]" + (f".{field}" if field else "")
+    assert problem.field in (place, f"{place}.kind")
+    assert words in f"{problem.message} {problem.remedy}"
+
+
+def test_a_claim_needs_a_test(tmp_path: Path) -> None:
+    (problem,) = problems_of(tmp_path)
+    assert problem.field == "C1.tests"
+    assert "at least 1" in problem.remedy
+
+
+def test_a_path_cannot_leave_the_results(tmp_path: Path) -> None:
+    number = NUMBER | {"file": "results/../{variant}.json"}
+    (problem,) = problems_of(tmp_path, MEASUREMENT | {"number": number})
+    assert problem.field == "C1.tests[0].number.file"
+
+
+def test_pairs_and_files_of_claims(tmp_path: Path) -> None:
+    back = COMPARISON | {"variant": "single", "reference": "ddp"}
+    found = claims(tmp_path, COMPARISON, back, COMPARISON, MEASUREMENT, MEASUREMENT)
+    both = Study(name="mine", variants=["single", "ddp"])
+    assert claim_pairs(found, both) == [("ddp", "single"), ("single", "ddp")]
+    assert claim_pairs(found, Study(name="mine", variants=["single"])) == []
+    assert claim_files(found) == ["results/memory/ddp.json"]
+
+
+def family(tmp_path: Path, **changes: Any) -> Family:
+    path = tmp_path / "families.yaml"
+    path.write_text(yaml.safe_dump({"buckets": FAMILY | changes}))
+    return read_families(path, VARIANTS, "v.yaml")["buckets"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"reference": "dpp"}, "buckets.reference", "did you mean ddp"),
+        (
+            {"members": [*FAMILY["members"], {"value": 7, "variant": "dpd"}]},
+            "buckets.members[3].variant",
+            "did you mean ddp",
+        ),
+        (
+            {"members": [*FAMILY["members"], {"value": 5, "variant": "single"}]},
+            "buckets.members",
+            "holds the value 5 twice",
+        ),
+        ({"members": FAMILY["members"][:1]}, "buckets.members", "at least 2"),
+        (
+            {"members": [*FAMILY["members"], {"value": 0, "variant": "single"}]},
+            "buckets.members[3].value",
+            "above 0",
+        ),
+    ],
+)
+def test_a_wrong_family(tmp_path: Path, changes: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        family(tmp_path, **changes)
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert words in f"{problem.message} {problem.remedy}"
+
+
+def test_every_member_needs_a_reference(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        family(tmp_path, reference=None)
+    assert [problem.field for problem in caught.value.problems] == [
+        f"buckets.members[{position}].reference" for position in range(3)
+    ]
+
+
+def test_members_and_pairs_of_a_study(tmp_path: Path) -> None:
+    found = family(tmp_path)
+    study = Study(name="mine", variants=["single", "ddp_bucket_5mb", "ddp", "ddp_bucket_1mb"])
+    assert [member.value for member in members_in(found, study)] == [1, 5, 25]
+    pairs = [("ddp_bucket_1mb", "ddp"), ("ddp_bucket_5mb", "ddp")]
+    assert family_pairs({"one": found, "same": found}, study) == pairs
+    for variants in (["single", "ddp"], ["single", "ddp_bucket_1mb", "ddp_bucket_5mb"]):
+        assert family_pairs({"one": found}, Study(name="mine", variants=variants)) == []
+
+
+def test_the_original_claims_are_all_there_and_known_to_their_variants() -> None:
+    variants = read_variants(ROOT / "config/variants.yaml")
+    families = read_families(ROOT / "config/families.yaml", variants)
+    found = read_claims(ROOT / "config/claims.yaml", variants, families)
+    assert [name for name in found if name.startswith("C")] == [f"C{n}" for n in range(1, 17)]
+    named = {row for variant in variants.values() for row in variant.tests}
+    assert {row for row in named if row.startswith("C")} <= set(found)
+    for name, claim in found.items():
+        used = {variant for test in claim.tests for variant in variants_of(test).values()}
+        for test in claim.tests:
+            if test.kind == "trend":
+                used |= {member.variant for member in families[test.family].members}
+        assert used, name
