@@ -6,7 +6,7 @@ functions, nvidia-ml-py returns str. Both work here, and so does a host without 
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from schemas.results import Gpu, GpuState
@@ -44,21 +44,27 @@ def device_memory_used(index: int) -> int | None:
     The count includes what the driver reserves, CUDA contexts, and buffers of libraries. None if
     NVML is not there, does not tell, or does not know the device (a MIG slice).
     """
-    identity = _cuda_uuid(index)
-    if identity is None:
-        return None
-    try:
-        with _session() as nvml:
-            for position in range(nvml.nvmlDeviceGetCount()):
-                try:
-                    handle = nvml.nvmlDeviceGetHandleByIndex(position)
-                    if _bare_uuid(_text(nvml.nvmlDeviceGetUUID(handle))) == identity:
-                        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-                except nvml.NVMLError:
-                    continue
-    except NvmlUnavailableError:
-        pass
-    return None
+    identity = cuda_uuid(index)
+    return None if identity is None else memory_by_uuid().get(identity)
+
+
+def memory_by_uuid() -> dict[str, int]:
+    """Bytes in use, by all processes, on every GPU of the host that tells; this needs no context
+    on any of them."""
+    return _of_each_device(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
+
+
+def process_memory(identity: str) -> dict[int, int | None]:
+    """Bytes that each process has on the GPU ``identity`` by process id, null where NVML does not
+    tell. Inside a container the ids may be those of the host."""
+
+    def read(nvml: Any, handle: Any) -> dict[int, int | None]:
+        return {
+            int(process.pid): None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        }
+
+    return _of_each_device(read).get(identity, {})
 
 
 def states() -> list[GpuState]:
@@ -91,6 +97,18 @@ def _session() -> Iterator[Any]:
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _of_each_device(read: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """``read(nvml, handle)`` of every GPU by UUID, without those that fail."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
+        for position in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(position)
+                identity = _bare_uuid(_text(nvml.nvmlDeviceGetUUID(handle)))
+                found[identity] = read(nvml, handle)
+    return found
 
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
@@ -162,7 +180,7 @@ def _compute_capability(handle: Any) -> tuple[int, int] | None:
     return (major.value, minor.value) if success else None
 
 
-def _cuda_uuid(index: int) -> str | None:
+def cuda_uuid(index: int) -> str | None:
     """UUID of torch's CUDA device: CUDA_VISIBLE_DEVICES reorders indexes, never UUIDs."""
     # Only here: reading the hardware must not cost the import of torch.
     import torch

@@ -13,8 +13,8 @@ import torch
 from schemas.results import Probe, ShardManifest
 from schemas.study import RunSpec
 from transformer_core.data.store import open_shards
-from transformer_core.measure.memory import rank_memory, reset_peak
 from transformer_core.measure.outcome import supervised
+from transformer_core.measure.peaks import rank_memory, reset_peak
 from transformer_core.measure.planted import PlantedDelay
 from transformer_core.measure.probe import probe_cuda
 from transformer_core.measure.provenance import collect

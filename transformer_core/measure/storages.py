@@ -5,8 +5,9 @@ also of those that C++ code asks for (DDP's reducer, autograd), and is told when
 go. What a kernel takes and gives back inside a single operation it cannot see.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Interval:
-    """A stretch of a step, from one number of operations to another."""
+    """A stretch of a step: the operations after number ``start``, up to number ``end``."""
 
     phase: str
     start: int
@@ -47,8 +48,8 @@ class Interval:
 class StorageTracker(TorchDispatchMode):
     """While active, follows all storages on devices of one type.
 
-    Besides what operations tell, three things must be told: whose storages are whose
-    (:meth:`label`), what autograd saves (:meth:`saving`), and the phases of a step (:meth:`mark`).
+    Besides what operations tell, two things must be told: what storages are for (:meth:`label`),
+    and what autograd saves (:meth:`saving`).
     """
 
     def __init__(self, device_type: str) -> None:
@@ -57,7 +58,6 @@ class StorageTracker(TorchDispatchMode):
         self.storages: list[Storage] = []
         self.alive: dict[int, tuple[Storage, Any]] = {}
         self.operations = 0
-        self.marks: list[tuple[str, int]] = []
         self._resize: Any = None
 
     def __enter__(self) -> "StorageTracker":
@@ -99,10 +99,6 @@ class StorageTracker(TorchDispatchMode):
         elif func is torch.ops.aten._to_copy.default and result.dtype in _HALVES:
             self._label_copy(args[0], result)
         return result
-
-    def mark(self, name: str) -> None:
-        """Something happens between two operations: a phase ends."""
-        self.marks.append((name, self.operations))
 
     def label(self, tensors: Iterable[Any], label: str) -> None:
         """Say what these tensors are for: weights, gradients or optimizer."""
@@ -157,7 +153,7 @@ class StorageTracker(TorchDispatchMode):
 
 
 class StepMemory:
-    """What :class:`StorageTracker` saw of one step: from one mark to another."""
+    """What :class:`StorageTracker` saw of one step, which is divided into phases."""
 
     def __init__(self, tracker: StorageTracker, phases: list[Interval]) -> None:
         self.start, self.end = phases[0].start, phases[-1].end
@@ -190,7 +186,7 @@ class StepMemory:
         for label in ("gradients", "optimizer"):
             if label in labels:
                 return f"{label}_bytes"
-        if record.born < self.start:
+        if record.born <= self.start:
             return "buckets_bytes"
         if "message" in labels:
             return "communication_bytes"
@@ -219,7 +215,7 @@ class StepMemory:
             width = phase.end - phase.start
             count = max(1, round(points * width / moments))
             cuts = np.linspace(phase.start, phase.end, count + 1).astype(int) - self.start
-            for begin, end in zip(cuts, cuts[1:], strict=False):
+            for begin, end in itertools.pairwise(cuts):
                 at = begin + int(self.total[begin : max(end, begin + 1)].argmax())
                 result.append(
                     TimelinePoint.model_validate(

@@ -14,8 +14,8 @@ from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
 from transformer_core.data.store import open_shards
 from transformer_core.measure.clock import WindowClock
-from transformer_core.measure.memory import rank_memory, reset_peak
 from transformer_core.measure.outcome import CHECKPOINTS, supervised
+from transformer_core.measure.peaks import rank_memory, reset_peak
 from transformer_core.measure.progress import Progress, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.parallel.sharding import whole_weights
