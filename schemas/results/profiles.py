@@ -202,6 +202,16 @@ class DeviceBreakdown(Schema):
     forward_backward: list[ForwardBackward]
     """By group of operators; empty without phases."""
 
+    @property
+    def profiled(self) -> Partition:
+        """All steps together, or the span where the trace marks no steps."""
+        parts = [step.partition for step in self.steps] or [self.span]
+        totals: dict[str, int | None] = {}
+        for name in Partition.model_fields:
+            values = [getattr(part, name) for part in parts]
+            totals[name] = None if None in values else sum(values)
+        return Partition.model_validate(totals)
+
 
 class Breakdown(Schema):
     """results/profiles/<name>/breakdown.json: what the devices did in a few steps."""

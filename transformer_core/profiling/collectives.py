@@ -1,0 +1,85 @@
+"""Collective operations: their names in kernels and ranges, their bytes, their bus bandwidth."""
+
+import re
+
+_KERNELS = (
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("allreduce", "all_reduce"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("sendrecv", "send_recv"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("reduce", "reduce"),
+    ("send", "send"),
+    ("recv", "recv"),
+    ("barrier", "barrier"),
+)
+"""Names without underscores, in an order in which none is found inside an earlier one."""
+
+OTHER = "other"
+"""A collective of unknown kind."""
+
+_LIBRARY = re.compile(r"nccl|rccl|nvshmem|msccl|gloo")
+_BY_ITSELF = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem"
+)
+"""Kernels of communication that are not in a library's name space."""
+
+
+def collective_of(name: str) -> str | None:
+    """The collective that a kernel or range is, or null if it is no communication.
+
+    ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` and ``gloo:all_reduce`` are ``all_reduce``.
+    A kernel of a communication library of which no more is known is ``other``.
+    """
+    lower = name.lower()
+    # Only the function's own name: arguments and templates hold other names.
+    base = re.split(r"[(<]", lower, maxsplit=1)[0]
+    if not (_LIBRARY.search(base) or _BY_ITSELF.search(base)):
+        return None
+    return _named(base)
+
+
+def collective_named(name: str) -> str:
+    """The collective of a name that is known to be one: ``allreduce``, ``_allgather_base``."""
+    return _named(name.lower())
+
+
+def _named(lower: str) -> str:
+    flat = lower.replace("_", "")
+    if "crossdevicereduce" in flat:
+        return "all_reduce"
+    return next((collective for text, collective in _KERNELS if text in flat), OTHER)
+
+
+def message_bytes(
+    collective: str, input_bytes: int, output_bytes: int | None, ranks: int | None
+) -> int | None:
+    """The size of a message as nccl-tests counts it: the largest buffer of a rank.
+
+    Source: PERFORMANCE.md of nccl-tests. Null if that needs the number of ranks and it is unknown.
+    """
+    if output_bytes:
+        return max(input_bytes, output_bytes)
+    if collective in ("all_gather", "gather"):
+        return input_bytes * ranks if ranks else None
+    return input_bytes
+
+
+def bus_factor(collective: str, ranks: int) -> float | None:
+    """Bus bandwidth over algorithm bandwidth; null where nccl-tests defines none, or one rank.
+
+    Source: PERFORMANCE.md of nccl-tests.
+    """
+    if ranks < 2:
+        return None
+    match collective:
+        case "all_reduce":
+            return 2 * (ranks - 1) / ranks
+        case "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter":
+            return (ranks - 1) / ranks
+        case "broadcast" | "reduce" | "send_recv" | "send" | "recv":
+            return 1.0
+    return None

@@ -1,0 +1,83 @@
+"""Time, FLOPs and bytes by class of operators, and backward against forward."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+from numpy.typing import NDArray
+
+from schemas.results import ForwardBackward, OperatorClass
+from transformer_core.profiling import operators, phases
+from transformer_core.profiling.columns import NULL
+
+Columns = Mapping[str, NDArray]
+
+_LINEAR = ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scaled_mm")
+_ATTENTION = ("bmm", "baddbmm", "scaled_dot_product", "attention")
+
+
+def operator_classes(rows: Columns) -> list[OperatorClass]:
+    """The classes that ran on a device, in the order of :data:`operators.OPERATOR_CLASSES`."""
+    durations = rows["t1_ns"] - rows["t0_ns"]
+    total = int(durations[~pd.isna(rows["operator_class"])].sum())
+    found = []
+    for name in operators.OPERATOR_CLASSES:
+        mine = rows["operator_class"] == name
+        if not mine.any():
+            continue
+        time = int(durations[mine].sum())
+        counted = mine & (rows["flops"] != NULL) & (rows["operator_bytes"] != NULL)
+        flops = int(rows["flops"][counted].sum()) if counted.any() else None
+        traffic = int(rows["operator_bytes"][counted].sum()) if counted.any() else None
+        found.append(
+            OperatorClass(
+                operator_class=name,
+                count=int(mine.sum()),
+                time_ns=time,
+                share=time / total if total else None,
+                flops=flops,
+                bytes=traffic,
+                counted_ns=int(durations[counted].sum()),
+                intensity=flops / traffic if flops is not None and traffic else None,
+            )
+        )
+    return found
+
+
+def forward_backward(rows: Columns) -> list[ForwardBackward]:
+    """Backward against forward, by group of operators."""
+    durations = rows["t1_ns"] - rows["t0_ns"]
+    contraction = rows["operator_class"] == operators.CONTRACTION
+    kinds = {name: _contraction(name) for name in set(rows["operator"][contraction])}
+    groups = rows["operator_class"].copy()
+    groups[contraction] = [kinds[name] for name in rows["operator"][contraction]]
+    forward = (rows["phase"] == phases.FORWARD) | (rows["phase"] == phases.LOSS)
+    backward = rows["phase"] == phases.BACKWARD
+    found = []
+    for group in ("linear", "attention", operators.NORMALIZATION, operators.ELEMENT_WISE):
+        mine = groups == group
+        times = [int(durations[mine & phase].sum()) for phase in (forward, backward)]
+        flops = [_flops(rows["flops"][mine & phase]) for phase in (forward, backward)]
+        if not any(times):
+            continue
+        found.append(
+            ForwardBackward(
+                operators=group,
+                forward_ns=times[0],
+                backward_ns=times[1],
+                ratio=times[1] / times[0] if all(times) else None,
+                flops_ratio=flops[1] / flops[0] if flops[0] and flops[1] else None,
+            )
+        )
+    return found
+
+
+def _contraction(operator: str | None) -> str | None:
+    """Products with weights apart from those of attention; null for a kernel of no operator."""
+    base = (operator or "").rpartition("::")[2]
+    if any(part in base for part in _ATTENTION):
+        return "attention"
+    return "linear" if base in _LINEAR else None
+
+
+def _flops(values: NDArray) -> int:
+    return int(values[values != NULL].sum())
