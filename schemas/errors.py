@@ -42,6 +42,10 @@ class Unsupported(RuntimeError):
     """This machine cannot do what a run spec asks for; the message says why."""
 
 
+class PeerLost(RuntimeError):
+    """A process of a distributed run is gone or stands still; the message names rank and host."""
+
+
 class Diverged(RuntimeError):
     """The loss of a training is no longer a finite number."""
 

@@ -2,8 +2,11 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from schemas.base import Schema
 from schemas.data import Sha256
+from schemas.link import LinkKind
 from schemas.results.common import Interval, Status
 from schemas.results.machine import Hardware
 
@@ -77,6 +80,30 @@ class RankMemory(Schema):
         return self.reserved_bytes if self.device.startswith("cuda") else self.rss_bytes
 
 
+class RankPlace(Schema):
+    """Where one process of a run is."""
+
+    rank: int
+    """Global rank."""
+    local_rank: int
+    """Rank among the processes of its host."""
+    node_rank: int
+    """Number of its host in the run."""
+    host: str
+    """Name of its host."""
+    device: str
+    """cpu, or cuda:<index>."""
+
+
+class LinkUse(Schema):
+    """The limited link of a run."""
+
+    kind: LinkKind
+    """How it was made: with network namespaces, or emulated."""
+    bandwidth: float
+    """Bits per second in each direction."""
+
+
 class Topology(Schema):
     """What the run ran on."""
 
@@ -92,6 +119,10 @@ class Topology(Schema):
     """Hosts."""
     threads_per_rank: int
     """CPU threads of each process."""
+    ranks: list[RankPlace] = Field(default_factory=list)
+    """Every process, in the order of ranks."""
+    link: LinkUse | None = None
+    """The limited link between its hosts; null for links as they are."""
 
 
 class Repeat(Schema):

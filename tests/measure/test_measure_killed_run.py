@@ -19,7 +19,7 @@ def test_the_launcher_ends_with_the_run() -> None:
         "        super().__init__(*args, **options)\n"
         "        print(self.pid, flush=True)\n"
         "subprocess.Popen = Told\n"
-        "run.launcher = lambda spec, worker: ['sleep']\n"
+        "run.launcher = lambda spec, worker, place: ['sleep']\n"
         "run.threads_per_process = lambda spec: 1\n"
         "run.run_workers(None, 'worker', ['300'])\n"
     )

@@ -7,55 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import Unsupported
 from schemas.study import RunSpec
-from transformer_core.measure.run import (
-    WORKER,
-    exclusive,
-    launcher,
-    reproducing_command,
-    run_workers,
-    threads_per_process,
-)
+from transformer_core.measure.run import exclusive, reproducing_command, run_workers
 
 
 def spec(parallel: str, **machine: int | str) -> RunSpec:
     return RunSpec.model_validate(
         {"variant": "v", "parallel": {"kind": parallel}, "machine": machine}
     )
-
-
-def test_a_single_run_is_plain_python() -> None:
-    assert launcher(spec("single"), WORKER) == [sys.executable, "-m", WORKER]
-
-
-def test_one_process_per_device_through_torchrun() -> None:
-    command = launcher(spec("ddp", devices_per_node=3), WORKER)
-    assert "torch.distributed.run" in command
-    assert {"--nproc-per-node=3", "--nnodes=1", "--standalone"} <= set(command)
-    assert command[-2:] == ["-m", WORKER]
-
-
-def test_several_hosts_need_a_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = spec("ddp", nodes=2, devices_per_node=1)
-    monkeypatch.delenv("NODE_RANK", raising=False)
-    with pytest.raises(Unsupported, match=r"2 hosts.*NODE_RANK"):
-        launcher(several, WORKER)
-    monkeypatch.setenv("NODE_RANK", "1")
-    monkeypatch.setenv("RENDEZVOUS", "first:29500")
-    command = launcher(several, WORKER)
-    assert {"--nnodes=2", "--node-rank=1", "--rdzv-endpoint=first:29500"} <= set(command)
-
-
-def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Eight:
-        cores = 8
-
-    monkeypatch.setattr("transformer_core.measure.run.read_hardware", Eight)
-    assert threads_per_process(spec("single")) == 8
-    assert threads_per_process(spec("ddp", devices_per_node=4)) == 2
-    assert threads_per_process(spec("ddp", devices_per_node=16)) == 1
-    assert threads_per_process(spec("ddp", devices_per_node=2, threads=3)) == 3
 
 
 def test_the_command_names_target_and_study(monkeypatch: pytest.MonkeyPatch) -> None:

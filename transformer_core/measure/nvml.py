@@ -77,6 +77,17 @@ def states() -> list[GpuState]:
     return found
 
 
+def uuids() -> list[str]:
+    """UUIDs of all GPUs of the host in NVML's order; empty where NVML cannot be used."""
+    found: list[str] = []
+    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                found.append(_text(nvml.nvmlDeviceGetUUID(handle)))
+    return found
+
+
 @contextlib.contextmanager
 def _session() -> Iterator[Any]:
     """The initialised module ``pynvml``; NVML itself counts nested sessions."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Diverged, Unsupported
+from schemas.errors import Diverged, PeerLost, Unsupported
 from schemas.results import Status
 from transformer_core.data.files import write_text
 
@@ -37,6 +37,8 @@ def classify(error: BaseException) -> tuple[Status, str]:
             return "unsupported", str(error)
         case Diverged():
             return "diverged", str(error)
+        case PeerLost():
+            return "failed", str(error)
         case RuntimeError() if type(error).__name__ == "OutOfMemoryError":  # torch's
             return "oom", f"{first_line} Try a smaller batch or more devices."
         case MemoryError():
@@ -69,13 +71,20 @@ def end_with_parent() -> None:
 @contextmanager
 def supervised(folder: Path) -> Iterator[None]:
     """The life of a worker: it ends with its supervisor, and leaves an error in ``folder``."""
+    # Only here: a supervisor has no use for torch.
+    from transformer_core.parallel import roll_call
+
+    def leave(error: Exception) -> None:
+        write_outcome(folder, int(os.environ.get("RANK", 0)), error)
+
     end_with_parent()
+    roll_call.report = leave
     try:
         yield
     except Exception as error:
         # The supervisor turns this into a status; peers that wait for this rank must not hang,
         # so the process ends here and now, without waiting for the process group.
-        write_outcome(folder, int(os.environ.get("RANK", 0)), error)
+        leave(roll_call.explain(error))
         sys.stderr.flush()
         os._exit(1)
 

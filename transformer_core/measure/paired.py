@@ -28,6 +28,7 @@ from schemas.measure import Comparing
 from schemas.results import PairedRun, Provenance, Session
 from schemas.study import RunSpec
 from transformer_core.data.files import write_text
+from transformer_core.measure.launch import spans_machines
 from transformer_core.measure.pairs import session_ratio
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
@@ -125,7 +126,7 @@ def compare(
         log.info("%s: going on after %d sessions", lines.name, len(done))
     stopped: Stopped | None = None
     ended: SessionEndedError | None = None
-    several_hosts = any(side.spec.machine.nodes > 1 for side in sides)
+    several_hosts = any(spans_machines(side.spec) for side in sides)
     with Desk(folder / "desk.json", several_hosts) as desk:
         sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)
         while not (stopped := stop(done, reference, variant, comparing)):

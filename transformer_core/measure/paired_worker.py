@@ -176,7 +176,7 @@ def run(arguments: argparse.Namespace) -> None:
     strategy = setup.strategy
     for device in strategy.devices:
         reset_peak(device)
-    topology = process.describe(strategy.backend)
+    topology = strategy.topology()
     seat = Seat(arguments.desk, Hello(arguments.side, process.rank, topology))
     planted = None
     if arguments.planted is not None:

@@ -4,7 +4,6 @@ Like a timed run it always has a result: the trajectory, or a status that says w
 """
 
 import argparse
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ import safetensors.numpy
 from schemas.results import Trajectory
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
+from transformer_core.measure.launch import lends_processes_only
 from transformer_core.measure.outcome import clear_outcomes
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
@@ -70,8 +70,7 @@ def main() -> None:
     arguments.command = reproducing_command(arguments.output / "trajectory.json")
     log_to(arguments.log_file)
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    if os.environ.get("NODE_RANK", "0") != "0":
-        # On every host but the first: lend the processes only; the first writes the results.
+    if lends_processes_only():
         sys.exit(run_workers(spec, WORKER, worker_options(arguments)))
     with exclusive(arguments.output):
         supervise(arguments, spec)

@@ -186,7 +186,7 @@ def run(arguments: argparse.Namespace) -> None:
             status="ok",
             reason=None,
             traceback=None,
-            topology=process.describe(strategy.backend),
+            topology=strategy.topology(),
             seeds=seeds,
             provenance=collect(spec, arguments.command, started),
         )

@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace, began: float) -> None:
             status="ok",
             reason=None,
             traceback=None,
-            topology=process.describe(setup.strategy.backend),
+            topology=setup.strategy.topology(),
             parameters=setup.parameters,
             steps=spec.training.steps,
             resumed_at=history.resumed_at,

@@ -50,10 +50,13 @@ class CentralStrategy(ProcessGroupStrategy):
         if not self.process.is_main:
             numbers = [0] * 6 * (1 + self.micro_batches)
             while True:
-                yield _described(self.hub.broadcast_numbers("counts", numbers))
+                item = _described(self.hub.broadcast_numbers("counts", numbers))
+                self.progress()
+                yield item
         with contextlib.closing(feed.batches(epoch, batch)) as source:
             for item in source:
                 self.hub.broadcast_numbers("counts", _description(item))
+                self.progress()
                 yield item
 
     def wrap(self, module: nn.Module) -> nn.Module:

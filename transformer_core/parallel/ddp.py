@@ -11,10 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from schemas.parallel import Ddp, Machine
 from schemas.train import Accumulation
+from transformer_core.parallel.emulated_link import EmulatedLink
 from transformer_core.parallel.flat import MIB, buckets, copy_back, flatten, gradients
-from transformer_core.parallel.hooks import Hook, build_hook
+from transformer_core.parallel.hook import Hook
+from transformer_core.parallel.hooks import build_hook
 from transformer_core.parallel.process_group import ProcessGroupStrategy
-from transformer_core.parallel.topology import Process
+from transformer_core.parallel.topology import Process, emulated_link
 from transformer_core.parallel.traffic import Traffic
 
 
@@ -32,6 +34,7 @@ class DdpStrategy(ProcessGroupStrategy):
         self.spec = spec
         self.every = accumulation.synchronise == "every"
         self.reductions_per_step = accumulation.micro_batches if self.every else 1
+        self.slow_link = emulated_link(machine)
         self.module: DistributedDataParallel | None = None
         self.hook: Hook | None = None
         self.traffic = Traffic()
@@ -50,6 +53,10 @@ class DdpStrategy(ProcessGroupStrategy):
         if self.spec.hook is not None:
             per_step = self.reductions_per_step
             self.hook = build_hook(self.spec.hook, self.traffic, self.device, per_step)
+        if self.slow_link is not None:
+            inner = self.hook or Hook(self.traffic)
+            self.hook = EmulatedLink(inner, self.slow_link, None, self.device)
+        if self.hook is not None:
             self.hook.register(self.module)
         self.replica = self.module.module
         return self.module

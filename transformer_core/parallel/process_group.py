@@ -1,6 +1,6 @@
 """Strategies on torch.distributed process groups."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 
 import torch
@@ -8,9 +8,12 @@ import torch.distributed as dist
 from torch import nn
 
 from schemas.parallel import Machine
+from schemas.results import RankPlace, Topology
+from transformer_core.data.feeding import Feed, GlobalBatch
+from transformer_core.parallel import roll_call
 from transformer_core.parallel.flat import MIB, buckets, flatten
 from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import Process
+from transformer_core.parallel.topology import Process, link_in_use
 
 
 class ProcessGroupStrategy(Strategy):
@@ -23,14 +26,40 @@ class ProcessGroupStrategy(Strategy):
         super().__init__(process)
         self.replica: nn.Module | None = None
         self.backend = "nccl" if process.device.type == "cuda" else "gloo"
+        self.link = link_in_use(machine)
         if not dist.is_initialized():
-            dist.init_process_group(
-                self.backend,
-                rank=process.rank,
-                world_size=process.world_size,
-                timeout=timedelta(seconds=machine.timeout),
-                device_id=process.device if process.device.type == "cuda" else None,
-            )
+            self._join(machine)
+        everyone: list[RankPlace | None] = [None] * process.world_size
+        dist.all_gather_object(everyone, process.place)
+        self.places = [place for place in everyone if place is not None]
+        # gloo raises an exception when it runs out of time. NCCL ends the process without one, so
+        # the roll is called before that.
+        deadline = machine.timeout if self.backend == "nccl" else None
+        self.roll_call = roll_call.begin(process.rank, self.places, deadline)
+
+    def _join(self, machine: Machine) -> None:
+        process = self.process
+        margin = roll_call.MARGIN if self.backend == "nccl" else 0.0
+        dist.init_process_group(
+            self.backend,
+            rank=process.rank,
+            world_size=process.world_size,
+            timeout=timedelta(seconds=machine.timeout + margin),
+            device_id=process.device if process.device.type == "cuda" else None,
+        )
+
+    def topology(self) -> Topology:
+        return self.process.describe(self.backend, self.places, self.link)
+
+    def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
+        for item in super().batches(feed, epoch, batch):
+            self.progress()
+            yield item
+
+    def progress(self) -> None:
+        """This rank goes on: it waits for no other."""
+        if self.roll_call is not None:
+            self.roll_call.progress()
 
     @torch.no_grad()
     def replica_difference(self) -> float | None:
@@ -50,19 +79,24 @@ class ProcessGroupStrategy(Strategy):
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         values = values.to(self.device, copy=True)
         dist.all_reduce(values)
+        self.progress()
         return values
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         everyone = [torch.empty_like(mine) for _ in range(self.process.world_size)]
         dist.all_gather(everyone, mine)
+        self.progress()
         return [tensor.tolist() for tensor in everyone]
 
     def synchronise(self) -> None:
         super().synchronise()
         dist.barrier()
         super().synchronise()
+        self.progress()
 
     def close(self) -> None:
+        if self.roll_call is not None:
+            self.roll_call.close()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from schemas.results import Topology
 from transformer_core.data.feeding import Feed, GlobalBatch
 from transformer_core.parallel.topology import Process
 
@@ -89,6 +90,10 @@ class Strategy:
         for device in self.devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+
+    def topology(self) -> Topology:
+        """What this run runs on."""
+        return self.process.describe(self.backend, [self.process.place], None)
 
     def communication(self) -> dict[str, Any] | None:
         """What is known of the traffic, for the report; null where there is none.

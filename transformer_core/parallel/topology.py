@@ -1,13 +1,16 @@
 """Which process this is, and which device it works on."""
 
 import os
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from schemas.errors import Unsupported
+from schemas.link import HOST_VARIABLE, LINK_VARIABLE, PAYLOAD_SHARE, LinkModel
 from schemas.parallel import Machine
-from schemas.results import Topology
+from schemas.results import LinkUse, RankPlace, Topology
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,20 @@ class Process:
         """Whether this process writes the results."""
         return self.rank == 0
 
-    def describe(self, backend: str | None) -> Topology:
+    @property
+    def place(self) -> RankPlace:
+        """Where this process is."""
+        return RankPlace(
+            rank=self.rank,
+            local_rank=self.local_rank,
+            node_rank=self.rank // self.local_world_size,
+            host=os.environ.get(HOST_VARIABLE) or socket.gethostname(),
+            device=str(self.device),
+        )
+
+    def describe(
+        self, backend: str | None, ranks: Sequence[RankPlace], link: LinkUse | None
+    ) -> Topology:
         """The topology as the results record it."""
         return Topology.model_validate(
             {
@@ -40,8 +56,31 @@ class Process:
                 "local_world_size": self.local_world_size,
                 "nodes": self.nodes,
                 "threads_per_rank": torch.get_num_threads(),
+                "ranks": ranks,
+                "link": link,
             }
         )
+
+
+def link_in_use(machine: Machine) -> LinkUse | None:
+    """The limited link that this process was started with; null without one."""
+    if machine.link is None:
+        return None
+    # Set by whatever made the hosts: without it there is no limit, whatever the run spec says.
+    kind = os.environ.get(LINK_VARIABLE)
+    if kind is None:
+        raise RuntimeError(
+            f"the run spec asks for a link, but {LINK_VARIABLE} does not say that one was made"
+        )
+    return LinkUse.model_validate({"kind": kind, "bandwidth": machine.link.bandwidth})
+
+
+def emulated_link(machine: Machine) -> LinkModel | None:
+    """What the strategy must hold its messages back to; null where the link is a real one."""
+    use = link_in_use(machine)
+    if use is None or use.kind != "emulated":
+        return None
+    return LinkModel(bandwidth=PAYLOAD_SHARE * use.bandwidth)
 
 
 def this_process(machine: Machine, processes_per_node: int) -> Process:

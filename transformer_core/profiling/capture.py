@@ -11,7 +11,6 @@ not.
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from schemas.results import Capture, RankCapture, Topology
 from schemas.study import RunSpec
 from transformer_core.data.files import write_text
 from transformer_core.measure import nvml
+from transformer_core.measure.launch import lends_processes_only
 from transformer_core.measure.outcome import clear_outcomes, end_with_parent, read_outcomes
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
@@ -291,8 +291,7 @@ def main() -> None:
     log_to(arguments.log_file)
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
     profiling = Profiling.model_validate_json(arguments.profiling)
-    if os.environ.get("NODE_RANK", "0") != "0":
-        # On every host but the first: lend the processes only; the first writes the results.
+    if lends_processes_only():
         options = [*worker_options(arguments), "--profiler", "torch"]
         sys.exit(run_workers(spec, WORKER, options))
     with exclusive(arguments.output):

@@ -1,0 +1,235 @@
+"""How the processes of a run are started: by what command, on which hosts."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import Unsupported
+from schemas.study import RunSpec
+from transformer_core.measure import launch, namespaces, one_host
+from transformer_core.measure.launch import (
+    launcher,
+    lends_processes_only,
+    spans_machines,
+    threads_per_process,
+)
+from transformer_core.measure.run import WORKER
+
+CLUSTER = ("NODE_RANK", "RENDEZVOUS", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES")
+LINK = {"bandwidth": "100Mbit/s"}
+
+
+@pytest.fixture(autouse=True)
+def _outside_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CLUSTER:
+        monkeypatch.delenv(name, raising=False)
+
+
+def spec(parallel: str, **machine: object) -> RunSpec:
+    return RunSpec.model_validate(
+        {"variant": "v", "parallel": {"kind": parallel}, "machine": machine}
+    )
+
+
+def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of Slurm that answer as on a job of two hosts with 6 CPUs for each task."""
+    answers = {
+        "srun": "exit 1",
+        "scontrol": 'case "$*" in\n'
+        '"show hostnames n[7-8]") printf "n7\\nn8\\n";;\n'
+        '"-o show node n7") echo "NodeName=n7 NodeAddr=10.1.2.3 NodeHostName=seven";;\n'
+        '"-o show job 42") echo "JobId=42 NumNodes=2 CPUs/Task=6 ReqTRES=cpu=12";;\n'
+        "*) exit 1;;\nesac",
+    }
+    for name, body in answers.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_single_run_is_plain_python() -> None:
+    assert launcher(spec("single"), WORKER) == [sys.executable, "-m", WORKER]
+
+
+def test_one_process_per_device_through_torchrun() -> None:
+    command = launcher(spec("ddp", devices_per_node=3), WORKER)
+    assert "torch.distributed.run" in command
+    assert {"--nproc-per-node=3", "--standalone"} <= set(command)
+    assert command[-2:] == ["-m", WORKER]
+
+
+def test_several_hosts_need_slurm_or_a_meeting_point() -> None:
+    with pytest.raises(Unsupported, match=r"2 hosts.*Slurm.*NODE_RANK"):
+        launcher(spec("ddp", nodes=2, devices_per_node=1), WORKER)
+
+
+def test_by_hand_every_host_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setenv("RENDEZVOUS", "first:29500")
+    command = launcher(spec("ddp", nodes=2, devices_per_node=4), WORKER, place=3)
+    assert {"--nodes=2", "--processes=4", "--place=3"} <= set(command)
+    assert command[:3] == [sys.executable, "-m", "transformer_core.measure.one_host"]
+    assert command[-1] == WORKER
+    assert lends_processes_only()
+    monkeypatch.setenv("NODE_RANK", "0")
+    assert not lends_processes_only()
+
+
+@pytest.mark.parametrize(
+    ("node", "rendezvous"), [("0", None), (None, "first:29500"), ("one", "a:1"), ("1", "first")]
+)
+def test_half_a_meeting_point_is_refused(
+    monkeypatch: pytest.MonkeyPatch, node: str | None, rendezvous: str | None
+) -> None:
+    for name, value in [("NODE_RANK", node), ("RENDEZVOUS", rendezvous)]:
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="set both, to the number of this host"):
+        one_host.this_host()
+
+
+def test_a_slurm_job_starts_all_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm_commands(tmp_path, monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    command = launcher(spec("ddp", nodes=2, devices_per_node=1), WORKER)
+    srun = command[: command.index(sys.executable)]
+    assert srun[0] == "srun"
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(srun)
+    assert "--cpus-per-task=6" in srun, "srun would give each task one CPU"
+    assert "transformer_core.measure.one_host" in command
+
+
+def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    assert "--standalone" in launcher(spec("ddp", devices_per_node=2), WORKER)
+
+
+def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm_commands(tmp_path, monkeypatch)
+    step = {"JOB_ID": "42", "STEP_ID": "1", "STEP_NUM_NODES": "2", "STEP_NODELIST": "n[7-8]"}
+    for name, value in (step | {"NODEID": "1"}).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    host = one_host.this_host()
+    assert host is not None
+    assert (host.node_rank, host.address) == (1, "10.1.2.3")
+    monkeypatch.setenv("SLURM_STEP_ID", "2")
+    other = one_host.this_host()
+    assert other is not None
+    assert other.port != host.port, "two steps of a job would take each other for their own"
+    command = launcher(spec("ddp", nodes=2), WORKER)
+    assert command[:3] == [sys.executable, "-m", "transformer_core.measure.one_host"]
+
+
+def test_one_host_becomes_its_torchrun(tmp_path: Path) -> None:
+    """Run for real, with a stand-in for torchrun that shows what it was given."""
+    package = tmp_path / "torch/distributed"
+    package.mkdir(parents=True)
+    for folder in (tmp_path / "torch", package):
+        (folder / "__init__.py").touch()
+    (package / "run.py").write_text(
+        "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['RUN_HOST']]))\n"
+    )
+    command = launcher_of(spec("ddp", nodes=2, devices_per_node=4, timeout=7), place=2)
+    done = subprocess.run(
+        [*command, "--option", "value"],
+        env=os.environ
+        | {"NODE_RANK": "1", "RENDEZVOUS": "first:29500"}
+        | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "SLURMD_NODENAME": "n8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    options, host = json.loads(done.stdout)
+    assert options == [
+        "--nproc-per-node=4",
+        "--nnodes=2",
+        "--node-rank=1",
+        "--master-addr=first",
+        "--master-port=29502",
+        "--rdzv-conf=timeout=7",
+        "-m",
+        WORKER,
+        "--option",
+        "value",
+    ]
+    assert host == "n8"
+
+
+def launcher_of(run: RunSpec, place: int) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NODE_RANK", "1")
+        patch.setenv("RENDEZVOUS", "first:29500")
+        return launcher(run, WORKER, place)
+
+
+def linked(**parallel: object) -> RunSpec:
+    machine = {"nodes": 2, "devices_per_node": 1, "link": LINK, "device": "cpu"}
+    return RunSpec.model_validate({"variant": "v", "parallel": parallel, "machine": machine})
+
+
+def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "refusal", lambda: None)
+    run = linked(kind="ddp")
+    command = launcher(run, WORKER)
+    assert {"--link=namespaces", "--bandwidth=100000000.0", "--nodes=2"} <= set(command)
+    assert not spans_machines(run)
+    assert spans_machines(spec("ddp", nodes=2))
+
+
+def test_where_no_namespace_is_allowed_the_link_is_emulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(namespaces, "refusal", lambda: "not here")
+    for hook in (None, {"kind": "ring"}, {"kind": "compress", "dtype": "fp16"}):
+        assert "--link=emulated" in launcher(linked(kind="ddp", hook=hook), WORKER)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"kind": "fsdp"},
+        {"kind": "central"},
+        {"kind": "ddp", "overlap": False},
+        {"kind": "ddp", "hook": {"kind": "powersgd"}},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_emulated_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, object]
+) -> None:
+    monkeypatch.setattr(namespaces, "refusal", lambda: "network namespaces are not allowed here")
+    with pytest.raises(Unsupported, match=r"namespaces are not allowed here.*emulated only where"):
+        launcher(linked(**parallel), WORKER)
+
+
+def test_hosts_on_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "refusal", lambda: None)
+    machine = {"nodes": 2, "devices_per_node": 2, "link": LINK, "device": "auto"}
+    run = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
+    monkeypatch.setattr(launch, "visible_gpus", lambda: [f"GPU-{n}" for n in range(4)])
+    assert "--gpus=GPU-0,GPU-1,GPU-2,GPU-3" in launcher(run, WORKER)
+    monkeypatch.setattr(launch, "visible_gpus", lambda: ["GPU-0"])
+    with pytest.raises(Unsupported, match="needs 4 CUDA devices for two hosts on one machine"):
+        launcher(run, WORKER)
+    monkeypatch.setattr(launch, "visible_gpus", list)
+    assert not any(word.startswith("--gpus") for word in launcher(run, WORKER))
+
+
+def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Eight:
+        cores = 8
+
+    monkeypatch.setattr(launch, "read_hardware", Eight)
+    assert threads_per_process(spec("single")) == 8
+    assert threads_per_process(spec("ddp", devices_per_node=4)) == 2
+    assert threads_per_process(spec("ddp", devices_per_node=16)) == 1
+    assert threads_per_process(spec("ddp", devices_per_node=2, threads=3)) == 3
+    assert threads_per_process(spec("ddp", devices_per_node=4, nodes=2)) == 2
+    assert threads_per_process(spec("ddp", devices_per_node=2, nodes=2, link=LINK)) == 2

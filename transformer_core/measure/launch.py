@@ -1,0 +1,93 @@
+"""How the processes of a run are started, on one host or on several."""
+
+import sys
+
+from schemas.errors import Unsupported
+from schemas.parallel import CompressHook, Ddp, RingHook
+from schemas.study import RunSpec
+from transformer_core.measure import namespaces, one_host, slurm
+from transformer_core.measure.gpus import visible_gpus
+from transformer_core.measure.hardware import read_hardware
+
+ONE_HOST = "transformer_core.measure.one_host"
+LINKED_HOSTS = "transformer_core.measure.linked_hosts"
+
+
+def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
+    """The start of the command line: plain Python for a single process, torchrun for more.
+
+    ``worker`` is the module that the processes run. Runs at the same time need a ``place`` of their
+    own, which is added to the port of the rendezvous.
+
+    A run over several hosts is started
+
+    - with ``machine.link``: on two hosts that are made on this machine;
+    - by hand, or by srun on every host: on this one (see :mod:`transformer_core.measure.one_host`);
+    - in a Slurm job: by srun, on all hosts of the job.
+
+    Raises Unsupported where none of them is possible.
+    """
+    machine, processes = spec.machine, spec.processes_per_node
+    if spec.parallel.kind in ("single", "data_parallel"):
+        return [sys.executable, "-m", worker]
+    if machine.nodes == 1:
+        return [*one_host.torchrun(processes), "--standalone", "-m", worker]
+    hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
+    hosts += [f"--timeout={machine.timeout}"]
+    if machine.link is not None:
+        link = [f"--link={_link_kind(spec)}", f"--bandwidth={machine.link.bandwidth}"]
+        return [sys.executable, "-m", LINKED_HOSTS, *hosts, *link, *_shared_gpus(spec), worker]
+    hosts += [f"--place={place}"]
+    if one_host.this_host() is not None:
+        return [sys.executable, "-m", ONE_HOST, *hosts, worker]
+    if slurm.in_job():
+        return [*slurm.srun(machine.nodes), sys.executable, "-m", ONE_HOST, *hosts, worker]
+    raise Unsupported(
+        f"needs {machine.nodes} hosts: submit it to Slurm, or start the same command on each of "
+        "them with NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of the first) set"
+    )
+
+
+def lends_processes_only() -> bool:
+    """Whether this is a host of a run other than the first: the first one writes the results."""
+    host = one_host.this_host()
+    return host is not None and host.node_rank > 0
+
+
+def spans_machines(spec: RunSpec) -> bool:
+    """Whether the run's processes are on several machines, which share no more than a network."""
+    return spec.machine.nodes > 1 and spec.machine.link is None
+
+
+def threads_per_process(spec: RunSpec) -> int:
+    """CPU threads for each process: as the spec says, else an even share of the cores."""
+    sharing = spec.world_size if spec.machine.link else spec.processes_per_node
+    return spec.machine.threads or max(1, read_hardware().cores // sharing)
+
+
+def _link_kind(spec: RunSpec) -> str:
+    """How the link of ``spec`` can be made here; Unsupported if it cannot."""
+    reason = namespaces.refusal()
+    if reason is None:
+        return "namespaces"
+    parallel = spec.parallel
+    hooks = (type(None), RingHook, CompressHook)
+    if isinstance(parallel, Ddp) and parallel.overlap and isinstance(parallel.hook, hooks):
+        return "emulated"
+    raise Unsupported(
+        f"needs a link of limited bandwidth, which cannot be made here ({reason}), and can be "
+        "emulated only where DDP reduces its gradients in whole buckets during backward"
+    )
+
+
+def _shared_gpus(spec: RunSpec) -> list[str]:
+    """The option that shares the GPUs of this machine out among its made-up hosts."""
+    found = [] if spec.machine.device == "cpu" else visible_gpus()
+    if not found and spec.machine.device != "cuda":
+        return []
+    if len(found) < spec.world_size:
+        raise Unsupported(
+            f"needs {spec.world_size} CUDA devices for two hosts on one machine, which has "
+            f"{len(found)}"
+        )
+    return [f"--gpus={','.join(found)}"]

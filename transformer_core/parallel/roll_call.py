@@ -1,0 +1,182 @@
+"""Which ranks of a run still answer: what to say when one of them is gone.
+
+Every process answers on a thread of its own, through torchrun's key-value store, whatever its main
+thread waits for. A process whose peers are gone calls the roll, and names those that are silent.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from schemas.errors import PeerLost
+from schemas.results import RankPlace
+
+PERIOD = 0.5
+"""Seconds between two looks at the store. One look costs some 0.1 ms."""
+
+PATIENCE = 3.0
+"""Seconds that a rank has for its answer."""
+
+MARGIN = 30.0
+"""Seconds that a deadline comes before that of a process group."""
+
+_MESSAGES = ("gloo", "NCCL", "onnection closed", "onnection reset", "onnection refused")
+
+
+class RollCall:
+    """The roll of a run, as one of its processes sees it."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        places: Sequence[RankPlace],
+        deadline: float | None = None,
+    ) -> None:
+        self.store = store
+        self.rank = rank
+        self.places = places
+        self.deadline = deadline
+        self._answered = 0
+        self._steps = 0
+        self._last = time.monotonic()
+        self._closed = False
+        self._signals, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        # torchrun ends the processes of a host by SIGTERM when one of them has died. The main
+        # thread may be waiting for the dead one, so the thread of this object takes the signal.
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        threading.Thread(target=self._serve, name="roll call", daemon=True).start()
+
+    def progress(self) -> None:
+        """The main thread goes on. Without this for ``deadline`` seconds, the process ends."""
+        self._steps += 1
+        self._last = time.monotonic()
+
+    def explain(self, error: Exception) -> Exception:
+        """See :func:`explain`."""
+        with contextlib.suppress(RuntimeError):  # lost() will say so
+            self.store.set(f"ended/{self.rank}", "")
+        lost = self.lost() if _is_about_peers(error) else None
+        if lost is None:
+            return error
+        lost.__cause__ = error
+        return lost
+
+    def lost(self) -> PeerLost | None:
+        """Peers that neither answer nor ended by themselves; null if there are none.
+
+        Gives them :data:`PATIENCE` seconds.
+        """
+        try:
+            return self._call()
+        except RuntimeError:
+            # The store lives on the first host.
+            return PeerLost(f"{_name(self.places[0])} does not answer, and nobody else on its host")
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._closed = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _call(self) -> PeerLost | None:
+        number = self.store.add("calls", 1)
+        waiting = {place.rank for place in self.places} - {self.rank}
+        end = time.monotonic() + PATIENCE
+        while waiting and time.monotonic() < end:
+            waiting -= {
+                rank
+                for rank in waiting
+                if self.store.check([f"present/{number}/{rank}"])
+                or self.store.check([f"ended/{rank}"])
+            }
+            self._answer()
+            time.sleep(0.05)
+        if waiting:
+            names = [_name(self.places[rank]) for rank in sorted(waiting)]
+            return PeerLost(f"{', '.join(names)} {'do' if names[1:] else 'does'} not answer")
+        return self._behind(number)
+
+    def _behind(self, number: int) -> PeerLost | None:
+        """The rank that has got the least far, where not all have got equally far."""
+        steps = {self.rank: self._steps}
+        for place in self.places:
+            key = f"present/{number}/{place.rank}"
+            if self.store.check([key]):
+                steps[place.rank] = int(self.store.get(key))
+        last = min(steps, key=lambda rank: steps[rank])
+        if steps[last] == max(steps.values()):
+            return None
+        return PeerLost(f"{_name(self.places[last])} stands still, behind the others")
+
+    def _serve(self) -> None:
+        while not self._closed:
+            try:
+                self._answer()
+            except RuntimeError:
+                return  # the run is over, or its first host is gone: the main thread finds out
+            readable, _, _ = select.select([self._signals], [], [], PERIOD)
+            if readable and signal.SIGTERM in os.read(self._signals, 64):
+                self._end(self.lost(), 128 + signal.SIGTERM)
+            if self.deadline is not None and time.monotonic() - self._last > self.deadline:
+                found = self.lost() or "all ranks answer"
+                self._end(PeerLost(f"no step for {self.deadline:g} s: {found}"), 1)
+
+    def _answer(self) -> None:
+        calls = self.store.add("calls", 0)
+        for number in range(self._answered + 1, calls + 1):
+            self.store.set(f"present/{number}/{self.rank}", str(self._steps))
+        self._answered = calls
+
+    def _end(self, lost: PeerLost | None, code: int) -> None:
+        if lost is not None:
+            report(lost)
+        os._exit(code)
+
+
+current: RollCall | None = None
+"""The roll of this process, once it has joined a run."""
+
+report: Callable[[PeerLost], None] = lambda lost: None  # noqa: E731
+"""Told which peers are lost when the process ends without an exception of its own."""
+
+
+def explain(error: Exception) -> Exception:
+    """``error``, or the loss of a peer that it comes from; this process is about to end."""
+    return current.explain(error) if current is not None else error
+
+
+def begin(rank: int, places: Sequence[RankPlace], deadline: float | None) -> RollCall | None:
+    """The roll of a process that torchrun started; null for another one.
+
+    Called on the main thread. Without :meth:`RollCall.progress` for ``deadline`` seconds the
+    process ends; null for never.
+    """
+    global current
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(
+        address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
+    )
+    current = RollCall(dist.PrefixStore("roll_call", store), rank, places, deadline)
+    return current
+
+
+def _is_about_peers(error: Exception) -> bool:
+    """Whether ``error`` says that a peer is gone or silent, rather than what went wrong."""
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or any(words in str(error) for words in _MESSAGES)
+    )
+
+
+def _name(place: RankPlace) -> str:
+    return f"rank {place.rank} on host {place.host}"
