@@ -21,7 +21,7 @@ def korean() -> dict[str, str]:
     return {
         message.id: message.string
         for message in catalog
-        if isinstance(message.id, str) and message.id and message.string
+        if isinstance(message.id, str) and isinstance(message.string, str) and message.string
     }
 
 
