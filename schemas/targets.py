@@ -18,6 +18,8 @@ FIGURES = (
     "validation_loss",
     "memory",
     "drift",
+    "families",
+    "family_costs",
     "lengths_characters",
     "lengths_tokens",
 )
@@ -28,22 +30,26 @@ def known_targets(study: Study) -> list[str]:
     """Every target that a user may ask for by name."""
     data = f"results/data/{study.corpus.name}"
     targets = ["results/report.html", "results/machine/hardware.json", "results/comparisons.json"]
-    targets += [f"{data}/tokenizer.json"]
+    targets += ["results/families.json", "results/claims.json", f"{data}/tokenizer.json"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
     for variant in study.variants:
         folder = f"results/runs/{variant}"
         targets += [f"{folder}/{name}.json" for name in ("spec", "metrics", "evaluation")]
         targets += [f"results/equivalence/{variant}.json"]
+        targets += [f"results/profiles/{variant}/capture.json"]
         targets += [
             f"{folder}/repeat-{repeat}/metrics.json" for repeat in range(1, study.repeats + 1)
         ]
+    for name in (*study.variants, *study.traces):
+        folder = f"results/profiles/{name}"
+        targets += [f"{folder}/breakdown.json", f"{folder}/events.parquet"]
     targets += [f"results/tables/{name}.csv" for name in TABLES]
     return targets + [f"results/figures/{name}.svg" for name in FIGURES]
 
 
 def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a target in a folder below results/runs or results/data that the study lacks.
+    """Refuse a target in a folder of runs, data or profiles that the study lacks.
 
     ``asked`` may hold other words of a command line: they are left to Snakemake. Raises
     ConfigError with the nearest targets.
@@ -53,7 +59,7 @@ def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
     problems = [
         ConfigProblem("command line", "target", target, "is not known", nearest(target, known))
         for target in asked
-        if target.startswith(("results/runs/", "results/data/"))
+        if target.startswith(("results/runs/", "results/data/", "results/profiles/"))
         and target not in known
         and str(Path(target).parent) not in folders
     ]

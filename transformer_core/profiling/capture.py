@@ -11,6 +11,7 @@ not.
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -289,6 +290,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.command = reproducing_command(arguments.output / "capture.json")
     log_to(arguments.log_file)
+    # torch.profiler announces its start and stop to standard error, on every rank.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
     profiling = Profiling.model_validate_json(arguments.profiling)
     if lends_processes_only():

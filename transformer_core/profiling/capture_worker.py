@@ -61,7 +61,11 @@ class TorchRecording:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self.cuda:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self.profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+        # All threads: some techniques communicate on threads of their own.
+        every = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+        self.profiler = torch.profiler.profile(
+            activities=activities, record_shapes=True, experimental_config=every
+        )
 
     @staticmethod
     def mark(phase: str) -> AbstractContextManager[Any]:
