@@ -101,7 +101,7 @@ def innermost(t0: Times, t1: Times) -> Segments:
     owners: list[int] = []
     parents = np.full(len(t0), -1, np.int64)
     stack: list[tuple[int, int]] = []  # end and index of the open intervals, innermost last
-    reached = 0
+    reached = int(t0.min()) if len(t0) else 0
 
     def close(until: int) -> None:
         """Give the innermost open interval the time from ``reached`` to ``until``."""

@@ -77,17 +77,18 @@ def read_kineto(path: Path) -> Source:
 def _events(stream: BinaryIO, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The trace's events as they come; ``head`` takes up what stands before or after them."""
     events = ijson.sendable_list()
+    parser = ijson.items_coro(events, "traceEvents.item")
     heads = {name: ijson.sendable_list() for name in _HEAD}
-    parsers = [ijson.items_coro(events, "traceEvents.item")]
-    parsers += [ijson.items_coro(found, name) for name, found in heads.items()]
+    waiting = {name: ijson.items_coro(found, name) for name, found in heads.items()}
     while chunk := stream.read(_CHUNK):
-        for parser in parsers:
-            parser.send(chunk)
+        parser.send(chunk)
         yield from events
         events.clear()
-    for parser in parsers:
-        parser.close()  # raises if the text is incomplete
-    yield from events
+        for name in list(waiting):
+            waiting[name].send(chunk)
+            if heads[name]:
+                del waiting[name]
+    parser.close()  # raises if the text is incomplete
     head.update({name: found[0] for name, found in heads.items() if found})
 
 

@@ -25,9 +25,12 @@ def operator_classes(rows: Columns) -> list[OperatorClass]:
         if not mine.any():
             continue
         time = int(durations[mine].sum())
-        counted = mine & (rows["flops"] != NULL) & (rows["operator_bytes"] != NULL)
+        counted = mine & (rows["flops"] != NULL)
+        # Without types there are FLOPs, but no bytes.
+        both = counted & (rows["operator_bytes"] != NULL)
+        counted = both if both.any() else counted
         flops = int(rows["flops"][counted].sum()) if counted.any() else None
-        traffic = int(rows["operator_bytes"][counted].sum()) if counted.any() else None
+        traffic = int(rows["operator_bytes"][both].sum()) if both.any() else None
         found.append(
             OperatorClass(
                 operator_class=name,
