@@ -18,7 +18,7 @@ from schemas.link import HOST_VARIABLE, LINK_VARIABLE, LinkKind
 from transformer_core.measure import namespaces, one_host
 from transformer_core.measure.outcome import end_with_parent
 
-GRACE = 15.0
+GRACE = 8.0
 """Seconds that a host has to end by itself once the other one has ended with an error."""
 
 PORT = 29_500

@@ -1,6 +1,7 @@
 """Strategies on torch.distributed process groups."""
 
-from collections.abc import Generator, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
 from datetime import timedelta
 
 import torch
@@ -57,9 +58,16 @@ class ProcessGroupStrategy(Strategy):
             yield item
 
     def progress(self) -> None:
-        """This rank goes on: it waits for no other."""
+        """This rank goes on. The one that does it least often keeps the others waiting."""
         if self.roll_call is not None:
             self.roll_call.progress()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What may have to wait for other ranks."""
+        self.progress()
+        yield
+        self.progress()
 
     @torch.no_grad()
     def replica_difference(self) -> float | None:
@@ -78,22 +86,22 @@ class ProcessGroupStrategy(Strategy):
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         values = values.to(self.device, copy=True)
-        dist.all_reduce(values)
-        self.progress()
+        with self.waiting():
+            dist.all_reduce(values)
         return values
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         everyone = [torch.empty_like(mine) for _ in range(self.process.world_size)]
-        dist.all_gather(everyone, mine)
-        self.progress()
+        with self.waiting():
+            dist.all_gather(everyone, mine)
         return [tensor.tolist() for tensor in everyone]
 
     def synchronise(self) -> None:
-        super().synchronise()
-        dist.barrier()
-        super().synchronise()
-        self.progress()
+        with self.waiting():
+            super().synchronise()
+            dist.barrier()
+            super().synchronise()
 
     def close(self) -> None:
         if self.roll_call is not None:

@@ -1,0 +1,87 @@
+"""A process that dies or stands still ends the run within its time-out, and is named."""
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from schemas.study import RunSpec
+from transformer_core.measure import namespaces
+from transformer_core.measure.outcome import read_outcomes
+from transformer_core.measure.run import run_workers
+
+TIMEOUT = 4.0
+
+WORKER = '''
+import os, signal, sys, time
+from datetime import timedelta
+from pathlib import Path
+import torch
+from schemas.study import RunSpec
+from transformer_core.measure.outcome import supervised
+from transformer_core.parallel.process_group import ProcessGroupStrategy
+from transformer_core.parallel.topology import this_process
+
+folder, end = Path(sys.argv[1]), sys.argv[2]
+with supervised(folder):
+    spec = RunSpec.model_validate_json((folder / "spec.json").read_text())
+    process = this_process(spec.machine, spec.processes_per_node)
+    strategy = ProcessGroupStrategy(process, spec.machine)
+    for step in range(1000):
+        if process.rank == 1 and step == 3:
+            match end:
+                case "killed": os.kill(os.getpid(), signal.SIGKILL)
+                case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
+                case "asleep": time.sleep(600)
+                case "raised": raise ValueError("a mistake of its own")
+        strategy.sum(torch.ones(1))
+'''
+
+
+def end_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int
+) -> tuple[int, dict[str, str], float]:
+    """Exit code, explaining outcome, and seconds of a run whose rank 1 ends like ``end``."""
+    # Side by side on the loopback: what is tested needs no network namespace.
+    monkeypatch.setattr(namespaces, "refusal", lambda: "not in this test")
+    link = {"bandwidth": "1Gbit/s"} if nodes == 2 else None
+    machine = {"nodes": nodes, "devices_per_node": 2 // nodes, "link": link}
+    spec = RunSpec.model_validate(
+        {
+            "variant": "v",
+            "parallel": {"kind": "ddp"},
+            "machine": machine | {"device": "cpu", "timeout": TIMEOUT},
+        }
+    )
+    (tmp_path / "spec.json").write_text(spec.canonical_json())
+    (tmp_path / "losing_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    began = time.monotonic()
+    code = run_workers(spec, "losing_worker", [str(tmp_path), end])
+    outcome = read_outcomes(tmp_path)
+    assert outcome is not None, "nobody said why"
+    return code, outcome, time.monotonic() - began
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes SIGSTOP and parent-death signals")
+@pytest.mark.parametrize(
+    ("end", "nodes", "reason"),
+    [
+        ("killed", 2, r"^rank 1 on host 1 on \S+ does not answer$"),
+        ("killed", 1, r"^rank 1 on host \S+ does not answer$"),
+        ("stopped", 2, r"^rank 1 on host 1 on \S+ does not answer$"),
+        ("asleep", 2, r"^rank 1 on host 1 on \S+ stands still, behind the others$"),
+        ("raised", 2, r"^ValueError: a mistake of its own$"),
+    ],
+)
+def test_the_lost_rank_and_its_host_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int, reason: str
+) -> None:
+    code, outcome, seconds = end_of(tmp_path, monkeypatch, end, nodes)
+    assert code > 0
+    assert outcome["status"] == "failed"
+    assert re.search(reason, outcome["reason"]), json.dumps(outcome, indent=1)
+    assert seconds < 120
