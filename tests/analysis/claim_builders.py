@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def comparison(variant: str, reference: str, low: float, high: float, **more: An
     )
 
 
+@cache
 def run(
     variant: str, world_size: int = 1, device: str = "cpu", all_reduces: int | None = None
 ) -> VariantResult:

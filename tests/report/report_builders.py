@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from claim_inputs import write_claims
 
 from schemas.equivalence import Different
 from schemas.resolve import resolve_all
@@ -370,6 +371,7 @@ def build(
         certificates.append(write(folder / "equivalence" / f"{name}.json", certificate))
     options = ["--baseline", "single", "--results", *metrics, "--certificates", *certificates]
     assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
+    write_claims(folder, EVIL)
     return folder
 
 

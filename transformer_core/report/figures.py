@@ -13,6 +13,7 @@ from transformer_core.data.files import write_text
 from transformer_core.report import (
     corpus_figures,
     equivalence_figure,
+    family_figures,
     speed_figures,
     svg,
     training_figures,
@@ -28,6 +29,8 @@ FIGURES: dict[str, Callable[[Results], Drawing]] = {
     "validation_loss": training_figures.validation_loss,
     "memory": training_figures.memory,
     "drift": speed_figures.drift,
+    "families": family_figures.families,
+    "family_costs": family_figures.family_costs,
     "lengths_characters": corpus_figures.lengths_characters,
     "lengths_tokens": corpus_figures.lengths_tokens,
 }

@@ -99,12 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.variants or options.results / "variants.json", dict[str, Variant]
         )
         pictures = [svg.read(figures / f"{name}.svg") for name in FIGURES]
+        page = render(results, variants, pictures)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    write_text(
-        options.output or options.results / "report.html", render(results, variants, pictures)
-    )
+    write_text(options.output or options.results / "report.html", page)
     return 0
 
 

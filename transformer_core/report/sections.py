@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformer_core.analysis import compare, equivalence, statistics
+from transformer_core.report.claims_section import claims_context, families_context
 from transformer_core.report.inputs import Results
 from transformer_core.report.summary import summarise, translations
 from transformer_core.report.techniques import shown_techniques
@@ -51,6 +52,7 @@ def _statistics(results: Results) -> dict[str, Any]:
 
 
 SECTIONS = (
+    Section("claims", "Which claims of the original study hold here?", context=claims_context),
     Section("summary", "Summary", context=_summary),
     Section("variants", "Variants", context=_statistics),
     Section(
@@ -63,6 +65,12 @@ SECTIONS = (
         "figures",
         "Figures",
         figures=("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"),
+    ),
+    Section(
+        "families",
+        "Sweeps of one number",
+        figures=("families", "family_costs"),
+        context=families_context,
     ),
     Section("techniques", "Technique by technique", context=shown_techniques),
     Section("translations", "Translations", context=_translations),

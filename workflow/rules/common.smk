@@ -9,8 +9,10 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from schemas.certificates import compared_with, short_runs
+from schemas.claims import CLAIMS_FILE, claim_files, claim_pairs, read_claims
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
+from schemas.families import FAMILIES_FILE, family_pairs, read_families
 from schemas.resolve import VARIANTS_FILE, check_study, lineage, read_variants, resolve_all
 from schemas.targets import FIGURES, TABLES, check_owner, check_targets, known_targets
 from transformer_core.sources import sources
@@ -25,6 +27,8 @@ try:
     VARIANTS = read_variants(f"{workflow.basedir}/{VARIANTS_FILE}")
     STUDY = check_study(config, STUDY_FILE)
     SPECS = resolve_all(STUDY, VARIANTS, STUDY_FILE, VARIANTS_FILE)
+    FAMILIES = read_families(f"{workflow.basedir}/{FAMILIES_FILE}", VARIANTS)
+    CLAIMS = read_claims(f"{workflow.basedir}/{CLAIMS_FILE}", VARIANTS, FAMILIES)
     SHORT_RUNS = short_runs(STUDY, VARIANTS, SPECS, STUDY_FILE, VARIANTS_FILE)
     check_owner(STUDY, OWNER, STUDY_FILE)
     # Snakemake tells its targets only after the rules are read, and then without near names.
@@ -33,6 +37,8 @@ except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
 CORPUS = STUDY.corpus.name
+# Comparisons that claims and families ask for, beside those with the baseline.
+EXTRA_PAIRS = claim_pairs(CLAIMS, STUDY) + family_pairs(FAMILIES, STUDY)
 TRAJECTORIES = "results/equivalence/trajectories"
 REPEATS = range(1, STUDY.repeats + 1)
 
@@ -79,6 +85,11 @@ onstart:
 def dump(schema):
     """A schema as one line of JSON, for a command line."""
     return schema.canonical_json()
+
+
+def dump_all(schemas):
+    """Schemas by name, as one line of JSON."""
+    return json.dumps({name: schema.model_dump(mode="json") for name, schema in schemas.items()})
 
 
 def templates():

@@ -7,6 +7,8 @@ STUDY_FILES = [
     "results/study.json",
     "results/variants.json",
     "results/comparisons.json",
+    "results/families.json",
+    "results/claims.json",
     "results/machine/hardware.json",
     f"results/data/{CORPUS}/tokenizer.report.json",
     *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),

@@ -1,0 +1,115 @@
+"""The sections on claims and on families of variants."""
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from report_builders import EVIL
+from test_report_page import Page, make, words
+
+from transformer_core.report.figures import draw
+from transformer_core.report.inputs import Results, load
+from transformer_core.report.page import main
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def html(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("page") / "results"
+    shutil.copytree(study_folder, folder)
+    return make(folder)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+@pytest.fixture(scope="module")
+def results(study_folder: Path) -> Results:
+    return load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
+
+
+def test_the_claims_are_the_first_table(page: Page) -> None:
+    sections = [attributes["id"] for attributes in page.all("section")]
+    assert sections[0] == "claims"
+    assert page.rows[0] == ["Id", "Claim", "Verdict", "Evidence"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        ("true", "reproduced"),
+        ("large", "partly"),
+        ("false", "refuted"),
+        ("open", "undecided"),
+        ("elsewhere", "not testable here"),
+    ],
+)
+def test_every_verdict_is_said_in_words(page: Page, claim: str, verdict: str) -> None:
+    row = [words(cell) for cell in page.row(claim)]
+    assert row[2].startswith(verdict)
+    assert "A book, page 3" in row[1]
+
+
+def test_evidence_has_numbers_files_and_variants(page: Page) -> None:
+    evidence = words(page.row("true")[3])
+    assert re.search(
+        r"agrees Throughput of amp_bf16 over single: 1\.62× \[1\.\d+, 1\.\d+\]", evidence
+    )
+    assert "Claimed: more, at most 3. Found: " in evidence
+    assert "results/pairs/single/amp_bf16.json" in evidence
+    assert "1 test that cannot be made here" in evidence
+    assert "ddp ended unsupported: needs 2 GPUs" in evidence
+    assert "another size" in page.row("large")[3]
+    assert "contradicts" in page.row("false")[3]
+    assert "does not train the same model" in page.row("open")[3]
+
+
+def test_the_claims_can_be_tested_again(page: Page) -> None:
+    assert re.search(r"snakemake --cores all \S*claims.json", page.texts["claims"])
+
+
+def test_texts_of_claims_and_families_are_escaped(html: str, page: Page) -> None:
+    assert EVIL in page.texts["claims"]
+    assert EVIL in page.texts["families"]
+    assert "<script" not in html
+
+
+def test_a_family_has_a_row_for_each_value(page: Page) -> None:
+    rows = [[words(cell) for cell in row] for row in page.rows if "accum4_sync" in row[1:2]]
+    (row,) = [row for row in rows if row[0] == "4"]
+    assert row[2] == "single"
+    assert row[3].startswith("0.73× [")
+    (knee,) = [row for row in page.rows if "knee" in row[0]]
+    assert words(knee[0]) == "16 knee"
+    assert "only single of this family" in words(page.texts["families"])
+
+
+def test_figure_of_families(results: Results) -> None:
+    root = ElementTree.fromstring(draw("families", results))
+    shown = ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+    assert {"bits", "1", "4", "16", "64", "throughput over the reference"} <= set(shown)
+    description = str(root.findtext(f"{SVG}desc"))
+    assert "bits: 16 MiB is the best value" in description
+    assert "alone" not in description
+
+
+def test_a_page_without_claims_says_so(
+    study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(study_folder, folder)
+    for name in ("claims", "families"):
+        (folder / f"{name}.json").write_text(json.dumps([]))
+    page = Page(make(folder))
+    assert page.unbalanced == []
+    assert "No claim is written down" in page.texts["claims"]
+    assert "runs no two variants of a family" in page.texts["families"]
+    (folder / "claims.json").unlink()
+    assert main(["--results", str(folder)]) == 1
+    assert "snakemake --cores all" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+# comparisons, certificates, measurements -> curves of the families, verdicts on the claims
+
+CONCLUDED_FROM = [
+    "results/study.json",
+    "results/comparisons.json",
+    *expand("results/runs/{variant}/metrics.json", variant=SPECS),
+    *expand("results/equivalence/{variant}.json", variant=SPECS),
+]
+
+
+rule families:
+    input:
+        CONCLUDED_FROM,
+        code=sources("transformer_core.analysis.families"),
+    output:
+        "results/families.json",
+    log:
+        "results/logs/families.log",
+    params:
+        families=lambda wildcards: dump_all(FAMILIES),
+    message:
+        "Draw conclusions from the families of variants"
+    shell:
+        "python -m transformer_core.analysis.families --families {params.families:q}"
+        " --study results/study.json --results results --output {output} 2>&1 | tee {log}"
+
+
+rule claims:
+    input:
+        CONCLUDED_FROM,
+        "results/families.json",
+        # Of the files that claims name, those that this study makes: the rest is not testable.
+        measured=sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY)}),
+        code=sources("transformer_core.analysis.claims"),
+    output:
+        "results/claims.json",
+    log:
+        "results/logs/claims.log",
+    params:
+        # A function, because Snakemake takes braces in a text for wildcards.
+        claims=lambda wildcards: dump_all(CLAIMS),
+    message:
+        "Test the claims"
+    shell:
+        "python -m transformer_core.analysis.claims --claims {params.claims:q}"
+        " --study results/study.json --results results --output {output} 2>&1 | tee {log}"
