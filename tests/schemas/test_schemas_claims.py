@@ -1,14 +1,16 @@
 """Claims and families: what their files may hold, and what mistakes are answered with."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
-from schemas.claims import claim_files, claim_pairs, read_claims, variants_of
+from schemas.claims import Claims, Number, claim_files, claim_pairs, read_claims, variants_of
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.families import Family, family_pairs, members_in, read_families
+from schemas.families import Families, Family, family_pairs, members_in, read_families
 from schemas.resolve import read_variants
 from schemas.study import Study, Variant
 
@@ -185,3 +187,11 @@ def test_the_original_claims_are_all_there_and_known_to_their_variants() -> None
             if test.kind == "trend":
                 used |= {member.variant for member in families[test.family].members}
         assert used, name
+
+
+def test_the_examples_of_the_document_are_valid() -> None:
+    text = (ROOT / "docs/adding-a-claim.md").read_text(encoding="utf-8")
+    claims, number, families = re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S)
+    assert TypeAdapter(Claims).validate_python(yaml.safe_load(claims))
+    assert Number.model_validate(yaml.safe_load(number)["number"])
+    assert TypeAdapter(Families).validate_python(yaml.safe_load(families))
