@@ -21,21 +21,25 @@ class Comparing(Schema):
     of their own, and take turns. Not a part of the run spec: it changes no training."""
 
     warmup_steps: Count = 10
-    """First steps of each side in each session, compilation included; reported by themselves."""
-    window_steps: Count = 6
-    """Steps of a side in a turn that are timed; one more goes before them, which is not."""
-    pairs: Annotated[int, Field(ge=4)] = 12
-    """Turns of each side in a session."""
+    """First steps of each side in each session, compilation included; reported by themselves. More
+    than the steps after which a variant changes its ways (PowerSGD's start_step)."""
+    window_seconds: Annotated[float, Field(gt=0.0)] = 0.1
+    """Least time of the steps that a side trains in a turn; it takes as many as the reference needs
+    for that. One more goes before them, which is not timed."""
+    pairs: Annotated[int, Field(ge=5)] = 8
+    """Turns that each side has at least in a session."""
     sessions_least: Count = 2
     """Sessions of each comparison, each in fresh processes. A single one does not show how much
     processes differ: its verdict is UNDECIDED."""
     sessions_most: Count = 4
     """No more sessions than these, however wide the interval still is."""
     precision: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """A comparison is narrow enough once twice the standard error of its ratio is below this."""
+    """A comparison is narrow enough once twice the standard error of its ratio, from the windows
+    alone, is below this."""
     budget: Seconds = 12.0
-    """Seconds for all sessions of a comparison, their start included. No session beyond
-    sessions_least begins that would not end within it."""
+    """Seconds for all sessions of a comparison, their start included. Each session goes on until
+    its part of it is spent, or it is narrow enough; none beyond sessions_least begins that would
+    not end within it."""
     margin: Fraction = 0.02
     """Ratios from 1 / (1 + margin) to 1 + margin are the SAME, if the whole interval is."""
 

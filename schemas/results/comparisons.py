@@ -65,6 +65,8 @@ class TurnWindow(Schema):
     """Seconds since the session began."""
     seconds: float
     """Wall time."""
+    steps: int
+    """Optimizer steps."""
     tokens: int
     """Non-padding source and target tokens over all ranks."""
     padded_tokens: int
@@ -114,7 +116,7 @@ class Session(Schema):
     rounds: list[Round]
     """What was timed."""
     before: MachineState
-    """The machine before the first round, all sides warmed up and waiting."""
+    """The machine before the warm-up, when all sides are ready and wait."""
     after: MachineState
     """The machine after the last round."""
     foreign_cpu_seconds: float | None

@@ -25,7 +25,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from schemas.measure import Comparing
-from schemas.results import PairedRun, Provenance, Session
+from schemas.results import PairedRun, Provenance, Round, Session
 from schemas.study import RunSpec
 from transformer_core.data.files import write_text
 from transformer_core.measure.launch import spans_machines
@@ -33,7 +33,7 @@ from transformer_core.measure.pairs import session_ratio
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.measure.run import exclusive, reproducing_command
-from transformer_core.measure.session import SessionEndedError, Sessions, Side
+from transformer_core.measure.session import Enough, SessionEndedError, Sessions, Side
 from transformer_core.measure.turns import Desk
 
 Stopped = Literal["precision", "sessions", "budget"]
@@ -52,13 +52,27 @@ def stop(
         return None
     if len(sessions) >= comparing.sessions_most:
         return "sessions"
-    errors = [session_ratio(session, reference, variant).error for session in sessions]
-    if 2 * sqrt(sum(error**2 for error in errors)) / len(errors) < comparing.precision:
+    errors = [session_ratio(session.rounds, reference, variant).error for session in sessions]
+    if 2 * sqrt(fmean(error**2 for error in errors) / len(errors)) < comparing.precision:
         return "precision"
     spent = [session.seconds for session in sessions]
     if sum(spent) + fmean(spent) > comparing.budget:
         return "budget"
     return None
+
+
+def enough(reference: str, variant: str, comparing: Comparing) -> Enough:
+    """When a session has its part of the precision, or of the budget."""
+    parts = comparing.sessions_least
+
+    def judge(rounds: Sequence[Round], seconds: float) -> bool:
+        if len(rounds) < comparing.pairs:
+            return False
+        error = session_ratio(rounds, reference, variant).error
+        precise = 2 * error < comparing.precision * sqrt(parts)
+        return precise or seconds > comparing.budget / parts
+
+    return judge
 
 
 class Kept:
@@ -119,6 +133,7 @@ def compare(
     started = datetime.now(UTC)
     reference, variant = (side.name for side in sides)
     folder = output.with_suffix("")
+    judge = enough(reference, variant, comparing)
     lines = Lines(f"{variant} against {reference}")
     kept = Kept(folder, sides, comparing)
     done = list(kept.read())
@@ -132,14 +147,14 @@ def compare(
         while not (stopped := stop(done, reference, variant, comparing)):
             lines.session = len(done) + 1
             try:
-                session = sessions.run(lines.session)
+                session = sessions.run(lines.session, judge)
             except SessionEndedError as error:
                 ended = error
                 log.info("%s: %s", lines.name, error)
                 break
             kept.add(session)
             done.append(session)
-            ratio = session_ratio(session, reference, variant)
+            ratio = session_ratio(session.rounds, reference, variant)
             log.info(
                 "%s, session %d: %.2f s, log ratio %+.4f +- %.4f",
                 *(lines.name, session.number, session.seconds, ratio.estimate, 2 * ratio.error),

@@ -33,6 +33,9 @@ from transformer_core.parallel.topology import this_process
 from transformer_core.train.assemble import Setup, assemble
 from transformer_core.train.loop import train
 
+ENDLESS_STEPS = 1_000_000
+"""More steps than any session has."""
+
 
 class TurnsOver(Exception):
     """There is no further turn: the training ends here, in the middle of it."""
@@ -150,10 +153,10 @@ class TurnTaker:
         return found
 
 
-def endless(spec: RunSpec, steps: int) -> RunSpec:
-    """``spec`` as a training that nothing interrupts, and that does not end within ``steps``."""
-    # Not fewer steps than it has: its schedule stays what it is.
-    steps = max(steps + 1, spec.training.steps)
+def endless(spec: RunSpec) -> RunSpec:
+    """``spec`` as a training that nothing interrupts, and that ends when there is no more turn."""
+    # A rate that falls to 0 at the end of the training would go on below it.
+    steps = max(spec.training.steps, ENDLESS_STEPS)
     changes = {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
     return spec.model_copy(update={"training": spec.training.model_copy(update=changes)})
 
@@ -167,7 +170,7 @@ def run(arguments: argparse.Namespace) -> None:
     shards = arguments.data / "shards"
     manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
     setup: Setup = assemble(
-        endless(spec, arguments.steps),
+        endless(spec),
         process,
         manifest.vocabulary,
         open_shards(shards / "train/manifest.json"),
@@ -194,7 +197,6 @@ def main() -> None:
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--side", required=True)
-    parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--desk", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--planted", type=float)

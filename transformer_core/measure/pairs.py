@@ -7,13 +7,14 @@ noise is normal, and deaf to windows that were disturbed (Tukey and McLaughlin, 
 error in Yuen, The two-sample trimmed t for unequal population variances, 1974).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
 import numpy as np
 from scipy.stats import mstats
 
-from schemas.results import Session, TurnWindow
+from schemas.results import Round, TurnWindow
 
 TRIM = 0.2
 """Share of the ratios that is left out at either end."""
@@ -30,17 +31,17 @@ class LogRatio:
     pairs: int
 
 
-def log_ratios(session: Session, reference: str, variant: str) -> list[float]:
+def log_ratios(rounds: Sequence[Round], reference: str, variant: str) -> list[float]:
     """Logarithms of the throughput of ``variant`` over that of ``reference``, a value per round."""
     return [
         log(_rate(sides[variant]) / _rate(sides[reference]))
-        for sides in ({window.side: window for window in rnd.windows} for rnd in session.rounds)
+        for sides in ({window.side: window for window in rnd.windows} for rnd in rounds)
     ]
 
 
-def session_ratio(session: Session, reference: str, variant: str) -> LogRatio:
+def session_ratio(rounds: Sequence[Round], reference: str, variant: str) -> LogRatio:
     """The trimmed mean of :func:`log_ratios` and its standard error."""
-    values = np.array(log_ratios(session, reference, variant))
+    values = np.array(log_ratios(rounds, reference, variant))
     limits = (TRIM, TRIM)
     return LogRatio(
         estimate=float(mstats.trimmed_mean(values, limits)),

@@ -1,7 +1,8 @@
 """One session of a comparison: fresh processes of every side, which take turns.
 
 All sides are started at the same time. When all are ready they warm up one after the other, and
-then train for a few steps each, in the order A B, B A, A B, ..., while the others wait.
+then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ..., while the others
+wait.
 """
 
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,15 @@ from transformer_core.measure.turns import (
 WORKER = "transformer_core.measure.paired_worker"
 LEAD_STEPS = 1
 """Steps of a turn before those that are timed: caches and clocks are another side's at first."""
+
+PILOT_STEPS = 3
+"""Steps of the turn that tells how long a step takes."""
+ROUNDS_IN_A_ROW = 4
+"""Rounds in one order before the order is turned round: a steady drift cancels, and seldom has a
+side two turns one after the other, the second of which finds its caches warm."""
+
+Enough = Callable[[Sequence[Round], float], bool]
+"""Whether a session needs no more than these rounds, at this many seconds since its beginning."""
 
 _LAST_WORDS_SECONDS = 5.0
 """How long a side that ended may take to say why."""
@@ -87,12 +98,12 @@ class Sessions:
     provenance: dict[str, Provenance] = field(default_factory=dict)
     """By side, as its processes of the first session told."""
 
-    def run(self, number: int) -> Session:
+    def run(self, number: int, enough: Enough) -> Session:
         """A whole session; SessionEndedError if a side does not reach its end."""
         started, began = datetime.now(UTC), time.monotonic()
         children = self._start()
         try:
-            made = self._in_turns(children, began)
+            made = self._in_turns(children, began, enough)
         except SideEndedError as error:
             raise self._why(error, children) from None
         finally:
@@ -106,7 +117,7 @@ class Sessions:
         )
 
     def _in_turns(
-        self, children: dict[str, subprocess.Popen[bytes]], began: float
+        self, children: dict[str, subprocess.Popen[bytes]], began: float, enough: Enough
     ) -> dict[str, Any]:
         def check() -> None:
             for name, child in children.items():
@@ -135,17 +146,22 @@ class Sessions:
             side.name: _slowest(ask(side, Turn(0, self.comparing.warmup_steps))).seconds
             for side in self.sides
         }
+        steps = 1
+        for side in self.sides:
+            pilot = ask(side, Turn(LEAD_STEPS, PILOT_STEPS))[0]
+            if side is self.sides[0]:
+                steps = ceil(self.comparing.window_seconds / (pilot.seconds / PILOT_STEPS))
         before_rounds, rounds_began = cpu_time(), time.monotonic()
-        rounds = []
-        for index in range(self.comparing.pairs):
-            order = self.sides if index % 2 == 0 else self.sides[::-1]
+        rounds: list[Round] = []
+        while not enough(rounds, time.monotonic() - began):
+            backwards = len(rounds) // ROUNDS_IN_A_ROW % 2
             windows = []
-            for side in order:
+            for side in self.sides[::-1] if backwards else self.sides:
                 at = time.monotonic() - began
-                report = _slowest(ask(side, Turn(LEAD_STEPS, self.comparing.window_steps)))
-                windows.append(_window(side, at, report))
+                report = _slowest(ask(side, Turn(LEAD_STEPS, steps)))
+                windows.append(_window(side, at, steps, report))
             rounds.append(Round(windows=windows))
-            self.progress(f"round {index + 1} of {self.comparing.pairs}")
+            self.progress(f"round {len(rounds)}")
         rounds_seconds, after_rounds = time.monotonic() - rounds_began, cpu_time()
         foreign = None
         if before_rounds is not None and after_rounds is not None:
@@ -215,13 +231,10 @@ class Sessions:
         return SessionEndedError(error.side, "failed", f"{error.reason}{how}", None)
 
     def _options(self, side: Side, output: Path) -> list[str]:
-        steps = self.comparing.warmup_steps
-        steps += self.comparing.pairs * (LEAD_STEPS + self.comparing.window_steps)
         options: dict[str, Any] = {
             "spec": side.file,
             "data": self.data,
             "side": side.name,
-            "steps": steps,
             "desk": self.desk.file,
             "output": output,
         }
@@ -247,11 +260,12 @@ def _slowest(reports: Sequence[Report]) -> Report:
     return replace(reports[0], input_wait_seconds=wait)
 
 
-def _window(side: Side, began: float, report: Report) -> TurnWindow:
+def _window(side: Side, began: float, steps: int, report: Report) -> TurnWindow:
     return TurnWindow(
         side=side.name,
         began=began,
         seconds=report.seconds,
+        steps=steps,
         tokens=report.tokens,
         padded_tokens=report.padded_tokens,
         input_wait_seconds=report.input_wait_seconds,
