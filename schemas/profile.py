@@ -22,10 +22,11 @@ class Profiling(Schema):
 class Limits(Schema):
     """How thoroughly the limits of the machine are measured."""
 
-    seconds: float = Field(default=0.1, gt=0.0)
-    """Time that each measurement is repeated for; the best repetition counts."""
-    largest_matrix: int = Field(default=4096, ge=256)
-    """Largest side of the matrices whose products are timed."""
+    seconds: float = Field(default=0.05, gt=0.0)
+    """Time for the repetitions of each measurement, of which the best counts."""
+    largest_matrix: int = Field(default=8192, ge=256)
+    """Largest side of the matrices whose products are timed; smaller where one product would take
+    much longer than ``seconds``."""
     smallest_message: int = Field(default=4096, ge=512)
     """Smallest message of the collective operations, in bytes."""
     largest_message: int = Field(default=16 * 2**20, ge=512)

@@ -108,6 +108,16 @@ def usable_memory_bytes(root: Path = _ROOT) -> int:
     return min(limits)
 
 
+def last_level_cache_bytes(root: Path = _ROOT) -> int:
+    """Size of the largest cache of the first CPU; 0 where Linux does not tell."""
+    sizes = [0]
+    for file in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"):
+        match = re.fullmatch(r"(\d+)([KM]?)", _read(file))
+        if match:
+            sizes.append(int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]])
+    return max(sizes)
+
+
 def allocator(root: Path = _ROOT) -> str:
     """The C library's or a preloaded allocator, and the settings that change its page faults."""
     parts = [_malloc_library()]
