@@ -88,6 +88,7 @@ from schemas.results.profiles import (
     Partition,
     PhaseUse,
     ProfiledStep,
+    ProfileSummary,
     StreamUse,
 )
 from schemas.results.runs import (
@@ -166,6 +167,7 @@ __all__ = [
     "PredictedRank",
     "Prediction",
     "Probe",
+    "ProfileSummary",
     "ProfiledStep",
     "Provenance",
     "Quantity",

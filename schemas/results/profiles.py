@@ -213,6 +213,41 @@ class DeviceBreakdown(Schema):
         return Partition.model_validate(totals)
 
 
+class ProfileSummary(Schema):
+    """All devices together. Shares are of the wall time of the profiled steps, mean over devices;
+    null where no device has such events, or there is nothing to take a share of."""
+
+    step_seconds: float
+    """Wall time of a step under the profiler, which slows it down; of the whole trace if it marks
+    no steps."""
+    compute: float | None
+    """Share in which computation runs."""
+    exposed_communication: float | None
+    """Share in which communication runs and computation does not."""
+    exposed_copies: float | None
+    """Share in which only copies and memory sets run."""
+    exposed_graphs: float | None
+    """Share in which only CUDA graphs run that were recorded as a whole."""
+    idle: float | None
+    """Share in which nothing runs."""
+    overlap: float | None
+    """Share in which computation and communication run at once."""
+    hidden_communication: float | None
+    """Share of the time of communication in which computation runs too."""
+    communication_of_device_time: float | None
+    """Share of communication in the summed time of all activities: the study's 79 %."""
+    host_bound: float | None
+    """Share of the span in which a device waited for the host to launch something."""
+    operators: list[OperatorClass]
+    """Classes of operators, summed over devices."""
+    collectives: list[CollectiveUse]
+    """Collectives, summed over devices; the bus bandwidth is the mean."""
+    phases: list[PhaseUse]
+    """Phases, summed over devices."""
+    forward_backward: list[ForwardBackward]
+    """Backward against forward, summed over devices."""
+
+
 class Breakdown(Schema):
     """results/profiles/<name>/breakdown.json: what the devices did in a few steps."""
 
@@ -232,5 +267,7 @@ class Breakdown(Schema):
     """Files to open in Nsight Systems or Perfetto, relative to this file."""
     devices: list[DeviceBreakdown]
     """By rank and device."""
+    summary: ProfileSummary | None = None
+    """All devices together; null if there is none."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know: launches without a row, ranks that cannot be compared, ..."""

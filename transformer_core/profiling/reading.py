@@ -15,6 +15,7 @@ from transformer_core.profiling import events
 from transformer_core.profiling.breakdown import break_down
 from transformer_core.profiling.kineto import read_kineto
 from transformer_core.profiling.nsys import is_sqlite, read_nsys
+from transformer_core.profiling.over_devices import summarise
 from transformer_core.profiling.rows import table
 from transformer_core.profiling.source import Source, unusable
 from transformer_core.profiling.trace import ProcessTrace
@@ -149,6 +150,7 @@ def _breakdown(
         profiler_reason=profiler_reason,
         viewer_files=viewer_files,
         devices=devices,
+        summary=summarise(devices),
         notes=[*reading.notes, *_launch_notes(reading.table)],
     )
 
