@@ -7,7 +7,7 @@ from schemas.data import SPLITS
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.study import Study
 
-TABLES = ("variants", "equivalence", "corpus", "machine")
+TABLES = ("claims", "variants", "equivalence", "families", "corpus", "machine")
 """Tables of the report, by file name."""
 
 FIGURES = (

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from report_builders import EVIL
 from test_report_page import Page, make, words
+from test_report_tables import rows
 
+from transformer_core.report import tables
 from transformer_core.report.figures import draw
 from transformer_core.report.inputs import Results, load
 from transformer_core.report.page import main
@@ -99,6 +101,17 @@ def test_figure_of_families(results: Results) -> None:
     assert "alone" not in description
 
 
+def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> None:
+    assert tables.main(["--results", str(study_folder), "--output", str(tmp_path)]) == 0
+    claims = {row["claim"]: row for row in rows(tmp_path / "claims.csv")}
+    assert claims["large"]["verdict"] == "PARTLY"
+    assert float(claims["large"]["number_median"]) == pytest.approx(1.62, abs=0.02)
+    assert claims["elsewhere"]["number_median"] == ""
+    members = rows(tmp_path / "families.csv")
+    assert [row["value"] for row in members if row["is_knee"] == "True"] == ["16.0"]
+    assert [row["throughput_median"] == "" for row in members][-1]
+
+
 def test_a_page_without_claims_says_so(
     study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +119,7 @@ def test_a_page_without_claims_says_so(
     shutil.copytree(study_folder, folder)
     for name in ("claims", "families"):
         (folder / f"{name}.json").write_text(json.dumps([]))
+    assert tables.main(["--results", str(folder)]) == 0
     page = Page(make(folder))
     assert page.unbalanced == []
     assert "No claim is written down" in page.texts["claims"]

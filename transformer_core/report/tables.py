@@ -11,6 +11,7 @@ from typing import Any
 from schemas.errors import ConfigError
 from schemas.results import Deviation, Interval
 from transformer_core.data.files import write_text
+from transformer_core.report.claims_section import read_claims, read_curves
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
 
 Row = Mapping[str, Any]
@@ -109,8 +110,55 @@ def machine_table(results: Results) -> list[Row]:
     return rows
 
 
+def claims_table(results: Results) -> list[Row]:
+    """A row per test of a claim."""
+    return [
+        {
+            "claim": claim.claim,
+            "statement": claim.statement,
+            "source": claim.source,
+            "verdict": claim.verdict,
+            "test": evidence.kind,
+            "what": evidence.what,
+            "expected": evidence.expected,
+            "outcome": evidence.outcome,
+            "reason": evidence.reason,
+            **_interval("number", evidence.number),
+            "variants": " ".join(evidence.variants),
+            "files": " ".join(evidence.files),
+        }
+        for claim in read_claims(results)
+        for evidence in claim.evidence
+    ]
+
+
+def families_table(results: Results) -> list[Row]:
+    """A row per member of a family that the study runs."""
+    return [
+        {
+            "family": curve.family,
+            "unit": curve.unit,
+            "value": point.value,
+            "is_knee": point.value == curve.knee,
+            "variant": point.variant,
+            "reference": point.reference,
+            **_interval("throughput", point.throughput),
+            **_interval("peak_memory", point.peak_memory),
+            **_interval("traffic", point.traffic),
+            "all_reduces_per_step": point.all_reduces,
+            "verdict": point.verdict,
+            "certificate": point.certificate,
+            "reason": point.reason,
+        }
+        for curve in read_curves(results)
+        for point in curve.points
+    ]
+
+
 def to_csv(rows: Sequence[Row]) -> str:
-    """Comma-separated text with a header; null is empty."""
+    """Comma-separated text with a header, or nothing without a row; null is empty."""
+    if not rows:
+        return ""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -128,8 +176,10 @@ def _interval(name: str, interval: Interval | None) -> dict[str, float | int | N
 
 
 TABLES = {
+    "claims.csv": claims_table,
     "variants.csv": variants_table,
     "equivalence.csv": equivalence_table,
+    "families.csv": families_table,
     "corpus.csv": corpus_table,
     "machine.csv": machine_table,
 }
@@ -147,12 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         results = from_arguments(options)
+        folder = options.output or options.results / "tables"
+        for name, table in TABLES.items():
+            write_text(folder / name, to_csv(table(results)))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    folder = options.output or options.results / "tables"
-    for name, table in TABLES.items():
-        write_text(folder / name, to_csv(table(results)))
     return 0
 
 
