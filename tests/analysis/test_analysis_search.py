@@ -1,0 +1,225 @@
+"""The search, with sessions whose truth is known."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from analysis_builders import certificate
+
+from schemas.results import (
+    Certificate,
+    Comparison,
+    Effect,
+    Interval,
+    MachineState,
+    Round,
+    SearchResult,
+    Session,
+    Side,
+    TurnWindow,
+)
+from schemas.study import RunSpec, Study, Variant
+from transformer_core.analysis import search as module
+from transformer_core.analysis.search import BASELINE, search
+from transformer_core.measure.session import SessionEndedError
+
+STATE = MachineState(probes=[], cpu_megahertz=None, cpu_celsius=None, load_average=None, gpus=[])
+
+
+def variant(change: dict[str, Any], parent: str | None = "single") -> Variant:
+    return Variant.model_validate(
+        {"parent": parent, "change": change, "equivalence": "tolerance", "summary": "A test."}
+    )
+
+
+VARIANTS = {
+    "single": variant({"parallel": {"kind": "single"}}, None),
+    "bf16": variant({"training": {"precision": {"kind": "bf16"}}}),
+    "ddp": variant({"parallel": {"kind": "ddp"}}, None),
+    "view": variant({"parallel": {"bucket_view": True}}, "ddp"),
+    "rare": variant({"training": {"log_every": 50}}),
+}
+STUDY = Study(
+    name="test",
+    variants=list(VARIANTS),
+    baseline="single",
+    training={"steps": 100},
+    search={"budget": 1000, "candidates": 8, "largest": 3},
+)
+
+
+def speed(spec: RunSpec) -> float:
+    """The truth: bfloat16 pays, and pays double beside two devices, which alone do not pay."""
+    bf16, ddp = spec.training.precision.kind == "bf16", spec.parallel.kind == "ddp"
+    factors = [1.3 if bf16 else 1.0, 0.9 if ddp else 1.0, 1.6 if bf16 and ddp else 1.0]
+    factors.append(0.97 if spec.training.log_every == 50 else 1.0)
+    return prod(factors)
+
+
+class Bench:
+    """Stands for the sessions: what they were asked for, and who cannot run."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.broken: set[str] = set()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench()
+
+    class Fake:
+        def __init__(self, sides: Sequence[Any], comparing: Any, *_: Any) -> None:
+            self.sides, self.comparing = sides, comparing
+
+        def run(self, number: int, enough: Any) -> Session:
+            made.asked.append([side.name for side in self.sides])
+            for side in self.sides:
+                if side.spec.parallel.kind in made.broken and side.name != BASELINE:
+                    raise SessionEndedError(side.name, "oom", "no memory", None)
+            windows = [
+                TurnWindow(
+                    side=side.name, began=0.0, seconds=1.0 / speed(side.spec), steps=5, tokens=1000,
+                    padded_tokens=1000, input_wait_seconds=0.0,
+                )
+                for side in self.sides
+            ]  # fmt: skip
+            sides = [
+                Side(name=s.name, topology=None, startup_seconds=1.0, warmup_seconds=1.0,
+                     peak_memory_bytes=None)
+                for s in self.sides
+            ]  # fmt: skip
+            return Session(
+                number=number, started="2026-01-01T00:00:00+00:00", seconds=1.0, sides=sides,
+                rounds=[Round(windows=windows)] * 8, before=STATE, after=STATE,
+                foreign_cpu_seconds=0.0, rounds_seconds=1.0,
+            )  # fmt: skip
+
+    monkeypatch.setattr(module, "Sessions", Fake)
+    return made
+
+
+def comparisons(certified: Mapping[str, str]) -> list[Comparison]:
+    """Single effects: the bfloat16 and the bucket view are known, two devices are slower."""
+    known = {"bf16": 1.3, "ddp": 0.9, "view": 0.9, "rare": 0.97}
+    return [
+        Comparison(
+            variant=name, reference="single", certificate=certified[name], counts=True,
+            effects=[Effect(quantity="throughput", verdict="FASTER",
+                            ratio=Interval(median=r, low=r, high=r, samples=4))],
+        )
+        for name, r in known.items()
+    ]  # fmt: skip
+
+
+def run(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    study: Study = STUDY,
+    certified: Mapping[str, str] | None = None,
+    combined: Mapping[tuple[str, ...], str] | None = None,
+) -> SearchResult:
+    statuses = dict.fromkeys(VARIANTS, "equivalent") | dict(certified or {})
+    verdicts = {tuple(sorted(k)): v for k, v in (combined or {}).items()}
+
+    def certify(bench: Any, variants: Any, trial: Any, reference: Any) -> Certificate:
+        return certificate("recommended", verdicts.get(tuple(sorted(trial.parts)), "equivalent"))
+
+    monkeypatch.setattr(module, "_certificate", certify)
+    return search(
+        study,
+        VARIANTS,
+        comparisons(statuses),
+        {name: certificate(name, status) for name, status in statuses.items()},
+        folder / "reference",
+        folder / "data",
+        folder / "search",
+        "snakemake results/search.json",
+    )
+
+
+def test_it_finds_what_pays_only_together(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    assert found.status == "found"
+    assert {"bf16", "ddp"} <= set(found.parts)
+    assert "rare" not in found.parts
+    assert found.spec.training.precision.kind == "bf16"
+    assert found.waterfall[0].change == "bf16"
+    final = found.waterfall[-1].effect
+    assert final.ratio is not None
+    assert final.ratio.median == pytest.approx(1.3 * 0.9 * 1.6)
+    assert final.verdict == "FASTER"
+    without = {stage.change: stage.effect.ratio for stage in found.left_out}
+    assert without["bf16"] is not None
+    assert without["bf16"].median == pytest.approx(0.9)
+
+
+def test_each_round_keeps_the_better_half(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    survived = sorted((len(item.rounds) for item in found.contenders), reverse=True)
+    assert survived == [3, 3, 2, 2, 1, 1, 1, 1]
+    assert all(asked[0] == BASELINE for asked in bench.asked)
+
+
+def test_a_winner_without_certificate_is_passed_over(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(tmp_path, monkeypatch)
+    second = run(tmp_path, monkeypatch, combined={tuple(first.parts): "not_equivalent"})
+    assert second.status == "found"
+    assert set(second.parts) != set(first.parts)
+    passed = next(c for c in second.contenders if c.parts == first.parts)
+    assert passed.certificate == "not_equivalent"
+
+
+def test_variants_without_certificate_take_no_part(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch, certified={"bf16": "not_equivalent"})
+    assert "bf16" not in found.eligible
+    assert found.status == "baseline"
+    assert found.parts == []
+    assert found.spec.training.precision.kind == "fp32"
+
+
+def test_who_cannot_run_loses_with_its_status(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.broken = {"ddp"}
+    found = run(tmp_path, monkeypatch)
+    assert found.parts == ["bf16"]
+    ended = [item for item in found.contenders if "ddp" in item.parts]
+    assert ended
+    assert {(item.status, item.reason) for item in ended} == {("oom", "no memory")}
+
+
+def test_no_more_trainings_at_once_than_allowed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = STUDY.model_copy(update={"search": STUDY.search.model_copy(update={"together": 3})})
+    run(tmp_path, monkeypatch, few)
+    assert max(map(len, bench.asked)) == 3
+
+
+def test_without_a_budget_nothing_is_searched(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = STUDY.model_copy(update={"search": None})
+    found = run(tmp_path, monkeypatch, none)
+    assert (found.status, bench.asked) == ("not_searched", [])
+
+
+def test_the_recommended_spec_can_be_read_as_it_is(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    text = module.recommended_yaml(found)
+    assert RunSpec.model_validate(yaml.safe_load(text)) == found.spec
+    assert "Certificate: equivalent" in text

@@ -1,0 +1,35 @@
+# certificates + comparisons -> the best combination of techniques
+
+
+rule search:
+    input:
+        study="results/study.json",
+        variants="results/variants.json",
+        comparisons="results/comparisons.json",
+        certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
+        reference=f"{TRAJECTORIES}/reference/trajectory.json",
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+        code=sources("transformer_core.analysis.search", without=OBSERVERS),
+    output:
+        result="results/search.json",
+        recommended="results/recommended.yaml",
+    log:
+        "results/logs/search.log",
+    # All cores and the one slot: nothing else may disturb what is timed.
+    threads: workflow.cores
+    resources:
+        timed=1,
+        gpu=max(map(gpus, SPECS.values())),
+    params:
+        reference=lambda wildcards, input: Path(input.reference).parent,
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+    message:
+        "Search the best combination of techniques"
+    shell:
+        "python -m transformer_core.analysis.search --study {input.study}"
+        " --variants {input.variants} --comparisons {input.comparisons}"
+        " --certificates {input.certificates} --reference {params.reference}"
+        " --data {params.data} --output {output.result} --recommended {output.recommended}"
+        " --log-file {log}"
