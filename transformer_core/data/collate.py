@@ -24,10 +24,11 @@ class Batch:
     """[b, t] int64: of each pair target ids and EOS; PAD."""
     pairs: int
     """Sentence pairs; 0 if the row only stands in for none."""
-    tokens: int
-    """Non-padding tokens of source and target_output, ends included."""
-    padded_tokens: int
-    """Tokens of source and target_output with padding."""
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of source and target_output with padding."""
+        return self.source.numel() + self.target_output.numel()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on ``device``; copies from pinned memory may overlap other work."""
@@ -48,8 +49,6 @@ class Batch:
             target_input=change(self.target_input),
             target_output=change(self.target_output),
             pairs=self.pairs,
-            tokens=self.tokens,
-            padded_tokens=self.padded_tokens,
         )
 
 
@@ -61,19 +60,17 @@ def collate(source: Ragged, target: Ragged) -> Batch:
     """
     if not len(source):
         one = torch.full((1, 1), EOS)
-        return Batch(one, torch.full_like(one, BOS), torch.full_like(one, PAD), 0, 0, 2)
+        return Batch(one, torch.full_like(one, BOS), torch.full_like(one, PAD), 0)
     sources, _ = _padded(source)
-    outputs, inside = _padded(target)
+    outputs, ids = _padded(target)
     inputs = np.empty_like(outputs)
     inputs[:, 0] = BOS
-    np.multiply(outputs[:, :-1], inside[:, :-1], out=inputs[:, 1:])
+    inputs[:, 1:] = ids[:, :-1]
     return Batch(
         source=torch.from_numpy(sources),
         target_input=torch.from_numpy(inputs),
         target_output=torch.from_numpy(outputs),
         pairs=len(source),
-        tokens=_tokens(source, target),
-        padded_tokens=sources.size + outputs.size,
     )
 
 
@@ -114,24 +111,18 @@ def collate_packed(
         target_input=torch.from_numpy(inputs),
         target_output=torch.from_numpy(outputs),
         pairs=len(source),
-        tokens=_tokens(source, target),
-        padded_tokens=sources.size + outputs.size,
     )
 
 
-def _padded(rows: Ragged) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """[b, longest + 1] ids with EOS and PAD, and which places hold ids."""
+def _padded(rows: Ragged) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """[b, longest + 1] ids with EOS and PAD, and the same without EOS in the type of the ids."""
     values, lengths = rows.values, rows.lengths
     width, step = int(lengths.max()) + 1, values.itemsize
     # Every row is read at the full width in one go; what belongs to its successors becomes PAD.
     shape = (len(values) - width + 1, width)
     windows: NDArray[Any] = np.ndarray(shape, values.dtype, values, 0, (step, step))
-    inside = np.arange(width) < lengths[:, None]
-    padded = np.multiply(windows[rows.starts], inside, dtype=np.int64)
+    ids = windows[rows.starts]
+    ids *= np.arange(width, dtype=np.int32) < lengths[:, None]
+    padded = ids.astype(np.int64)
     padded[np.arange(len(lengths)), lengths] = EOS
-    return padded, inside
-
-
-def _tokens(source: Ragged, target: Ragged) -> int:
-    """Tokens of both sides, ends included."""
-    return int(source.lengths.sum()) + int(target.lengths.sum()) + 2 * len(source)
+    return padded, ids

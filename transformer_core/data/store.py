@@ -82,6 +82,8 @@ class PairStore:
 
     def __init__(self, manifest: ShardManifest, batches: list[pa.RecordBatch]) -> None:
         self.manifest = manifest
+        self.batches = batches
+        """The record batch of each shard, in its memory map."""
         self.source = Side("source", batches)
         self.target = Side("target", batches)
 

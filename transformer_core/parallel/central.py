@@ -48,7 +48,7 @@ class CentralStrategy(ProcessGroupStrategy):
     def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
         """The batches on rank 0; elsewhere their counts and shapes, without reading the corpus."""
         if not self.process.is_main:
-            numbers = [0] * 6 * (1 + self.micro_batches)
+            numbers = [0] * (6 + 4 * self.micro_batches)
             while True:
                 item = _described(self.hub.broadcast_numbers("counts", numbers))
                 self.progress()
@@ -159,12 +159,11 @@ def _fill(tokens: Tensor, rows: int, first: int) -> Tensor:
 
 
 def _description(batch: GlobalBatch) -> list[int]:
-    """Six counts of the batch, then six of every micro-batch: what :func:`_described` takes."""
+    """Six counts of the batch, then four of every micro-batch: what :func:`_described` takes."""
     counts = [batch.epoch, batch.index, batch.pairs]
     counts += [batch.tokens, batch.target_tokens, batch.padded_tokens]
     for micro in batch.micro_batches:
-        counts += [*micro.source.shape, micro.target_output.size(1)]
-        counts += [micro.pairs, micro.tokens, micro.padded_tokens]
+        counts += [*micro.source.shape, micro.target_output.size(1), micro.pairs]
     return counts
 
 
@@ -172,9 +171,9 @@ def _described(numbers: list[int]) -> GlobalBatch:
     """The batch of :func:`_description`, its tensors on the meta device: shapes only."""
     epoch, index, pairs, tokens, target_tokens, padded_tokens = numbers[:6]
     micro_batches = []
-    for start in range(6, len(numbers), 6):
-        b, s, t, *counts = numbers[start : start + 6]
+    for start in range(6, len(numbers), 4):
+        b, s, t, own_pairs = numbers[start : start + 4]
         source = torch.empty((b, s), dtype=torch.int64, device="meta")
         target = torch.empty((b, t), dtype=torch.int64, device="meta")
-        micro_batches.append(Batch(source, target, target, *counts))
+        micro_batches.append(Batch(source, target, target, own_pairs))
     return GlobalBatch(epoch, index, micro_batches, pairs, tokens, target_tokens, padded_tokens)

@@ -1,0 +1,307 @@
+"""Feeding a training: batches of token ids from a tokenized corpus to tensors in memory."""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _rounds import Row, compare, missing, take_turns
+from torch.utils.data import DataLoader
+
+from schemas.data import AnyBatching, FixedSize, PackedRows, TokenBudget
+from schemas.resolve import check_study, read_variants, read_yaml, resolve
+from transformer_core.data.batching import plan_epoch
+from transformer_core.data.feeding import Feed
+from transformer_core.data.store import PairStore, open_shards
+from transformer_core.data.vocabulary import BOS, EOS, PAD
+from transformer_core.parallel.topology import Process
+from transformer_core.train.assemble import assemble
+from transformer_core.train.loop import optimizer_step
+
+PART = "feed, batches of 64 pairs"
+REFERENCE = "datasets + DataLoader"
+CPU = torch.device("cpu")
+Contender = Callable[[], float]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this half."""
+    group = parser.add_argument_group("feeding")
+    group.add_argument(
+        "--shards",
+        type=Path,
+        metavar="MANIFEST",
+        help="results/data/<corpus>/shards/train/manifest.json; without it, feeding is left out",
+    )
+    group.add_argument(
+        "--seconds", type=float, default=1.0, help="of each turn, more or less (default: 1)"
+    )
+    group.add_argument(
+        "--study-data",
+        type=Path,
+        metavar="FOLDER",
+        help="results/data/<corpus> of the default study, to compare with its training steps",
+    )
+
+
+def measure(options: argparse.Namespace) -> Iterator[Row]:
+    """Everything about feeding."""
+    if options.shards is not None:
+        store = open_shards(options.shards)
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _peers(store, Path(folder), options.rounds, options.seconds)
+        yield from _strategies(store, options.rounds, options.seconds)
+        yield from _planning(store, options.rounds)
+    if options.study_data is not None:
+        yield from _training(options.study_data, options.rounds)
+
+
+def _peers(store: PairStore, folder: Path, rounds: int, seconds: float) -> Iterator[Row]:
+    """The same batches of 64 pairs by everybody, where the peer lets one choose."""
+    batching = FixedSize(kind="fixed_size", pairs=64)
+    batches = [
+        rows.tolist() for window in plan_epoch(store, batching, 1, 0) for rows in window.rows
+    ]
+    contenders = {"this project": _rate(lambda: _fed(store, batching), seconds)}
+    makers: dict[str, Callable[[], Callable[[], Iterable[Any]]]] = {
+        REFERENCE: lambda: _datasets(store, folder / "datasets", batches, 0),
+        "datasets + DataLoader, 2 workers": lambda: _datasets(store, folder / "2", batches, 2),
+        "lists + DataLoader": lambda: _lists(store, batches),
+        "litdata": lambda: _litdata(store, folder / "litdata"),
+        "mosaicml-streaming": lambda: _streaming(store, folder / "streaming"),
+    }
+    absent = []
+    for name, make in makers.items():
+        try:
+            contenders[name] = _rate(make(), seconds)
+        except ImportError as error:
+            absent.append(missing(PART, name, f"not installed: {error}"))
+    yield from compare(PART, "batches/s", take_turns(contenders, rounds), REFERENCE)
+    yield from absent
+
+
+def _strategies(store: PairStore, rounds: int, seconds: float) -> Iterator[Row]:
+    """What each way to make batches pads, and how fast it is."""
+    packed = PackedRows(kind="packed")
+    batchings: dict[str, AnyBatching] = {
+        "fixed size, 64 pairs": FixedSize(kind="fixed_size", pairs=64),
+        "fixed size, packed": FixedSize(kind="fixed_size", pairs=64, rows=packed),
+        "token budget, 4096 tokens": TokenBudget(tokens=4096),
+        "token budget, packed": TokenBudget(tokens=4096, rows=packed),
+    }
+    contenders = {
+        name: _rate(lambda b=batching: _fed(store, b), seconds, lambda batch: batch.tokens)
+        for name, batching in batchings.items()
+    }
+    notes = {name: f"padding {_padding(store, b):.1%}" for name, b in batchings.items()}
+    found = take_turns(contenders, rounds)
+    yield from compare("feed, by strategy", "tokens/s", found, next(iter(found)), notes)
+
+
+def _planning(store: PairStore, rounds: int) -> Iterator[Row]:
+    """An epoch of 5 million pairs: the shards at hand, over and over."""
+    times = -(-5_000_000 // len(store))
+    manifest = store.manifest.model_copy(
+        update={
+            name: times * getattr(store.manifest, name)
+            for name in ("pairs", "source_tokens", "target_tokens")
+        }
+    )
+    large = PairStore(manifest, store.batches * times)
+
+    def epoch(batching: AnyBatching) -> float:
+        started = time.perf_counter()
+        for _ in plan_epoch(large, batching, 1, 0):
+            pass
+        return time.perf_counter() - started
+
+    def first_batch(batching: AnyBatching) -> float:
+        started = time.perf_counter()
+        with closing(Feed(large, batching, 1, 0, 1, 1, CPU).batches()) as batches:
+            next(batches)
+        return time.perf_counter() - started
+
+    fixed, budget = FixedSize(kind="fixed_size", pairs=64), TokenBudget(tokens=4096)
+    contenders: dict[str, Contender] = {
+        "epoch, fixed size": lambda: epoch(fixed),
+        "epoch, token budget": lambda: epoch(budget),
+        "first batch, token budget": lambda: first_batch(budget),
+    }
+    found = take_turns(contenders, rounds)
+    yield from compare(f"plan {len(large):,} pairs", "s", found)
+
+
+def _training(folder: Path, rounds: int) -> Iterator[Row]:
+    """Steps of the default study in one process on all cores, and how long their batches take."""
+    study = check_study(read_yaml("config/config.yaml"), "config/config.yaml")
+    variants = read_variants()
+    shards = folder / "shards"
+    stores = [open_shards(shards / split / "manifest.json") for split in ("train", "validation")]
+    process = Process(0, 1, 0, 1, CPU)
+    contenders: dict[str, Contender] = {}
+    for name in study.variants:
+        spec = resolve(study, name, variants)
+        if spec.parallel.kind != "single" or spec.batching != study.batching:
+            continue
+        setup = assemble(spec, process, stores[0].manifest.vocabulary, *stores)
+        setup.module.train()
+        batches = list(islice(_fed(stores[0], spec.batching), 20))
+        contenders[f"step of {name}"] = lambda s=setup, b=batches: _step_seconds(s, b)
+    contenders["feed"] = lambda: _feed_seconds(stores[0], study.batching)
+    yield from compare("default study, one batch", "s", take_turns(contenders, rounds), "feed")
+
+
+def _step_seconds(setup: Any, batches: list[Any]) -> float:
+    started = time.perf_counter()
+    for batch in batches:
+        optimizer_step(setup, batch, 1e-4)
+    return (time.perf_counter() - started) / len(batches)
+
+
+def _feed_seconds(store: PairStore, batching: AnyBatching) -> float:
+    started = time.perf_counter()
+    count = sum(1 for _ in islice(_fed(store, batching), 2_000))
+    return (time.perf_counter() - started) / count
+
+
+def _fed(store: PairStore, batching: AnyBatching) -> Iterator[Any]:
+    with closing(Feed(store, batching, 1, 0, 1, 1, CPU).batches()) as batches:
+        yield from batches
+
+
+def _padding(store: PairStore, batching: AnyBatching) -> float:
+    """Share of padding in an epoch."""
+    tokens = padded = 0
+    for batch in _fed(store, batching):
+        if batch.epoch:
+            break
+        tokens += batch.tokens
+        padded += batch.padded_tokens
+    return 1 - tokens / padded
+
+
+def _rate(
+    start: Callable[[], Iterable[Any]],
+    seconds: float,
+    count: Callable[[Any], int] = lambda batch: 1,
+) -> Contender:
+    """What comes per second, from the first batch on: workers and caches are then ready."""
+
+    def run() -> float:
+        done = 0
+        batches = iter(start())
+        next(batches)
+        began = time.perf_counter()
+        for batch in batches:
+            done += count(batch)
+            if time.perf_counter() - began > seconds:
+                break
+        elapsed = time.perf_counter() - began
+        del batches
+        return done / elapsed
+
+    return run
+
+
+def _collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Rows of ids as a plain collate function pads them."""
+
+    def padded(sentences: list[list[int]]) -> torch.Tensor:
+        longest = max(map(len, sentences))
+        return torch.tensor([ids + [PAD] * (longest - len(ids)) for ids in sentences])
+
+    sources, targets = (
+        [ids if isinstance(ids := row[side], list) else ids.tolist() for row in rows]
+        for side in ("source", "target")
+    )
+    return {
+        "source": padded([[*ids, EOS] for ids in sources]),
+        "target_input": padded([[BOS, *ids] for ids in targets]),
+        "target_output": padded([[*ids, EOS] for ids in targets]),
+    }
+
+
+def _again(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _datasets(
+    store: PairStore, folder: Path, batches: list[list[int]], workers: int
+) -> Callable[[], Iterable[Any]]:
+    import datasets
+    import pyarrow as pa
+
+    datasets.Dataset(pa.Table.from_batches(store.batches)).save_to_disk(str(folder))
+    dataset = datasets.load_from_disk(str(folder))
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_sampler=batches, collate_fn=_collate, num_workers=workers
+    )
+    return lambda: _again(loader)
+
+
+def _lists(store: PairStore, batches: list[list[int]]) -> Callable[[], Iterable[Any]]:
+    everything = np.arange(len(store))
+    sides = (store.source_rows(everything), store.target_rows(everything))
+    rows = [
+        {"source": source.tolist(), "target": target.tolist()}
+        for source, target in zip(*sides, strict=True)
+    ]
+    loader: DataLoader[Any] = DataLoader(rows, batch_sampler=batches, collate_fn=_collate)
+    return lambda: _again(loader)
+
+
+class _Samples:
+    """Pairs one by one, as litdata asks for them."""
+
+    def __init__(self, store: PairStore) -> None:
+        self.rows = np.arange(len(store))
+        self.sources = store.source_rows(self.rows)
+        self.targets = store.target_rows(self.rows)
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        return {"source": self.sources[index], "target": self.targets[index]}
+
+
+def _litdata(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
+    import litdata
+
+    samples = _Samples(store)
+    litdata.optimize(
+        samples, list(range(len(store))), output_dir=str(folder), chunk_bytes="64MB", num_workers=1
+    )
+    dataset = litdata.StreamingDataset(str(folder), shuffle=True)
+    loader = litdata.StreamingDataLoader(dataset, batch_size=64, collate_fn=_collate)
+    return lambda: _again(loader)
+
+
+def _streaming(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
+    streaming = _import_streaming()
+    samples = _Samples(store)
+    kind = f"ndarray:{store.manifest.id_type}"
+    columns = {"source": kind, "target": kind}
+    with streaming.MDSWriter(out=str(folder), columns=columns) as writer:
+        for index in range(len(store)):
+            writer.write(samples(index))
+    dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=64)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=64, collate_fn=_collate)
+    return lambda: _again(loader)
+
+
+def _import_streaming() -> Any:
+    """mosaicml-streaming. It imports torchvision, of which a CUDA build does not load beside a CPU
+    build of torch unless these names exist; nothing here uses them."""
+    try:
+        import streaming
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import streaming
+    return streaming

@@ -1,0 +1,94 @@
+"""Contenders in turns: every one once in each round, so that a change of the machine's speed meets
+all of them alike."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+
+from tqdm import tqdm
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    part: str
+    """What is compared."""
+    contender: str
+    """Who does it."""
+    unit: str
+    """Of the three numbers that follow."""
+    median: float | None
+    """Over the rounds; None if it could not run."""
+    lowest: float | None
+    """Of the rounds."""
+    highest: float | None
+    """Of the rounds."""
+    ratio: float | None
+    """Median over that of the reference; None for what is not compared."""
+    note: str = ""
+    """Why it could not run, or what else was found."""
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], float]], rounds: int
+) -> dict[str, list[float]]:
+    """The numbers of every contender, one for each round. Each runs once before, uncounted."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in tqdm(range(rounds + 1), desc="rounds", disable=None):
+        for name, contender in contenders.items():
+            number = contender()
+            if turn:
+                found[name].append(number)
+    return found
+
+
+def compare(
+    part: str,
+    unit: str,
+    found: Mapping[str, Sequence[float]],
+    reference: str | None = None,
+    notes: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """Medians, and their ratios to that of ``reference``; ``notes`` by contender."""
+    base = median(found[reference]) if found.get(reference or "") else None
+    rows = []
+    for name, values in found.items():
+        middle = median(values)
+        ratio = None if base is None else middle / base
+        note = (notes or {}).get(name, "")
+        rows.append(Row(part, name, unit, middle, min(values), max(values), ratio, note))
+    return rows
+
+
+def missing(part: str, contender: str, reason: str) -> Row:
+    """A contender that could not run."""
+    return Row(part, contender, "", None, None, None, None, reason)
+
+
+def show(rows: Sequence[Row]) -> str:
+    """The rows as a table in Markdown."""
+    lines = ["| part | contender | median | lowest | highest | unit | ratio | note |"]
+    lines += ["|---|---|---:|---:|---:|---|---:|---|"]
+    for row in rows:
+        numbers = [_number(value) for value in (row.median, row.lowest, row.highest)]
+        cells = [row.part, row.contender, *numbers, row.unit, _number(row.ratio), row.note]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """The rows with all their digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,36 @@
+"""How fast data are prepared and fed, against other libraries: ``python benchmarks/data.py``.
+
+Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``; one that is not there is
+left out, with the reason. Everybody takes turns on the same machine, once in every round.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import _feeding
+import torch
+from _rounds import Row, show, write_csv
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/data.py", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns that count (default: 5)")
+    parser.add_argument("--threads", type=int, default=2, help="of torch (default: 2)")
+    parser.add_argument("--output", type=Path, help="CSV file of the table")
+    _feeding.add_options(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows: list[Row] = list(_feeding.measure(options))
+    if not rows:
+        parser.error("nothing to measure: give --shards or --study-data")
+    print(show(rows))
+    if options.output is not None:
+        write_csv(rows, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
