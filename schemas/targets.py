@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from schemas.comparisons import compared_pairs
 from schemas.data import SPLITS
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.study import Study
@@ -11,6 +12,7 @@ TABLES = ("claims", "variants", "equivalence", "families", "corpus", "machine")
 """Tables of the report, by file name."""
 
 FIGURES = (
+    "waterfall",
     "throughput",
     "speedup",
     "equivalence",
@@ -26,13 +28,16 @@ FIGURES = (
 """Figures of the report, by file name, in the order of the page."""
 
 
-def known_targets(study: Study) -> list[str]:
-    """Every target that a user may ask for by name."""
+def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> list[str]:
+    """Every target that a user may ask for by name; see :func:`compared_pairs`."""
     data = f"results/data/{study.corpus.name}"
     targets = ["results/report.html", "results/machine/hardware.json", "results/comparisons.json"]
     targets += ["results/families.json", "results/claims.json", f"{data}/tokenizer.json"]
+    targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
+    pairs = compared_pairs(study, extra_pairs)
+    targets += [f"results/pairs/{reference}/{variant}.json" for variant, reference in pairs]
     for variant in study.variants:
         folder = f"results/runs/{variant}"
         targets += [f"{folder}/{name}.json" for name in ("spec", "metrics", "evaluation")]
@@ -41,6 +46,8 @@ def known_targets(study: Study) -> list[str]:
         targets += [
             f"{folder}/repeat-{repeat}/metrics.json" for repeat in range(1, study.repeats + 1)
         ]
+    targets += ["results/machine/roofline.json", "results/machine/collectives.parquet"]
+    targets += ["results/utilisation.json"]
     for name in (*study.variants, *study.traces):
         folder = f"results/profiles/{name}"
         targets += [f"{folder}/breakdown.json", f"{folder}/events.parquet"]
@@ -48,8 +55,11 @@ def known_targets(study: Study) -> list[str]:
     return targets + [f"results/figures/{name}.svg" for name in FIGURES]
 
 
+_CHECKED = ("results/runs/", "results/data/", "results/profiles/", "results/pairs/")
+
+
 def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a target in a folder of runs, data or profiles that the study lacks.
+    """Refuse a target in a folder of runs, data or profiles, or a pair, that the study lacks.
 
     ``asked`` may hold other words of a command line: they are left to Snakemake. Raises
     ConfigError with the nearest targets.
@@ -59,9 +69,9 @@ def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
     problems = [
         ConfigProblem("command line", "target", target, "is not known", nearest(target, known))
         for target in asked
-        if target.startswith(("results/runs/", "results/data/", "results/profiles/"))
+        if target.startswith(_CHECKED)
         and target not in known
-        and str(Path(target).parent) not in folders
+        and (str(Path(target).parent) not in folders or target.startswith("results/pairs/"))
     ]
     if problems:
         raise ConfigError(problems)

@@ -43,9 +43,14 @@ class WindowRows:
             longest = [group_maxima(side, self._starts) for side in (sources, targets)]
             shapes = [np.diff(self._starts), *longest]
         # A part without pairs is one row of one token on each side.
-        self._shapes = np.maximum(np.stack(shapes, axis=1), 1)
-        sizes = self._shapes[:, 0] * (self._shapes[:, 1] + self._shapes[:, 2])
+        self.shapes = np.maximum(np.stack(shapes, axis=1), 1)
+        """[batches * parts, 3] rows, source width and target width of every part."""
+        sizes = self.shapes[:, 0] * (self.shapes[:, 1] + self.shapes[:, 2])
 
+        self.sources, self.targets = sources, targets
+        """[pairs] tokens of each side, ends included, of the pairs part after part."""
+        self.batch_starts = self._starts[::parts]
+        """[batches + 1] where the pairs of each global batch begin and end."""
         self.pairs: list[int] = np.diff(window.starts).tolist()
         """Sentence pairs of each global batch."""
         self.tokens = self._sums(sources + targets)
@@ -65,11 +70,11 @@ class WindowRows:
             return collate(source, target)
         columns = packing.source_column[pairs], packing.target_column[pairs]
         return collate_packed(
-            source, target, packing.row[pairs], columns, tuple(self._shapes[group].tolist())
+            source, target, packing.row[pairs], columns, tuple(self.shapes[group].tolist())
         )
 
     def _sums(self, values: NDArray[np.int64]) -> list[int]:
-        return group_sums(values, self._starts[:: self._parts]).tolist()
+        return group_sums(values, self.batch_starts).tolist()
 
 
 def _check_ids(side: Ragged, name: str) -> None:

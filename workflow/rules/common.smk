@@ -10,6 +10,7 @@ from snakemake.exceptions import WorkflowError
 
 from schemas.certificates import compared_with, short_runs
 from schemas.claims import CLAIMS_FILE, claim_files, claim_pairs, read_claims
+from schemas.comparisons import compared_pairs
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
 from schemas.families import FAMILIES_FILE, family_pairs, read_families
@@ -22,6 +23,8 @@ STUDY_FILE = " + ".join(
     + ["--config"] * bool(workflow.config_settings.config)
 )
 OWNER = Path("results/.study")
+# Another folder of results, for results/compare.html. Not a part of the study.
+AGAINST = config.pop("against", None)
 
 try:
     VARIANTS = read_variants(f"{workflow.basedir}/{VARIANTS_FILE}")
@@ -31,16 +34,23 @@ try:
     CLAIMS = read_claims(f"{workflow.basedir}/{CLAIMS_FILE}", VARIANTS, FAMILIES)
     SHORT_RUNS = short_runs(STUDY, VARIANTS, SPECS, STUDY_FILE, VARIANTS_FILE)
     check_owner(STUDY, OWNER, STUDY_FILE)
+    # Comparisons that claims and families ask for, beside those with the baseline.
+    EXTRA_PAIRS = claim_pairs(CLAIMS, STUDY) + family_pairs(FAMILIES, STUDY)
+    PAIRS = compared_pairs(STUDY, EXTRA_PAIRS, STUDY_FILE)
     # Snakemake tells its targets only after the rules are read, and then without near names.
-    check_targets(sys.argv[1:], known_targets(STUDY))
+    check_targets(sys.argv[1:], known_targets(STUDY, EXTRA_PAIRS))
 except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
 CORPUS = STUDY.corpus.name
-# Comparisons that claims and families ask for, beside those with the baseline.
-EXTRA_PAIRS = claim_pairs(CLAIMS, STUDY) + family_pairs(FAMILIES, STUDY)
+PAIRED_RUNS = [f"results/pairs/{reference}/{variant}.json" for variant, reference in PAIRS]
 TRAJECTORIES = "results/equivalence/trajectories"
 REPEATS = range(1, STUDY.repeats + 1)
+# What a run shows and records of its surroundings: no reason to train again.
+OBSERVERS = tuple(
+    f"transformer_core.measure.{name}"
+    for name in ("progress", "outcome", "provenance", "hardware", "nvml")
+)
 
 
 # Jobs run the Python that runs Snakemake, also where its environment is not activated.

@@ -1,12 +1,5 @@
 # variant -> run spec -> repeats -> evaluation -> the variant's metrics
 
-# What a run shows and records of its surroundings: no reason to train again.
-OBSERVERS = tuple(
-    f"transformer_core.measure.{name}"
-    for name in ("progress", "outcome", "provenance", "hardware", "nvml")
-)
-
-
 rule resolve_spec:
     # No input: the file changes, and its run is made again, only if the run spec itself changes.
     output:

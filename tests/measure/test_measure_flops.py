@@ -1,0 +1,81 @@
+"""FLOPs of an encoder-decoder: the count from lengths against torch's count of the operators."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from schemas.model import AnyModel, HuggingFace, ImportedModel, TorchTransformer, Transformer
+from transformer_core.data.vocabulary import EOS
+from transformer_core.measure.flops import Lengths, forward_flops, training_flops
+from transformer_core.model.build import build_model
+from transformer_core.train.objective import Objective
+
+SIZES = {
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "d_model": 24,
+    "d_ff": 40,
+    "heads": 2,
+    "dropout": 0.0,
+}
+VOCABULARY = 50
+ROWS, SOURCE, TARGET = 3, 7, 5
+
+
+def one_batch(rows: int, s: int, t: int) -> Lengths:
+    """Sums over ``rows`` pairs of equal lengths."""
+    sums = (rows * value for value in (s, t, s * s, t * t, s * t))
+    return Lengths(*(np.array([value], np.int64) for value in sums))
+
+
+def counted(model: AnyModel) -> tuple[int, int]:
+    """FLOPs of forward and of both passes as torch counts them."""
+    objective = Objective(build_model(model, VOCABULARY), 0.1)
+    source, given, wanted = (
+        torch.full((ROWS, width), EOS + 1) for width in (SOURCE, TARGET, TARGET)
+    )
+    # The math kernel: torch counts nothing of the CPU's flash kernel.
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as forward:
+            objective(source, given, wanted)
+        with FlopCounterMode(display=False) as both:
+            objective(source, given, wanted).backward()
+    return forward.get_total_flops(), both.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Transformer(**SIZES),
+        Transformer(**SIZES, tied_embeddings=False, norm="post"),
+        Transformer(**SIZES, qkv={"kind": "separate"}, attention={"kind": "reference"}),
+        TorchTransformer(kind="torch_nn", **SIZES),
+        HuggingFace(kind="huggingface", **SIZES),
+    ],
+    ids=["own", "untied", "separate", "torch_nn", "huggingface"],
+)
+def test_the_count_is_that_of_the_operators(model: AnyModel) -> None:
+    if model.kind == "huggingface":
+        pytest.importorskip("transformers")
+    lengths = one_batch(ROWS, SOURCE, TARGET)
+    forward, both = counted(model)
+    assert forward_flops(model, VOCABULARY, lengths) == [forward]
+    assert training_flops(model, VOCABULARY, lengths) == [both]
+
+
+def test_padding_is_work_that_is_not_asked_for() -> None:
+    model = Transformer(**SIZES)
+    short, long = one_batch(1, 3, 2), one_batch(1, SOURCE, TARGET)
+    pairs = Lengths(
+        *(a + b for a, b in zip(vars(short).values(), vars(long).values(), strict=True))
+    )
+    needed = training_flops(model, VOCABULARY, pairs)
+    assert needed < training_flops(model, VOCABULARY, one_batch(2, SOURCE, TARGET))
+
+
+def test_the_layers_of_a_users_model_are_not_guessed() -> None:
+    model = ImportedModel(kind="import", factory="my_module:build", **SIZES)
+    with pytest.raises(ValueError, match="my_module:build are not known"):
+        training_flops(model, VOCABULARY, one_batch(1, 1, 1))
