@@ -1,5 +1,6 @@
 # variant -> run spec -> repeats -> evaluation -> the variant's metrics
 
+
 rule resolve_spec:
     # No input: the file changes, and its run is made again, only if the run spec itself changes.
     output:
