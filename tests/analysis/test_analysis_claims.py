@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from claim_builders import claim, comparison, ended, family, interval, judge, run, write_study
 
-from schemas.results import ClaimResult
+from schemas.results import ClaimResult, Effect
 from transformer_core.analysis.claims import main
 
 FASTER = {"kind": "comparison", "variant": "fast", "reference": "single", "direction": "more"}
@@ -71,6 +71,17 @@ def test_a_true_claim_is_reproduced_with_its_number(study: Path) -> None:
     assert evidence.expected == "more, at most 3"
     assert found.command.startswith("snakemake --cores all ")
     assert "claims.json" in found.command
+
+
+def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path: Path) -> None:
+    counted = comparison("fast", "single", 1.5, 1.7)
+    none = Effect(quantity="traffic", ratio=None, verdict="MORE", reason="the reference has none")
+    counted = counted.model_copy(update={"effects": [*counted.effects[:2], none]})
+    study = write_study(tmp_path, [run("single"), run("fast")], [counted])
+    more = FASTER | {"quantity": "traffic"}
+    assert verdict(study, more).verdict == "REPRODUCED"
+    assert verdict(study, more | {"direction": "less"}).verdict == "REFUTED"
+    assert verdict(study, more | {"at_least": 2}).verdict == "UNDECIDED"
 
 
 def test_a_planted_false_claim_is_refuted(study: Path) -> None:
@@ -199,6 +210,8 @@ def test_no_run_at_all(tmp_path: Path) -> None:
         ("per_parameter", "less", 18.0, "REFUTED"),
         ("per_parameter", "not_less", 18.1, "REFUTED"),
         ("share", "more", 0.5, "REPRODUCED"),
+        ("share", "more", 0.7, "UNDECIDED"),
+        ("share", "not_less", 0.7, "REPRODUCED"),
         ("share", "more", 0.75, "UNDECIDED"),
         ("share", "less", 0.75, "UNDECIDED"),
         ("rate", "more", 2.0, "REPRODUCED"),
@@ -308,6 +321,7 @@ def test_a_trend_of_counts(tmp_path: Path) -> None:
     ratios = [(0.99, 1.01)] * 2
     fewer = {"quantity": "all_reduces", "direction": "falls"}
     assert trend(tmp_path, ratios, all_reduces=[90, 30, 30], **fewer).verdict == "REPRODUCED"
+    assert trend(tmp_path, ratios, all_reduces=[900, 900, 899], **fewer).verdict == "REPRODUCED"
     assert trend(tmp_path, ratios, all_reduces=[90, 30, 31], **fewer).verdict == "REFUTED"
     assert trend(tmp_path, ratios, all_reduces=[30, 30, 30], **fewer).verdict == "REFUTED"
     assert trend(tmp_path, ratios, **fewer).verdict == "NOT_TESTABLE"

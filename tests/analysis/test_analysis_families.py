@@ -45,6 +45,7 @@ def test_a_curve_has_every_quantity_by_value(tmp_path: Path) -> None:
     ("ratios", "best", "knee", "note"),
     [
         ([(1.2, 1.3), (1.4, 1.6), (1.45, 1.65)], 8, 4, "4 MiB is the smallest value not shown"),
+        ([(1.2, 1.3), (1.3, 1.55), (1.5, 1.8)], 8, 4, "4 MiB is the smallest value not shown"),
         ([(1.2, 1.3), (1.4, 1.5), (1.6, 1.7)], 8, 8, "8 MiB is the best value, and every smaller"),
         ([(0.8, 0.9), (0.7, 0.8), (0.6, 0.7)], 1, 1, "1 MiB, the smallest value, is the best"),
         ([(0.9, 1.1), (0.95, 1.2), (0.9, 1.05)], 4, None, "No value is shown to be slower"),

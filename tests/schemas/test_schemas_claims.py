@@ -170,6 +170,8 @@ def test_members_and_pairs_of_a_study(tmp_path: Path) -> None:
     assert [member.value for member in members_in(found, study)] == [1, 5, 25]
     pairs = [("ddp_bucket_1mb", "ddp"), ("ddp_bucket_5mb", "ddp")]
     assert family_pairs({"one": found, "same": found}, study) == pairs
+    few = Study(name="mine", variants=["single", "ddp", "ddp_bucket_1mb"])
+    assert family_pairs({"one": family(tmp_path, members=FAMILY["members"][1:])}, few) == []
     for variants in (["single", "ddp"], ["single", "ddp_bucket_1mb", "ddp_bucket_5mb"]):
         assert family_pairs({"one": found}, Study(name="mine", variants=variants)) == []
 

@@ -139,7 +139,7 @@ def _comparison(test: ComparisonTest, findings: Findings) -> Judgement:
     if comparison is None:
         return Judgement("not_testable", f"{test.variant} was not compared with {test.reference}")
     effect = comparison.effect(test.quantity)
-    if effect.ratio is None or effect.verdict is None:
+    if effect.verdict is None:
         return Judgement("not_testable", effect.reason or comparison.note or "was not measured")
     sign = _SIGNS.get(effect.verdict)
     reason = effect.reason or f"the verdict is {effect.verdict}"
@@ -147,6 +147,10 @@ def _comparison(test: ComparisonTest, findings: Findings) -> Judgement:
         return Judgement("undecided", reason, effect.ratio)
     if sign not in _HOLD[test.direction]:
         return Judgement("contradicted", reason, effect.ratio)
+    if effect.ratio is None:
+        # Counted, and the reference has none: a direction without a size.
+        sized = test.at_least is not None or test.at_most is not None
+        return Judgement("undecided" if sized else "holds", reason)
     return _with_size(effect.ratio, test, reason)
 
 
