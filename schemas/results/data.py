@@ -47,6 +47,10 @@ class CorpusSplit(Schema):
     """The first few pairs left out."""
     lengths: LengthHistogram
     """Lengths of the kept sentences in characters."""
+    bytes: int
+    """Size of <split>.arrow."""
+    sha256: Sha256
+    """Checksum of <split>.arrow."""
 
 
 class TokenizerReport(Schema):
@@ -66,7 +70,7 @@ class Shard(Schema):
     """One Arrow IPC file of a split."""
 
     file: str
-    """File name, beside the manifest."""
+    """Path of the file, from the folder of the manifest."""
     pairs: int
     """Sentence pairs in it."""
     source_tokens: int
@@ -80,7 +84,10 @@ class Shard(Schema):
 
 
 class ShardManifest(Schema):
-    """results/data/<corpus>/shards/<split>/manifest.json, written last: it validates the shards."""
+    """results/data/<corpus>/shards/<split>/manifest.json, written last: it validates the shards.
+
+    A part of a split that several jobs tokenize has one of its own, in part-<n>/.
+    """
 
     corpus: str
     """Name of the corpus."""
@@ -108,3 +115,14 @@ class ShardManifest(Schema):
     """Time that tokenizing and writing took."""
     shards: list[Shard]
     """The files, in the order of the corpus."""
+
+
+class ShardProgress(Schema):
+    """progress.json beside the shards of a job that has not ended: what a killed job goes on from."""
+
+    work: Sha256
+    """What is being done: checksum of input, settings and code. Other work begins anew."""
+    next_pair: int
+    """The first pair of the split that no finished shard holds or leaves out."""
+    manifest: ShardManifest
+    """The manifest as far as it is known."""

@@ -10,8 +10,10 @@ from tokenizers import Tokenizer as Bpe
 
 from schemas.data import Filter, Tokenizer
 from schemas.results import CorpusSplit, LengthHistogram
+from transformer_core.data.files import sha256
 from transformer_core.data.pairs import PairFile
-from transformer_core.data.shards import PairStore, open_shards, write_shards
+from transformer_core.data.shards import write_shards
+from transformer_core.data.store import PairStore, open_shards
 from transformer_core.data.tokenizer import train
 
 steady = settings(deadline=None, derandomize=True)
@@ -53,6 +55,8 @@ def write_pairs(
         skipped={},
         examples=[],
         lengths=LengthHistogram(unit="characters", source={}, target={}),
+        bytes=path.stat().st_size,
+        sha256=sha256(path),
     )
     path.with_suffix(".json").write_text(record.model_dump_json())
     return PairFile(path)

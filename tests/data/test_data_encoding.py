@@ -1,22 +1,31 @@
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pair_files import steady, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
+from benchmarks._adversarial import PIECES, adversarial_lines
 from transformer_core.data.arrays import evenly_spaced, ranges
-from transformer_core.data.encoding import Encoded, Encoder, concatenate, words_are_independent
+from transformer_core.data.encoding import (
+    _SEPARATOR,
+    Encoded,
+    Encoder,
+    concatenate,
+    words_are_independent,
+)
 from transformer_core.data.tokenizer import load_tokenizer
+from transformer_core.data.words import WordTable
 
 # What word boundaries could go wrong on, mixed with any other text.
-TRICKY = [
-    *(" ", "  ", "\t", "\n", "\u00a0", "\u2028", "\u3000", "\x00", "\x1f", "\x7f"),
-    *("e\u0301", "\u0301", "\U0001f469\u200d\U0001f4bb", "\U0001f1e9\U0001f1ea", "שלום", "مرحبا"),
-    *("</s>", "<pad>", "<s>", "'s", "'", "The", " the", "Straße", "12,50", "a" * 300, "日本語"),
-]
-texts = st.lists(st.one_of(st.sampled_from(TRICKY), st.text(max_size=4))).map("".join)
+SHORT = [piece for piece in PIECES if len(piece) < 1_000]
+texts = st.lists(st.one_of(st.sampled_from(SHORT), st.text(max_size=4)), max_size=9).map("".join)
+few = settings(steady, max_examples=30)
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +36,16 @@ def bpe(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(bpe):
     return Encoder(bpe)
+
+
+@cache
+def tokenizer(kind):
+    return (BY_WORD | PLAIN)[kind]()
+
+
+@cache
+def encoder(kind):
+    return Encoder(tokenizer(kind))
 
 
 def column(values):
@@ -51,20 +70,51 @@ def test_equals_the_tokenizer_id_for_id(bpe, shared, values):
     assert encoded.offsets[-1] == len(encoded.ids)
 
 
+@pytest.mark.parametrize("kind", BY_WORD)
+@few
+@given(values=st.lists(texts, min_size=1, max_size=6))
+@example(["x\u3000 \u3000b", "a  b", "a   b \t c", "x\n b", "Ab \u00a8c"])
+def test_other_tokenizers_are_equalled_by_word(kind, values):
+    assert encoder(kind).by_word
+    assert lists(encoder(kind).encode(column(values))) == expected(tokenizer(kind), values)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "dropout"])
+@few
+@given(values=st.lists(texts, min_size=1, max_size=6))
+def test_all_others_are_used_as_they_are(kind, values):
+    assert not encoder(kind).by_word
+    assert lists(encoder(kind).encode(column(values))) == expected(tokenizer(kind), values)
+
+
+def test_dropout_is_not_by_word():
+    assert not encoder("dropout").by_word
+
+
+@pytest.mark.parametrize("kind", ["own", "gpt2", "pattern_1", "unigram_always", "word_piece"])
+def test_ten_thousand_adversarial_lines(bpe, shared, kind):
+    lines = adversarial_lines(10_000 if kind == "own" else 300)
+    reference, tested = (bpe, shared) if kind == "own" else (tokenizer(kind), encoder(kind))
+    assert tested.by_word
+    assert lists(tested.encode(column(lines))) == expected(reference, lines)
+
+
 @steady
-@given(values=st.lists(texts, min_size=1, max_size=8), limit=st.integers(0, 6))
-def test_a_small_cache_changes_nothing(bpe, values, limit):
-    encoder = Encoder(bpe, cached_words=limit)
+@given(
+    values=st.lists(texts, min_size=1, max_size=8), words=st.integers(1, 6), size=st.integers(1, 99)
+)
+def test_a_small_table_changes_nothing(bpe, values, words, size):
+    encoder = Encoder(bpe, words=words, size=size)
     for part in (values, values[::-1], values[:1]):
         assert lists(encoder.encode(column(part))) == expected(bpe, part)
 
 
-def test_cache_is_bounded_and_used(bpe, monkeypatch):
-    encoder = Encoder(bpe, cached_words=10)
+def test_table_is_bounded_and_used(bpe, monkeypatch):
+    encoder = Encoder(bpe, words=10)
     encoded = []
-    plainly = encoder._encode_plainly
+    encode_words = encoder._encode_words
     monkeypatch.setattr(
-        encoder, "_encode_plainly", lambda words: encoded.extend(words) or plainly(words)
+        encoder, "_encode_words", lambda words: encoded.extend(words) or encode_words(words)
     )
     encoder.encode(column(["a b b b", "a c"]))
     assert sorted(encoded) == [" b", " c", "a"]
@@ -72,7 +122,51 @@ def test_cache_is_bounded_and_used(bpe, monkeypatch):
     assert encoded[3:] == [" d"]
     for number in range(50):
         encoder.encode(column([f"a {number}"]))
-        assert len(encoder._known) == len(encoder._cache.lengths) <= 10
+        assert encoder._table.count <= 10
+    assert encoded.count("a") > 1
+
+
+def test_threads_share_one_table(bpe):
+    lines = adversarial_lines(3_000, seed=2)
+    pieces = [lines[start : start + 40] for start in range(0, len(lines), 40)]
+    wanted = [expected(bpe, piece) for piece in pieces]
+    for encoder in (Encoder(bpe), Encoder(bpe, words=200)):
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(encoder.encode, map(column, pieces * 2)))
+        assert list(map(lists, found)) == wanted * 2
+
+
+def test_a_failure_of_the_tokenizer_leaves_no_half_words(bpe, monkeypatch):
+    encoder = Encoder(bpe)
+    encode_words = encoder._encode_words
+    monkeypatch.setattr(encoder, "_encode_words", lambda words: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        encoder.encode(column(["some words"]))
+    monkeypatch.setattr(encoder, "_encode_words", encode_words)
+    values = ["some other words", "words some"]
+    assert lists(encoder.encode(column(values))) == expected(bpe, values)
+
+
+def test_equal_hashes_are_told_apart(bpe, monkeypatch):
+    values = ["a b c d", "d c b a", "ab ba abab", "a b"]
+    table = WordTable(100, 1_000, np.dtype(np.uint16))
+    table._slots = table._slots[:16].copy()  # crowded: every search meets other words
+    encoder = Encoder(bpe)
+    encoder._table = table
+    for _ in range(2):
+        assert lists(encoder.encode(column(values))) == expected(bpe, values)
+    assert encoder._table is table
+
+
+def test_words_that_hold_the_separator(bpe):
+    values = [f"a{_SEPARATOR}b {_SEPARATOR}", _SEPARATOR * 3, f"{_SEPARATOR[:2]} {_SEPARATOR[1:]}"]
+    assert lists(Encoder(bpe).encode(column(values))) == expected(bpe, values)
+
+
+def test_little_text_takes_the_plain_path(bpe):
+    encoder = Encoder(bpe, by_word=False)
+    assert not encoder.by_word
+    assert lists(encoder.encode(column(["a b", ""]))) == expected(bpe, ["a b", ""])
 
 
 def test_slices_other_string_types_and_empty_texts(bpe, shared):
@@ -84,14 +178,19 @@ def test_slices_other_string_types_and_empty_texts(bpe, shared):
     assert (len(empty.ids), empty.offsets.tolist()) == (0, [0])
 
 
+def test_ids_have_the_smallest_type(bpe, shared):
+    assert shared.encode(column(["a"])).ids.dtype == np.uint16
+    assert Encoder(tokenizer("unigram_always")).encode(column(["a"])).ids.dtype == np.uint8
+
+
 def test_null_is_refused(shared):
     with pytest.raises(ValueError, match="null"):
         shared.encode(column(["a", None]))
 
 
 def test_unknown_configurations_fall_back(bpe):
-    def lower(other):
-        other.normalizer = normalizers.Lowercase()
+    def strip(other):
+        other.normalizer = normalizers.Strip()
 
     def whitespace(other):
         other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -107,6 +206,9 @@ def test_unknown_configurations_fall_back(bpe):
             ]
         )
 
+    def merged(other):
+        other.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+
     def template(other):
         other.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 1)]
@@ -115,16 +217,22 @@ def test_unknown_configurations_fall_back(bpe):
     def added(other):
         other.add_tokens([AddedToken("two words")])
 
+    def separator(other):
+        other.add_special_tokens([AddedToken(_SEPARATOR)])
+
     def specials(other):
         other.encode_special_tokens = False
 
     def truncation(other):
         other.enable_truncation(3)
 
-    values = ["Two words and  <s> Two", "two words", " A"]
+    def padding(other):
+        other.enable_padding()
+
+    values = ["Two words and  <s> Two", "two words", " A "]
     changes = [
-        *(lower, whitespace, no_pre_tokenizer, prefix),
-        *(template, added, specials, truncation),
+        *(strip, whitespace, no_pre_tokenizer, prefix, merged),
+        *(template, added, separator, specials, truncation, padding),
     ]
     for change in changes:
         other = Tokenizer.from_str(bpe.to_str())

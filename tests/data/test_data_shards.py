@@ -1,5 +1,10 @@
 import json
+import resource
+import subprocess
+import sys
 import tempfile
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +14,17 @@ from hypothesis import strategies as st
 from pair_files import ENGLISH, GERMAN, make_store, steady, write_pairs, write_tokenizer
 
 from schemas.data import Filter
-from schemas.results import ShardManifest
+from schemas.results import ShardManifest, ShardProgress
 from transformer_core.data import shards as job
-from transformer_core.data.files import CorpusError
-from transformer_core.data.shards import ShardError, open_shards, write_shards
+from transformer_core.data.files import CorpusError, sha256
+from transformer_core.data.gather import gather
+from transformer_core.data.gather import main as gather_main
+from transformer_core.data.pairs import PairFile
+from transformer_core.data.shards import Part, write_shards
+from transformer_core.data.store import ShardError, open_shards
 from transformer_core.data.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +115,7 @@ def test_limit_counts_tokens_without_ends(tmp_path, tokenizer, pair):
 
 
 def test_only_the_first_examples_are_kept(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(job, "_CHUNK", 7)
+    monkeypatch.setattr(job, "_PIECE", 150)
     file = write_pairs(tmp_path / "p.arrow", [*ENGLISH * 5, "a"], [*GERMAN * 5, "a"])
     manifest = write_shards(file, tokenizer, Filter(max_tokens=2), tmp_path)
     assert manifest.skipped_too_long == 20
@@ -134,25 +145,265 @@ def test_fewer_shards_leave_no_old_ones(tmp_path, tokenizer):
     assert again == first
 
 
-def test_size_of_the_chunks_changes_nothing(tmp_path, tokenizer, monkeypatch):
+@pytest.mark.parametrize(("piece", "little", "threads"), [(90, 1 << 22, 1), (700, 0, 3)])
+def test_pieces_threads_and_the_way_of_encoding_change_nothing(
+    tmp_path, tokenizer, monkeypatch, piece, little, threads
+):
     long = "Straße " * 40
     sources, targets = [*ENGLISH, long, *GERMAN] * 4, [*GERMAN, "kurz", *ENGLISH] * 4
     file = write_pairs(tmp_path / "p.arrow", sources, targets)
     whole = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path / "a", 13)
-    monkeypatch.setattr(job, "_CHUNK", 5)
-    parts = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path / "b", 13)
-    assert parts.model_copy(update={"seconds": whole.seconds}) == whole
+    monkeypatch.setattr(job, "_PIECE", piece)
+    monkeypatch.setattr(job, "_LITTLE", little)
+    pieces = write_shards(
+        file, tokenizer, Filter(max_tokens=60), tmp_path / "b", 13, threads=threads
+    )
+    assert pieces.model_copy(update={"seconds": whole.seconds}) == whole
     assert [shard.pairs for shard in whole.shards] == [13, 13, 6]
+
+
+def test_long_sentences_make_smaller_shards(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(job, "_TOKENS_PER_SHARD", 100)
+    monkeypatch.setattr(job, "_PIECE", 100)
+    file = write_pairs(tmp_path / "p.arrow", ENGLISH * 3, GERMAN * 3)
+    manifest = write_shards(file, tokenizer, Filter(), tmp_path / "out")
+    assert len(manifest.shards) > 3
+    assert manifest.pairs == 12
 
 
 def test_old_manifest_is_gone_while_shards_change(tmp_path, tokenizer, monkeypatch):
     file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
     write_shards(file, tokenizer, Filter(), tmp_path, 2)
-    monkeypatch.setattr(job, "_sha256", lambda path: 1 / 0)
+    monkeypatch.setattr(job, "_write", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_shards(file, tokenizer, Filter(), tmp_path, 2)
     assert not (tmp_path / "manifest.json").exists()
     assert not list(tmp_path.glob(".*"))
+
+
+# A job that was killed
+
+
+class KilledError(Exception):
+    pass
+
+
+@contextmanager
+def killed_after(monkeypatch, shards):
+    """Let a job end after it has written so many shards."""
+    write, left = job._write, iter(range(shards))
+
+    def until(*arguments):
+        if next(left, None) is None:
+            raise KilledError
+        write(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "_write", until)
+        yield
+
+
+def same(left, right):
+    return left == right.model_copy(update={"seconds": left.seconds})
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_a_killed_job_goes_on_and_ends_like_any_other(tmp_path, tokenizer, monkeypatch, shards):
+    long = "Straße " * 40
+    sources, targets = [*ENGLISH, long, *GERMAN, "a"] * 4, [*GERMAN, "b", *ENGLISH, long] * 4
+    file = write_pairs(tmp_path / "p.arrow", sources, targets)
+    rules = Filter(max_tokens=60)
+    monkeypatch.setattr(job, "_PIECE", 300)
+    whole = write_shards(file, tokenizer, rules, tmp_path / "whole", 5)
+    assert len(whole.shards) == 7
+    out = tmp_path / "out"
+    with killed_after(monkeypatch, shards), pytest.raises(KilledError):
+        write_shards(file, tokenizer, rules, out, 5)
+    assert not (out / "manifest.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("shard-*")}
+    assert len(kept) == shards
+    (out / ".shard-00003.arrow.123.tmp").write_bytes(b"torn")
+
+    encoded = []
+    encode = job._encode
+    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[1].num_rows) or encode(*a))
+    assert same(whole, write_shards(file, tokenizer, rules, out, 5))
+    assert 0 < sum(encoded) <= 40 - 5 * shards
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    for path in (tmp_path / "whole").glob("shard-*"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+
+
+@pytest.mark.parametrize("change", ["rules", "shards", "pairs", "tokenizer", "code", "damage"])
+def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatch, change):
+    file = write_pairs(tmp_path / "p.arrow", ENGLISH * 5, GERMAN * 5)
+    out = tmp_path / "out"
+    with killed_after(monkeypatch, 3), pytest.raises(KilledError):
+        write_shards(file, tokenizer, Filter(), out, 3)
+    rules, per_shard = Filter(), 3
+    match change:
+        case "rules":
+            rules = Filter(max_tokens=100)
+        case "shards":
+            per_shard = 4
+        case "pairs":
+            file = write_pairs(tmp_path / "p.arrow", ENGLISH * 5, [*GERMAN * 4, *ENGLISH])
+        case "tokenizer":
+            (tmp_path / "other").mkdir()
+            tokenizer = write_tokenizer(tmp_path / "other", 330)
+        case "code":
+            monkeypatch.setattr(job, "_code", lambda: ["other"])
+        case "damage":
+            shard = out / "shard-00001.arrow"
+            shard.write_bytes(bytes(shard.stat().st_size))
+    encoded = []
+    encode = job._encode
+    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[1].num_rows) or encode(*a))
+    found = write_shards(file, tokenizer, rules, out, per_shard)
+    assert sum(encoded) == 20
+    assert same(found, write_shards(file, tokenizer, rules, tmp_path / "fresh", per_shard))
+    for path in (tmp_path / "fresh").glob("shard-*"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_finished_job_that_is_forced_begins_anew(tmp_path, tokenizer, monkeypatch):
+    file = write_pairs(tmp_path / "p.arrow", ENGLISH * 5, GERMAN * 5)
+    write_shards(file, tokenizer, Filter(), tmp_path / "out", 3)
+    written = []
+    write = job._write
+    monkeypatch.setattr(job, "_write", lambda *a: written.append(a[0]) or write(*a))
+    write_shards(file, tokenizer, Filter(), tmp_path / "out", 3)
+    assert len(written) == 7
+
+
+def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
+    write_pairs(tmp_path / "p.arrow", ENGLISH * 10_000, GERMAN * 10_000, batch=10_000)
+    out = tmp_path / "out"
+    command = [
+        *(sys.executable, "-m", "transformer_core.data.shards", "--filter", "{}"),
+        *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
+        *("--output", str(out), "--pairs-per-shard", "500", "--threads", "2"),
+    ]
+    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    while not (out / "progress.json").exists() and time.monotonic() < end:
+        time.sleep(0.005)
+    running.kill()
+    running.wait()
+    assert not (out / "manifest.json").exists(), "killed too late to show anything"
+    progress = ShardProgress.model_validate_json((out / "progress.json").read_text())
+    assert progress.manifest.shards
+    for shard in progress.manifest.shards:
+        assert sha256(out / shard.file) == shard.sha256
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    store = open_shards(out / "manifest.json", verify=True)
+    assert len(store) == 40_000
+    assert decoded(tokenizer, store.target_rows([0, 39_999])) == [GERMAN[0], GERMAN[-1]]
+
+
+@pytest.mark.parametrize("size", [1_000, 20_000])
+def test_a_full_disk_leaves_no_manifest(tmp_path, tokenizer, size):
+    write_pairs(tmp_path / "p.arrow", ENGLISH * 500, GERMAN * 500)
+    command = [
+        *(sys.executable, "-m", "transformer_core.data.shards", "--filter", "{}"),
+        *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
+        *("--output", str(tmp_path / "out"), "--pairs-per-shard", "1000"),
+    ]
+
+    def no_large_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    done = subprocess.run(
+        command, cwd=ROOT, preexec_fn=no_large_files, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not list((tmp_path / "out").glob("*.arrow"))
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+# Parts of a split
+
+
+@steady
+@given(
+    total=st.integers(0, 50), count=st.integers(1, 9), per_shard=st.integers(1, 8), data=st.data()
+)
+def test_parts_cover_every_pair_once(total, count, per_shard, data):
+    spans = [Part(number, count).pairs(total) for number in range(count)]
+    assert [start for start, _ in spans] == [0, *(stop for _, stop in spans[:-1])]
+    assert spans[-1][1] == total
+    assert max(b - a for a, b in spans) - min(b - a for a, b in spans) <= 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_parts_together_are_the_split(tmp_path, tokenizer, count):
+    long = "Straße " * 40
+    sources, targets = [*ENGLISH, long, *GERMAN] * 4, [*GERMAN, "kurz", *ENGLISH] * 4
+    file = write_pairs(tmp_path / "p.arrow", sources, targets)
+    rules = Filter(max_tokens=60)
+    whole = write_shards(file, tokenizer, rules, tmp_path / "whole", 5)
+    out = tmp_path / "out"
+    # What an earlier job of the whole split, or of more parts, left behind.
+    for stale in (out / "shard-00000.arrow", out / "part-009" / "shard-00000.arrow"):
+        stale.parent.mkdir(parents=True, exist_ok=True)
+        stale.touch()
+    paths = [out / f"part-{number:03}" / "manifest.json" for number in range(count)]
+    for number, path in enumerate(paths):
+        write_shards(file, tokenizer, rules, path.parent, 5, Part(number, count))
+    manifest = gather(paths, rules, out / "manifest.json")
+    files = {"shards": whole.shards, "seconds": whole.seconds}
+    assert manifest.model_copy(update=files) == whole
+    store, expected = (
+        open_shards(out / "manifest.json", verify=True),
+        open_shards(tmp_path / "whole" / "manifest.json"),
+    )
+    rows = np.arange(len(expected))
+    for side in ("source_rows", "target_rows"):
+        for left, right in zip(
+            getattr(store, side)(rows), getattr(expected, side)(rows), strict=True
+        ):
+            np.testing.assert_array_equal(left, right)
+    assert {path.relative_to(out) for path in out.rglob("*.arrow")} == {
+        Path(shard.file) for shard in manifest.shards
+    }
+
+
+def test_a_part_may_be_empty_but_not_all(tmp_path, tokenizer):
+    file = write_pairs(tmp_path / "p.arrow", ["Straße " * 9, "a"], ["b", "b"])
+    paths = [tmp_path / f"part-{number:03}" / "manifest.json" for number in range(3)]
+    for limit in (10, 2):
+        rules = Filter(max_tokens=limit)
+        for number, path in enumerate(paths):
+            write_shards(file, tokenizer, rules, path.parent, part=Part(number, 3))
+        if limit == 10:
+            manifest = gather(paths, rules, tmp_path / "manifest.json")
+            assert (manifest.pairs, manifest.skipped_too_long) == (1, 1)
+            assert [shard.file for shard in manifest.shards] == ["part-002/shard-00000.arrow"]
+    write_pairs(tmp_path / "q.arrow", ["Straße " * 9], ["b"])
+    write_shards(PairFile(tmp_path / "q.arrow"), tokenizer, rules, paths[0].parent, part=Part(0, 2))
+    with pytest.raises(CorpusError, match="no pair is left"):
+        gather(paths[:1], rules, tmp_path / "manifest.json")
+
+
+def test_gather_job(tmp_path, tokenizer, capsys):
+    file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
+    write_shards(file, tokenizer, Filter(), tmp_path / "part-000", part=Part(0, 2))
+    paths = [str(tmp_path / f"part-{number:03}" / "manifest.json") for number in range(2)]
+    arguments = ["--filter", "{}", "--output", str(tmp_path / "manifest.json"), *paths]
+    assert gather_main(arguments) == 2
+    message = capsys.readouterr().err
+    assert "part-001" in message
+    assert "remedy: make it again: snakemake" in message
+    assert not (tmp_path / "manifest.json").exists()
+    write_shards(file, tokenizer, Filter(), tmp_path / "part-001", part=Part(1, 2))
+    assert gather_main(arguments) == 0
+    assert len(open_shards(tmp_path / "manifest.json")) == 4
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b""])
@@ -229,6 +480,13 @@ def test_job(tmp_path, tokenizer, capsys):
     assert [shard.pairs for shard in manifest.shards] == [3, 1]
     assert job.main([*arguments, '{"max_tokens": 2, "too_long": "error"}']) == 2
     assert "corpus.en:11" in capsys.readouterr().err
+    for part in ("0/2", "3/2", "2", "1/0"):
+        with pytest.raises(SystemExit):
+            job.main([*arguments, "{}", "--part", part])
+    assert "take N/COUNT" in capsys.readouterr().err
+    assert job.main([*arguments, "{}", "--part", "2/2"]) == 0
+    manifest = ShardManifest.model_validate_json((tmp_path / "out/manifest.json").read_text())
+    assert manifest.pairs == 2
     assert job.main([*arguments, '{"max_token": 2}']) == 2
     assert "did you mean max_tokens" in capsys.readouterr().err
     (tmp_path / "p.json").unlink()

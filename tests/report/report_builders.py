@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from claim_inputs import write_claims
+from pair_builders import ended, paired, side
+from search_builders import write_search
 
 from schemas.equivalence import Different
 from schemas.resolve import resolve_all
@@ -20,6 +22,7 @@ from schemas.results import (
     Gpu,
     Hardware,
     LengthHistogram,
+    PairedRun,
     Provenance,
     RankMemory,
     Repeat,
@@ -274,6 +277,17 @@ def certificate_of(run: Repeat) -> Certificate:
     )
 
 
+def paired_run_of(run: Repeat, baseline: str) -> PairedRun:
+    """Two sessions that agree on the ratio of the speeds, to a thousandth."""
+    if run.status != "ok":
+        return ended(run.status, str(run.reason), run.variant, baseline)
+    ratio = SPEED[run.variant] / SPEED[baseline]
+    changes = {"sides": [side(baseline, 345 << 20), side(run.variant, 350 << 20)]}
+    return paired(
+        0.999 * ratio, 1.001 * ratio, reference=baseline, variant=run.variant, **changes
+    )
+
+
 def write_corpus(folder: Path, corpus: str) -> None:
     for split, pairs in (("train", 20_000), ("validation", 500), ("test", 500)):
         write(
@@ -287,6 +301,8 @@ def write_corpus(folder: Path, corpus: str) -> None:
                 skipped={"empty": 1, "too_long": 2},
                 examples=[SkippedPair(reason="empty", where="data/train.en:7", text=EVIL)],
                 lengths=histogram("characters", 4),
+                bytes=1 << 20,
+                sha256=SHA,
             ),
         )
         write(
@@ -353,6 +369,7 @@ def build(
     write_corpus(corpus, study.corpus.name)
     metrics: list[str] = []
     certificates: list[str] = []
+    pairs: list[str] = []
     for position, (name, spec) in enumerate(resolve_all(study, VARIANTS).items()):
         run = folder / "runs" / name
         spec_file = write(run / "spec.json", spec.canonical_json())
@@ -369,9 +386,16 @@ def build(
         metrics.append(output)
         certificate = certificate_of(made[0])
         certificates.append(write(folder / "equivalence" / f"{name}.json", certificate))
-    options = ["--baseline", "single", "--results", *metrics, "--certificates", *certificates]
+        if name != study.baseline:
+            pair = paired_run_of(made[0], study.baseline)
+            pairs.append(write(folder / "pairs" / study.baseline / f"{name}.json", pair))
+    options = ["--margin", str(study.comparison.margin), "--pairs", *pairs]
+    options += ["--results", *metrics, "--certificates", *certificates]
     assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
     write_claims(folder, EVIL)
+    baseline = resolve_all(study, VARIANTS)[study.baseline]
+    example = repeat_of(baseline, 1, 1.0)
+    write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
     return folder
 
 

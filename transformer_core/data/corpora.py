@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.data import SPLITS, AnyCorpus, Filter, Problem, Split
 from schemas.results import CorpusSplit, LengthHistogram, SkippedPair
-from transformer_core.data.files import CorpusError, atomic_path, snippet, where, write_text
+from transformer_core.data.files import CorpusError, atomic_path, sha256, snippet, where, write_text
 from transformer_core.data.progress import Progress
 from transformer_core.data.readers import Invalid, Pair, Reader, Row, open_split
 
@@ -145,6 +145,8 @@ def read_split(
             source=dict(sorted(lengths[0].items())),
             target=dict(sorted(lengths[1].items())),
         ),
+        bytes=pairs_path.stat().st_size,
+        sha256=sha256(pairs_path),
     )
     write_text(report_path, report.model_dump_json(indent=2) + "\n")
     return report

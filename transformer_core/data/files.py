@@ -1,6 +1,7 @@
 """Files of the data room: written whole or not at all, read as lines whatever their compression."""
 
 import gzip
+import hashlib
 import io
 import lzma
 import os
@@ -70,6 +71,12 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of the contents of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def open_decompressed(path: Path) -> BinaryIO:

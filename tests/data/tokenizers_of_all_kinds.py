@@ -1,0 +1,111 @@
+"""Small tokenizers of every kind that people bring along, trained on the sentences of the tests."""
+
+from collections.abc import Callable
+
+from pair_files import ENGLISH, GERMAN
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from transformer_core.data.encoding import _KNOWN_PATTERNS
+
+TEXTS = [*ENGLISH, *GERMAN] * 3
+
+
+def _bpe(pre_tokenizer, normalizer=None, **options) -> Tokenizer:  # type: ignore[no-untyped-def]
+    tokenizer = Tokenizer(models.BPE(**options))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if "unk_token" not in options else []
+    special = [options["unk_token"]] if "unk_token" in options else []
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            initial_alphabet=alphabet,
+            special_tokens=special,
+            show_progress=False,
+        ),
+    )
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _pattern(pattern: str) -> Tokenizer:
+    stages = [
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    return _bpe(pre_tokenizers.Sequence(stages))
+
+
+def _unigram(scheme: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.UnigramTrainer(
+            vocab_size=120, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+        ),
+    )
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[UNK]"], show_progress=False),
+    )
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _word_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False),
+    )
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+BY_WORD: dict[str, Callable[[], Tokenizer]] = {
+    "gpt2": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "gpt2_nfc": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC()),
+    "gpt2_nfd": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFD()),
+    **{
+        f"pattern_{number}": lambda pattern=pattern: _pattern(pattern)
+        for number, pattern in enumerate(sorted(_KNOWN_PATTERNS))
+    },
+    "whitespace": lambda: _bpe(pre_tokenizers.Whitespace(), unk_token="<unk>", fuse_unk=True),
+    "whitespace_digits": lambda: _bpe(
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)]
+        ),
+        unk_token="<unk>",
+    ),
+    "metaspace_bpe": lambda: _bpe(pre_tokenizers.Metaspace(), unk_token="<unk>", fuse_unk=True),
+    "unigram_always": lambda: _unigram("always"),
+    "unigram_never": lambda: _unigram("never"),
+    "word_piece": _word_piece,
+    "word_level": _word_level,
+}
+"""Tokenizers whose words are independent."""
+
+PLAIN: dict[str, Callable[[], Tokenizer]] = {
+    "unigram_first": lambda: _unigram("first"),
+    "nfkc": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFKC()),
+    "strip": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.Strip()),
+    "prefix_space": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "no_pre_tokenizer": lambda: _bpe(None),
+    "unsplit_metaspace": lambda: _bpe(pre_tokenizers.Metaspace(split=False), unk_token="<unk>"),
+    "punctuation": lambda: _bpe(pre_tokenizers.Punctuation(), unk_token="<unk>"),
+    "other_pattern": lambda: _pattern(r"\w+ ?|\W"),
+    "dropout": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), dropout=0.5),
+}
+"""Tokenizers whose words depend on each other, or may."""

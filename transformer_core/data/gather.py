@@ -1,0 +1,94 @@
+"""One manifest for the parts of a split: ``python -m transformer_core.data.gather``."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from schemas.data import Filter
+from schemas.results import LengthHistogram, ShardManifest
+from transformer_core.data.files import CorpusError
+from transformer_core.data.lengths import add_counts
+from transformer_core.data.pairs import remake
+from transformer_core.data.shards import EXAMPLES, check_any_left, write_manifest
+
+LOG = logging.getLogger(__name__)
+
+
+def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
+    """Write the manifest of a split from those of its parts, which lie in folders beside it.
+
+    Raises CorpusError if a part is missing or damaged, or if no pair is left.
+    """
+    parts = [_read(path) for path in paths]
+    first = parts[0]
+    manifest = ShardManifest(
+        corpus=first.corpus,
+        split=first.split,
+        pairs=sum(part.pairs for part in parts),
+        source_tokens=sum(part.source_tokens for part in parts),
+        target_tokens=sum(part.target_tokens for part in parts),
+        skipped_too_long=sum(part.skipped_too_long for part in parts),
+        examples=[example for part in parts for example in part.examples][:EXAMPLES],
+        id_type=first.id_type,
+        vocabulary=first.vocabulary,
+        tokenizer_sha256=first.tokenizer_sha256,
+        lengths=LengthHistogram(
+            unit="tokens",
+            source=add_counts(part.lengths.source for part in parts),
+            target=add_counts(part.lengths.target for part in parts),
+        ),
+        seconds=sum(part.seconds for part in parts),
+        shards=[
+            shard.model_copy(
+                update={"file": str(path.parent.relative_to(output.parent) / shard.file)}
+            )
+            for path, part in zip(paths, parts, strict=True)
+            for shard in part.shards
+        ],
+    )
+    check_any_left(manifest, output, rules)
+    write_manifest(manifest, output)
+    return manifest
+
+
+def _read(path: Path) -> ShardManifest:
+    try:
+        return ShardManifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        message = f"cannot be read ({error})"
+        raise CorpusError(message, file=path, remedy=remake(path)) from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 0 if the manifest was written, 2 if a part is at fault."""
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.data.gather",
+        description="Write the manifest of a split from the manifests of its parts.",
+    )
+    parser.add_argument(
+        "--filter", required=True, metavar="JSON", help="the filter section of a run spec"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, help="manifest.json to write, above the parts"
+    )
+    parser.add_argument("parts", nargs="+", type=Path, help="manifest.json of each part, in order")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        rules = Filter.model_validate_json(options.filter)
+        manifest = gather(options.parts, rules, options.output)
+    except (CorpusError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    LOG.info(
+        "%s: %s pairs in %d shards", options.output, f"{manifest.pairs:,}", len(manifest.shards)
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

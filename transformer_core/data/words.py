@@ -1,0 +1,221 @@
+"""A table of words and their token ids, looked up in raw UTF-8 by compiled code without the GIL.
+
+A word ends before each space that is followed by a visible character. Whether the ids of a text
+are those of its words is for :mod:`transformer_core.data.encoding` to say.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+from numpy.typing import NDArray
+
+_SPACE = 0x20
+
+
+class Found(NamedTuple):
+    """The words of n texts, in order, as entries of a table."""
+
+    entries: NDArray[np.int32]
+    """[words] entry of each word; -1 where the table does not have it."""
+    firsts: NDArray[np.int64]
+    """[n + 1] number of the first word of each text."""
+    missing: NDArray[np.int64]
+    """[missing, 3] number, begin and end of the words without an entry, repeated ones too."""
+
+
+class WordTable:
+    """Distinct words with their ids, up to a fixed number.
+
+    Any number of threads may look up while one adds: entries from ``count`` on are not yet there
+    for them, and what was added before never moves.
+
+    Args:
+        words: most words.
+        size: most bytes of all words, and most ids.
+        id_type: type of the ids.
+    """
+
+    def __init__(self, words: int, size: int, id_type: np.dtype) -> None:
+        self.count = 0
+        slots = 1 << (2 * words - 1).bit_length()
+        # The memory of what is never used is never taken: the system gives pages as they are used.
+        self._slots = np.zeros(slots, np.int32)
+        self._hashes = np.empty(words, np.uint64)
+        self._text = np.empty(size, np.uint8)
+        self._limits = np.zeros(words + 1, np.int64)
+        self._ids = np.empty(size, id_type)
+        self._id_limits = np.zeros(words + 1, np.int64)
+
+    def find(self, data: NDArray[np.uint8], limits: NDArray[np.int64]) -> Found:
+        """The words of texts; text i is ``data[limits[i]:limits[i + 1]]``."""
+        most = int(limits[-1] - limits[0])
+        entries = np.empty(most, np.int32)
+        firsts = np.empty(len(limits), np.int64)
+        missing = np.empty((most, 3), np.int64)
+        words, absent = _find(
+            data,
+            limits,
+            self.count,
+            self._slots,
+            self._hashes,
+            self._text,
+            self._limits,
+            entries,
+            firsts,
+            missing,
+        )
+        return Found(entries[:words], firsts, missing[:absent])
+
+    def add(self, data: NDArray[np.uint8], found: Found) -> list[str] | None:
+        """Enter the missing words of ``found``, which then has no -1; the words that were new.
+
+        They count once :meth:`learn` gets their ids. None if they are too many: the table is then
+        of no more use.
+        """
+        end = _add(
+            data,
+            found.missing,
+            self.count,
+            self._slots,
+            self._hashes,
+            self._text,
+            self._limits,
+            found.entries,
+        )
+        if end < 0:
+            return None
+        limits = pa.py_buffer(self._limits[self.count : end + 1])
+        text = pa.py_buffer(self._text)
+        new = pa.LargeStringArray.from_buffers(end - self.count, limits, text)
+        words: list[str] = new.to_pylist()
+        return words
+
+    def learn(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> bool:
+        """Take the ids of the words just added, in a row; False if they are too many."""
+        first, end = int(self._id_limits[self.count]), self.count + len(lengths)
+        if first + len(ids) > len(self._ids):
+            return False
+        self._ids[first : first + len(ids)] = ids
+        np.cumsum(lengths, out=self._id_limits[self.count + 1 : end + 1])
+        self._id_limits[self.count + 1 : end + 1] += first
+        self.count = end
+        return True
+
+    def gather(self, found: Found) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The ids of all texts in a row, and [n + 1] where each text begins and ends."""
+        offsets = np.empty(len(found.firsts), np.int64)
+        _measure(found.entries, found.firsts, self._id_limits, offsets)
+        ids = np.empty(offsets[-1], self._ids.dtype)
+        _gather(found.entries, self._ids, self._id_limits, ids)
+        return ids, offsets
+
+
+# Compiled at the first use, then kept in __pycache__.
+_compiled = njit(nogil=True, cache=True)
+
+
+@_compiled
+def _word(data, begin, stop):  # type: ignore[no-untyped-def]
+    """Where the word that begins at ``begin`` ends, in a text that ends at ``stop``; and its hash.
+
+    FNV-1a over 64 bits, with the last step of MurmurHash3 to spread what it gives.
+    """
+    value = np.uint64(0xCBF29CE484222325)
+    end = begin
+    while end < stop:
+        byte = data[end]
+        if byte == _SPACE and begin < end < stop - 1:
+            follows = data[end + 1]
+            # All white space beyond ASCII begins with one of these bytes; so does much else,
+            # which then stays with the word before it.
+            if follows > _SPACE and follows not in (0xC2, 0xE1, 0xE2, 0xE3):
+                break
+        value = (value ^ np.uint64(byte)) * np.uint64(0x100000001B3)
+        end += 1
+    value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    return end, value ^ (value >> np.uint64(33))
+
+
+@_compiled
+def _search(data, begin, end, value, known, slots, hashes, text, limits):  # type: ignore[no-untyped-def]
+    """Entry of a word below ``known`` (else -1), and the slot where the search ended."""
+    mask = len(slots) - 1
+    slot = np.int64(value & np.uint64(mask))
+    while True:
+        entry = slots[slot] - 1
+        if entry < 0 or entry >= known:
+            return -1, slot
+        if hashes[entry] == value and limits[entry + 1] - limits[entry] == end - begin:
+            place, other = begin, limits[entry]
+            while place < end and data[place] == text[other]:
+                place += 1
+                other += 1
+            if place == end:
+                return entry, slot
+        slot = (slot + 1) & mask
+
+
+@_compiled
+def _find(data, starts, count, slots, hashes, text, limits, entries, firsts, missing):  # type: ignore[no-untyped-def]
+    words = absent = 0
+    for number in range(len(starts) - 1):
+        firsts[number] = words
+        begin, stop = starts[number], starts[number + 1]
+        while begin < stop:
+            end, value = _word(data, begin, stop)
+            entry, _ = _search(data, begin, end, value, count, slots, hashes, text, limits)
+            entries[words] = entry
+            if entry < 0:
+                missing[absent, 0] = words
+                missing[absent, 1] = begin
+                missing[absent, 2] = end
+                absent += 1
+            words += 1
+            begin = end
+    firsts[len(starts) - 1] = words
+    return words, absent
+
+
+@_compiled
+def _add(data, missing, count, slots, hashes, text, limits, entries):  # type: ignore[no-untyped-def]
+    """Number of words with the new ones; -1 if they do not fit."""
+    for row in range(len(missing)):
+        begin, end = missing[row, 1], missing[row, 2]
+        _, value = _word(data, begin, end)
+        entry, slot = _search(data, begin, end, value, count, slots, hashes, text, limits)
+        if entry < 0:
+            entry = count
+            first = limits[entry]
+            last = first + end - begin
+            if entry == len(hashes) or last > len(text):
+                return -1
+            text[first:last] = data[begin:end]
+            hashes[entry] = value
+            limits[entry + 1] = last
+            count += 1
+            slots[slot] = count
+        entries[missing[row, 0]] = entry
+    return count
+
+
+@_compiled
+def _measure(entries, firsts, id_limits, offsets):  # type: ignore[no-untyped-def]
+    total = 0
+    for number in range(len(firsts) - 1):
+        offsets[number] = total
+        for word in range(firsts[number], firsts[number + 1]):
+            entry = entries[word]
+            total += id_limits[entry + 1] - id_limits[entry]
+    offsets[len(firsts) - 1] = total
+
+
+@_compiled
+def _gather(entries, known, id_limits, ids):  # type: ignore[no-untyped-def]
+    place = 0
+    for word in range(len(entries)):
+        entry = entries[word]
+        for source in range(id_limits[entry], id_limits[entry + 1]):
+            ids[place] = known[source]
+            place += 1
