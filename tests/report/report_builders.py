@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from claim_inputs import write_claims
 from pair_builders import ended, paired, side
+from profile_builders import write_profile
 from search_builders import write_search
 
 from schemas.equivalence import Different
@@ -377,6 +378,7 @@ def build(
         files = [write(run / f"repeat-{r.repeat}" / "metrics.json", r) for r in made]
         if made[0].status == "ok":
             write_steps(run / "repeat-1" / "steps.parquet", 1.8 + 0.1 * position)
+        write_profile(folder / "profiles" / name, made[0], spec.world_size)
         evaluation = write(run / "evaluation.json", evaluation_of(made[0]))
         output = str(run / "metrics.json")
         manifest = str(corpus / "shards" / "train" / "manifest.json")

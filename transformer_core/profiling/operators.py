@@ -36,7 +36,7 @@ _ELEMENT_WISE = re.compile(
     r"(_foreach_)?(add|sub|mul|div|neg|abs|exp|log|log2|sqrt|rsqrt|pow|square|reciprocal|sigmoid|"
     r"tanh|clamp|clamp_min|clamp_max|minimum|maximum|lerp|addcmul|addcdiv|sign|sin|cos|erf|round|"
     r"floor|where|threshold|relu|gelu|silu|leaky_relu|softplus|glu|elu|hardtanh|eq|ne|lt|le|gt|ge|"
-    r"logical_\w+|bitwise_\w+|masked_fill|bernoulli|rand_like|native_dropout|dropout|"
+    r"logical_\w+|bitwise_\w+|masked_fill|bernoulli|random|uniform|normal|rand_like|native_dropout|dropout|"
     r"_?fused_dropout|remainder|rsub|isnan|isfinite|isinf|nan_to_num)(_backward|_dropout)?_?"
     r"|_fused_(adam|adamw|sgd|adagrad)_?|native_dropout_backward|_masked_scale"
     r"|_amp_foreach_non_finite_check_and_unscale_|threshold_backward"

@@ -7,6 +7,7 @@ from typing import Any
 from transformer_core.analysis import compare, equivalence, statistics
 from transformer_core.report.claims_section import claims_context, families_context
 from transformer_core.report.inputs import Results
+from transformer_core.report.profile_section import profiles_context
 from transformer_core.report.summary import summarise, translations
 from transformer_core.report.techniques import shown_techniques
 
@@ -65,6 +66,17 @@ SECTIONS = (
         "figures",
         "Figures",
         figures=("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"),
+    ),
+    Section(
+        "profiles",
+        "What the devices do in a step",
+        figures=(
+            "profile_partition",
+            "profile_communication",
+            "profile_timelines",
+            "operator_roofline",
+        ),
+        context=profiles_context,
     ),
     Section(
         "families",

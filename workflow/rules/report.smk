@@ -14,6 +14,7 @@ STUDY_FILES = [
     *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),
     *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
     *expand("results/equivalence/{variant}.json", variant=SPECS),
+    *expand("results/profiles/{variant}/breakdown.json", variant=SPECS),
     *VARIANT_FILES,
 ]
 
@@ -62,6 +63,7 @@ rule figures:
         steps=expand(
             "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
         ),
+        events=expand("results/profiles/{variant}/events.parquet", variant=SPECS),
         code=sources("transformer_core.report.figures"),
     output:
         expand("results/figures/{name}.svg", name=FIGURES),

@@ -1,0 +1,144 @@
+"""The section on profiles and its figures."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from profile_builders import step_rows, write_profile
+from report_builders import repeat_of
+from traces import event_table, mark, work
+
+from schemas.study import RunSpec
+from transformer_core.profiling.reading import write_events
+from transformer_core.profiling.timeline import read_timeline
+from transformer_core.report.figures import draw
+from transformer_core.report.inputs import Results, load
+from transformer_core.report.profile_inputs import shown, telling
+from transformer_core.report.profile_section import profiles_context
+from transformer_core.report.sections import SECTIONS
+
+NAMES = next(section.figures for section in SECTIONS if section.name == "profiles")
+
+
+@pytest.fixture(scope="module")
+def results(study_folder: Path) -> Results:
+    return load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
+
+
+def test_profiles_of_variants_that_ran(results: Results) -> None:
+    context = profiles_context(results)
+    assert "single" in context["profiles"]
+    assert [breakdown.name for breakdown in context["without"]] == ["ddp"]
+    assert [profile.name for profile in context["noted"]] == ["accum4_sync"]
+    single = context["profiles"]["single"]
+    assert single.communication_ms is None
+    assert single.milliseconds(2_000_000) == 1.0  # of two steps
+
+
+def test_means_are_over_steps_and_ranks(results: Results) -> None:
+    profile = profiles_context(results)["profiles"]["accum4_sync"]
+    assert profile.steps == 4
+    summary = profile.summary
+    assert summary.step_seconds == pytest.approx(100e-6)
+    assert summary.compute == pytest.approx(0.51)
+    # Ten of the 20 or 25 microseconds of the all-reduce run beside backward.
+    assert summary.hidden_communication == pytest.approx(20 / 45)
+    assert profile.communication_ms == pytest.approx(0.0225)
+    (use,) = summary.collectives
+    assert profile.count_per_step(use.count) == 1
+    assert profile.milliseconds(use.transfer_ns) == pytest.approx(0.020)
+    assert profile.milliseconds(use.waiting_ns) == pytest.approx(0.0025)
+
+
+def test_few_variants_are_shown_in_detail(results: Results) -> None:
+    names = telling(results)
+    assert names[0] == results.study.baseline
+    assert len(names) == len(set(names)) <= 4
+    assert set(names) <= set(shown(results))
+    assert "accum4_sync" in names  # another way of synchronising
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_without_profiles_say_so(name: str, empty_folder: Path) -> None:
+    empty = load(empty_folder, empty_folder / "study.json", empty_folder / "comparisons.json")
+    assert re.search(r"No (variant|profile|trace)", draw(name, empty))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_are_small(name: str, results: Results) -> None:
+    assert len(draw(name, results)) < 60_000
+
+
+def test_parts_in_the_legend(results: Results) -> None:
+    root = ElementTree.fromstring(draw("profile_partition", results))
+    texts = ["".join(e.itertext()) for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("exposed communication") == 1  # once, though several variants have it
+    assert {"computation", "idle", "single", "wall time of a profiled step (ms)"} <= set(texts)
+
+
+def test_a_timeline_holds_what_ran(tmp_path: Path) -> None:
+    path = tmp_path / "events.parquet"
+    write_events(path, event_table(step_rows(0, 0, 1, "cpu")))
+    timeline = read_timeline(path)
+    assert timeline is not None
+    assert (timeline.window_ns, [lane.label for lane in timeline.lanes]) == (200_000, ["operators"])
+    assert timeline.phases[0] == [
+        ("forward", 10_000, 50_000),
+        ("loss", 50_000, 60_000),
+        ("backward", 60_000, 160_000),
+    ]
+    (lane,) = timeline.lanes
+    width = 200_000 // 300 + 1
+    (gemm, backward) = lane.spans["contraction"]
+    for found, true in zip((*gemm, *backward), (20_000, 44_000, 64_000, 120_000), strict=True):
+        assert abs(found - true) <= width
+    assert "communication" not in lane.spans
+
+
+def test_a_column_shows_what_fills_most_of_it(tmp_path: Path) -> None:
+    """Ten thousand short events become one span where they leave few gaps, and none where not."""
+    usual = {"device": "cuda:0", "step": 0}
+    dense = [
+        work("a", t, t + 9, operator_class="element_wise", **usual) for t in range(0, 50_000, 10)
+    ]
+    sparse = [
+        work("b", t, t + 2, operator_class="contraction", **usual)
+        for t in range(50_000, 100_000, 10)
+    ]
+    path = tmp_path / "events.parquet"
+    write_events(path, event_table([mark("step", 0, 100_000), *dense, *sparse]))
+    timeline = read_timeline(path)
+    assert timeline is not None
+    (lane,) = timeline.lanes
+    assert lane.label == "cuda:0 stream 7"
+    assert list(lane.spans) == ["element_wise"]
+    assert len(lane.spans["element_wise"]) == 1
+
+
+def test_the_busiest_streams_of_a_gpu(tmp_path: Path) -> None:
+    rows = [mark("step", 0, 1000)]
+    for stream in range(6):
+        rows.append(work("k", 0, 10 * (stream + 1), stream=stream, operator_class="other", step=0))
+    path = tmp_path / "events.parquet"
+    write_events(path, event_table(rows))
+    timeline = read_timeline(path)
+    assert timeline is not None
+    assert [lane.label for lane in timeline.lanes] == [f"cuda:0 stream {n}" for n in (3, 4, 5)]
+
+
+def test_a_trace_without_steps_has_no_timeline(tmp_path: Path) -> None:
+    path = tmp_path / "events.parquet"
+    write_events(path, event_table([work("k", 0, 10)]))
+    assert pq.read_table(path).num_rows == 1
+    assert read_timeline(path) is None
+
+
+def test_a_gpu_study_shows_copies_and_launches(tmp_path: Path) -> None:
+    spec = RunSpec(variant="single")
+    (tmp_path / "single").mkdir()
+    write_profile(tmp_path / "single", repeat_of(spec, 1, 1000.0), 1, "cuda:0")
+    timeline = read_timeline(tmp_path / "single" / "events.parquet")
+    assert timeline is not None
+    assert [lane.label for lane in timeline.lanes] == ["cuda:0 stream 7"]

@@ -1,0 +1,90 @@
+"""What the section on profiles shows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.results import Breakdown, Capture, ProfileSummary
+from transformer_core.analysis.files import read_record
+from transformer_core.report.inputs import Results
+from transformer_core.report.profile_inputs import folder_of, read_breakdowns, telling
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One variant as the tables show it."""
+
+    name: str
+    breakdown: Breakdown
+    profiler: str
+    """Which profiler recorded it."""
+    steps: int
+    """Steps of all devices, for means."""
+    communication_ms: float | None
+    """Milliseconds of a step in which communication runs; null where nothing communicates."""
+    ddp_communication_ms: float | None
+    """The same by DistributedDataParallel's own timers; null where there are none."""
+    viewer_files: list[str]
+    """Files for a viewer, relative to the page."""
+
+    @property
+    def summary(self) -> ProfileSummary:
+        """The numbers; only of a profile that is ok."""
+        assert self.breakdown.summary is not None
+        return self.breakdown.summary
+
+    def milliseconds(self, nanoseconds: int | None) -> float | None:
+        """Of a step, mean over steps and devices, from a time summed over them."""
+        return None if nanoseconds is None else nanoseconds / 1e6 / self.steps
+
+    def count_per_step(self, count: int | None) -> float | None:
+        """How many in a step, likewise."""
+        return None if count is None else count / self.steps
+
+    def billions(self, count: int | None) -> float | None:
+        """How many billions in a step, likewise."""
+        return None if count is None else count / 1e9 / self.steps
+
+    @staticmethod
+    def rate(count: int | None, nanoseconds: int) -> float | None:
+        """Billions a second."""
+        return count / nanoseconds if count is not None and nanoseconds else None
+
+
+def profiles_context(results: Results) -> dict[str, Any]:
+    """The profiles that are there, those that are not, and the few that are shown in detail."""
+    profiles = {
+        name: _profile(results, name, breakdown)
+        for name, breakdown in read_breakdowns(results).items()
+    }
+    ok = {name: profile for name, profile in profiles.items() if profile.breakdown.devices}
+    reasons = {profile.breakdown.profiler_reason for profile in profiles.values()}
+    return {
+        "profiles": ok,
+        "without": [p.breakdown for p in profiles.values() if not p.breakdown.devices],
+        "detailed": [ok[name] for name in telling(results)],
+        "profiler_reasons": sorted(reason for reason in reasons if reason),
+        "noted": [p for p in ok.values() if p.breakdown.notes],
+    }
+
+
+def _profile(results: Results, name: str, breakdown: Breakdown) -> Profile:
+    folder = folder_of(results, name)
+    path = folder / "capture.json"
+    capture = read_record(path, Capture) if path.exists() else None
+    steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
+    talks = any(device.collectives for device in breakdown.devices)
+    runs = sum(device.profiled.communication_ns for device in breakdown.devices)
+    times = (
+        [ddp.communication_seconds for rank in capture.ranks for ddp in rank.ddp] if capture else []
+    )
+    return Profile(
+        name=name,
+        breakdown=breakdown,
+        profiler={"nsys": "Nsight Systems", "kineto": "torch.profiler"}.get(
+            breakdown.source or "", ""
+        ),
+        steps=steps,
+        communication_ms=runs / 1e6 / steps if talks else None,
+        ddp_communication_ms=1e3 * sum(times) / len(times) if times else None,
+        viewer_files=[f"profiles/{name}/{file}" for file in breakdown.viewer_files],
+    )
