@@ -52,6 +52,8 @@ class Link(Schema):
 
     bandwidth: Bandwidth
     """Bits per second in each direction, headers included: a number, or text such as 100Mbit/s."""
+    emulate: bool = False
+    """Emulate the link even where it could be made."""
 
 
 LinkKind = Literal["namespaces", "emulated"]

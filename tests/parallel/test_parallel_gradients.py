@@ -18,7 +18,7 @@ from tests.parallel.gradient_cases import (
     spec_of,
 )
 from transformer_core.parallel.ddp import DdpStrategy
-from transformer_core.parallel.hooks import Hook
+from transformer_core.parallel.hook import Hook
 from transformer_core.train.assemble import Setup
 
 EXACT = 1e-6  # another order of float32 sums
@@ -33,6 +33,10 @@ STRATEGIES = {
     # Half of the last bit of a number with 11 (8) bits, and of every partial sum.
     "ddp_fp16": ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}, 2 * 2**-11),
     "ddp_bf16": ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "bf16"}}, 2 * 2**-8),
+    "ddp_emulated_link": (
+        {"kind": "ddp", "bucket_mb": SMALL, "hook": {"kind": "emulated_link", "bandwidth": 1e9}},
+        EXACT,
+    ),
     "ddp_powersgd_starts": ({"kind": "ddp", "hook": {"kind": "powersgd"}}, EXACT),
     "central": ({"kind": "central"}, EXACT),
     "central_local_loss": ({"kind": "central", "local_loss": True}, EXACT),

@@ -21,6 +21,7 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     "ring": (SMALL | {"hook": {"kind": "ring"}}, 1e-5),
     "fp16": (SMALL | {"hook": {"kind": "compress", "dtype": "fp16"}}, 2e-3),
     "bf16": (SMALL | {"hook": {"kind": "compress", "dtype": "bf16"}}, 2e-2),
+    "emulated_link": (SMALL | {"hook": {"kind": "emulated_link", "bandwidth": 1e10}}, 1e-5),
     "powersgd_starts": (SMALL | {"hook": {"kind": "powersgd"}}, 1e-5),
     "central": ({"kind": "central"}, 1e-5),
     "central_local_loss": ({"kind": "central", "local_loss": True}, 1e-5),

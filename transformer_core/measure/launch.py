@@ -3,7 +3,8 @@
 import sys
 
 from schemas.errors import Unsupported
-from schemas.parallel import CompressHook, Ddp, RingHook
+from schemas.link import Link, LinkKind
+from schemas.parallel import CompressHook, Ddp
 from schemas.study import RunSpec
 from transformer_core.measure import namespaces, one_host, slurm
 from transformer_core.measure.gpus import visible_gpus
@@ -35,7 +36,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
     hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
     hosts += [f"--timeout={machine.timeout}"]
     if machine.link is not None:
-        link = [f"--link={_link_kind(spec)}", f"--bandwidth={machine.link.bandwidth}"]
+        link = [f"--link={_link_kind(spec, machine.link)}", f"--bandwidth={machine.link.bandwidth}"]
         return [sys.executable, "-m", LINKED_HOSTS, *hosts, *link, *_shared_gpus(spec), worker]
     hosts += [f"--place={place}"]
     if one_host.this_host() is not None:
@@ -65,18 +66,18 @@ def threads_per_process(spec: RunSpec) -> int:
     return spec.machine.threads or max(1, read_hardware().cores // sharing)
 
 
-def _link_kind(spec: RunSpec) -> str:
+def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
     """How the link of ``spec`` can be made here; Unsupported if it cannot."""
-    reason = namespaces.refusal()
+    reason = "machine.link.emulate" if link.emulate else namespaces.refusal()
     if reason is None:
         return "namespaces"
     parallel = spec.parallel
-    hooks = (type(None), RingHook, CompressHook)
-    if isinstance(parallel, Ddp) and parallel.overlap and isinstance(parallel.hook, hooks):
+    native = isinstance(parallel, Ddp) and isinstance(parallel.hook, CompressHook | None)
+    if native and parallel.overlap:
         return "emulated"
     raise Unsupported(
-        f"needs a link of limited bandwidth, which cannot be made here ({reason}), and can be "
-        "emulated only where DDP reduces its gradients in whole buckets during backward"
+        f"needs a link of limited bandwidth, which is not made here ({reason}), and can be "
+        "emulated only where DDP all-reduces its gradients, in buckets, during backward"
     )
 
 

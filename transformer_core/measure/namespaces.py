@@ -25,7 +25,7 @@ ADDRESSES = ("10.99.0.1", "10.99.0.2")
 """Addresses of the two hosts, which nobody outside can see."""
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of sched.h
-_BURST_BYTES = 256 * 1024
+_BURST_BYTES, _BURST_SECONDS = 16 * 1024, 0.001
 _QUEUE = "50ms"
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
@@ -103,7 +103,9 @@ def _set_up(namespace: Namespace, bandwidth: float) -> None:
     _run("ip", "link", "set", "lo", "up", within=namespace)
     _run("ip", "address", "add", f"{namespace.address}/24", "dev", DEVICE, within=namespace)
     _run("ip", "link", "set", DEVICE, "up", within=namespace)
-    limit = ["rate", f"{round(bandwidth)}bit", "burst", f"{_BURST_BYTES}b", "latency", _QUEUE]
+    # What a link that was idle lets through at once: little, or short messages would cost nothing.
+    burst = max(_BURST_BYTES, round(bandwidth / 8 * _BURST_SECONDS))
+    limit = ["rate", f"{round(bandwidth)}bit", "burst", f"{burst}b", "latency", _QUEUE]
     _run("tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *limit, within=namespace)
 
 

@@ -15,12 +15,13 @@ from transformer_core.parallel.hook import Hook
 class EmulatedLink(Hook):
     """A hook around another one, ``inner``, that lets it work and holds its result back.
 
-    The modelled link takes the buckets one after the other: one begins when backward has filled it
-    and the link is done with the one before, and takes as long as ``model`` says for ``devices``
-    devices. Backward goes on meanwhile, as with the real thing.
+    The modelled link takes the buckets one after the other: one begins when all ranks have filled
+    it and the link is done with the one before, and takes as long as ``model`` says for ``devices``
+    devices. Backward goes on meanwhile, as with the real thing. That all ranks have filled it, an
+    all-reduce of one number tells: without it a rank that is early would not wait for the others.
 
-    On a CPU a thread waits for the moment. On CUDA a kernel that does nothing but spin is put
-    before the result on a stream of its own: the device's stream is held, the host is not.
+    On a CPU a thread waits for the moment. On CUDA a kernel that does nothing but spin comes before
+    the result on a stream of its own: the device's stream is held, the host is not.
     """
 
     def __init__(
@@ -41,38 +42,39 @@ class EmulatedLink(Hook):
 
     def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
         seconds = self.model.all_reduce_seconds(self.payload(bucket), self.devices)
-        if self.stream is not None:
-            return self._hold_stream(self.stream, bucket, seconds)
-        self.free_at = max(self.free_at, time.monotonic()) + seconds
-        held: Future[Tensor] = Future()
-        self.thread.submit(_release, self.inner.average(bucket), held, self.free_at)
+        everybody = dist.all_reduce(torch.zeros(1, device=self.device), async_op=True)
+        assert everybody is not None, "it is asynchronous, and of the whole group"
+        result = self.inner.average(bucket)
+        held: Future[Tensor]
+        if self.stream is None:
+            held = Future()
+            self.thread.submit(self._hold, everybody, result, held, seconds)
+            return held
+        held = Future(devices=[self.device])
+        with torch.cuda.stream(self.stream):
+            # On CUDA these two waits are the stream's, and return at once.
+            everybody.wait()
+            torch.cuda._sleep(int(seconds * self.cycles_per_second))
+            held.set_result(result.wait())
         return held
 
-    def _hold_stream(
-        self, stream: torch.cuda.Stream, bucket: dist.GradBucket, seconds: float
-    ) -> Future[Tensor]:
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        future = self.inner.average(bucket)
-        held: Future[Tensor] = Future(devices=[self.device])
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(int(seconds * self.cycles_per_second))
-            held.set_result(future.wait())
-        return held
+    def _hold(
+        self, everybody: dist.Work, result: Future[Tensor], held: Future[Tensor], seconds: float
+    ) -> None:
+        """Fulfil ``held`` with ``result`` once the link would be done with it."""
+        try:
+            everybody.wait()
+            self.free_at = max(self.free_at, time.monotonic()) + seconds
+            averaged = result.wait()
+            time.sleep(max(0.0, self.free_at - time.monotonic()))
+        except Exception as error:
+            held.set_exception(error)  # type: ignore[arg-type]  # a mistake in torch's stubs
+        else:
+            held.set_result(averaged)
 
     def close(self) -> None:
         self.thread.shutdown()
         self.inner.close()
-
-
-def _release(future: Future[Tensor], held: Future[Tensor], at: float) -> None:
-    """Fulfil ``held`` like ``future``, not before the monotonic clock says ``at``."""
-    try:
-        result = future.wait()
-        time.sleep(max(0.0, at - time.monotonic()))
-    except Exception as error:
-        held.set_exception(error)  # type: ignore[arg-type]  # a mistake in torch's stubs
-    else:
-        held.set_result(result)
 
 
 def _cycles_per_second(device: torch.device, cycles: int = 50_000_000) -> float:

@@ -1,0 +1,112 @@
+"""GPUs for a job: those it sees, and a lease that nobody shares."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_core.measure import gpus, nvml
+from transformer_core.measure.gpus import lease, visible_gpus
+
+ALL = ["GPU-a", "GPU-b", "GPU-c"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [
+        (None, ALL),
+        ("", []),
+        ("2,0", ["GPU-c", "GPU-a"]),
+        ("1,7,0", ["GPU-b"]),
+        ("GPU-c, GPU-a", ["GPU-c", "GPU-a"]),
+        ("MIG-x", ["MIG-x"]),
+        ("-1", []),
+    ],
+)
+def test_what_a_process_sees(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, seen: list[str]
+) -> None:
+    monkeypatch.setattr(nvml, "uuids", lambda: ALL)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible_gpus() == seen
+
+
+def test_two_leases_never_share_a_gpu(tmp_path: Path) -> None:
+    first = lease(ALL, 2, tmp_path)
+    second = lease(ALL, 1, tmp_path)
+    assert list(first) == ["GPU-a", "GPU-b"]
+    assert list(second) == ["GPU-c"]
+    for file in first.values():
+        file.close()
+    assert list(lease(ALL, 2, tmp_path)) == ["GPU-a", "GPU-b"]
+
+
+def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = lease(ALL, 2, tmp_path)
+
+    def let_go(seconds: float) -> None:
+        # The waiting one holds nothing: a third can have what is free.
+        assert list(lease(ALL, 1, tmp_path)) == ["GPU-c"]
+        for file in held.values():
+            file.close()
+
+    monkeypatch.setattr(gpus.time, "sleep", let_go)
+    assert list(lease(ALL, 3, tmp_path)) == ALL
+
+
+def test_more_than_there_are_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="4 GPUs are asked for, and 3 can be seen"):
+        lease(ALL, 4, tmp_path)
+
+
+COMMAND = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+
+
+LEASED = [sys.executable, "-m", gpus.__name__]
+
+
+def run(count: int, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LEASED, f"--count={count}", "--", sys.executable, "-c", command],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_sees_its_own_gpus_by_uuid(tmp_path: Path) -> None:
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(ALL), "TMPDIR": str(tmp_path)}
+    assert run(2, COMMAND, **visible).stdout.strip() == "GPU-a,GPU-b"
+    nested = f"""import subprocess, sys
+inner = [sys.executable, "-m", "{gpus.__name__}", "--count=1", "--", sys.executable, "-c"]
+environment = {{**__import__("os").environ, "CUDA_VISIBLE_DEVICES": "{",".join(ALL)}"}}
+print(subprocess.run([*inner, {COMMAND!r}], env=environment, text=True, capture_output=True).stdout)
+"""
+    assert run(2, nested, **visible).stdout.strip() == "GPU-c", "the command let go of its lease"
+
+
+def test_without_a_gpu_the_command_runs_as_it_stands() -> None:
+    done = run(1, COMMAND, CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+def test_too_few_gpus_are_an_error_of_the_command_line(tmp_path: Path) -> None:
+    done = run(2, COMMAND, CUDA_VISIBLE_DEVICES="GPU-a", TMPDIR=str(tmp_path))
+    assert done.returncode == 2
+    assert "2 GPUs are asked for, and 1 can be seen" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_uuid_makes_torch_see_that_device() -> None:
+    uuid = visible_gpus()[0]
+    done = run(1, "import torch; print(torch.cuda.get_device_properties(0).uuid)")
+    assert done.stdout.strip() == uuid.removeprefix("GPU-")

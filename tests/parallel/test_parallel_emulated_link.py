@@ -1,0 +1,115 @@
+"""The emulated link: no bucket comes back before a real one would bring it, nor blocks backward."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from schemas.link import LinkModel
+from tests.distributed import run_ranks
+from transformer_core.parallel.emulated_link import EmulatedLink
+from transformer_core.parallel.hook import Hook
+from transformer_core.parallel.traffic import Traffic
+
+BYTES = 4096
+SECONDS = 0.25
+LINK = LinkModel(bandwidth=8 * BYTES / SECONDS)
+"""A bucket of two devices takes SECONDS: each sends its whole length."""
+
+LATE = 0.4
+
+
+@dataclass
+class Bucket:
+    """What a hook sees of DDP's bucket."""
+
+    values: torch.Tensor
+
+    def buffer(self) -> torch.Tensor:
+        return self.values
+
+
+@dataclass
+class Seen:
+    """Seconds since the first call, and what came back."""
+
+    called: float
+    done: list[float]
+    results: list[float]
+
+
+def two_buckets(device: str = "cpu") -> Seen:
+    """Two buckets, one right after the other; the second rank is late."""
+    place = torch.device(device, dist.get_rank() if device == "cuda" else None)
+    link = EmulatedLink(Hook(Traffic()), LINK, None, place)
+    dist.barrier()
+    began = time.monotonic()
+    if dist.get_rank() == 1:
+        time.sleep(LATE)
+    values = [torch.full((BYTES // 4,), float(dist.get_rank() + n), device=place) for n in range(2)]
+    futures = [link.average(Bucket(bucket)) for bucket in values]  # type: ignore[arg-type]
+    called = time.monotonic() - began
+    done, results = [], []
+    for future in futures:
+        results.append(float(future.wait()[0]))
+        done.append(time.monotonic() - began)
+    link.close()
+    return Seen(called, done, results)
+
+
+def check(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        assert seen.results == [0.5, 1.5]
+        # From when the last rank is there, and one after the other: never earlier.
+        assert seen.done[0] >= LATE + SECONDS
+        assert seen.done[1] >= LATE + 2 * SECONDS
+    early, _ = ranks
+    assert early.called < early.done[0] - SECONDS, "the hook waited, and backward with it"
+
+
+def test_buckets_wait_for_the_link_and_for_the_last_rank() -> None:
+    check(run_ranks(two_buckets, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+def test_the_stream_is_held_on_cuda() -> None:
+    check(run_ranks(two_buckets, 2, "cuda", backend="nccl"))
+
+
+def imagined(devices: int | None) -> float:
+    link = EmulatedLink(Hook(Traffic()), LINK, devices, torch.device("cpu"))
+    dist.barrier()
+    began = time.monotonic()
+    link.average(Bucket(torch.zeros(BYTES // 4))).wait()  # type: ignore[arg-type]
+    link.close()
+    return time.monotonic() - began
+
+
+def test_more_devices_can_be_imagined_than_there_are() -> None:
+    seconds = LINK.all_reduce_seconds(BYTES, 8)
+    assert seconds > 1.5 * SECONDS
+    assert all(took >= seconds for took in run_ranks(imagined, 2, 8))
+
+
+def failing() -> str:
+    class Broken(Hook):
+        def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_exception(ValueError("torn cable"))  # type: ignore[arg-type]
+            return future
+
+    link = EmulatedLink(Broken(Traffic()), LINK, None, torch.device("cpu"))
+    try:
+        link.average(Bucket(torch.zeros(4))).wait()  # type: ignore[arg-type]
+    except Exception as error:
+        return str(error)
+    finally:
+        link.close()
+    return "no error"
+
+
+def test_an_error_of_the_real_collective_is_handed_on() -> None:
+    assert all("torn cable" in said for said in run_ranks(failing, 2))
