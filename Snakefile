@@ -21,7 +21,7 @@ include: "workflow/rules/machine.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/equivalence.smk"
 include: "workflow/rules/profiles.smk"
-include: "workflow/rules/analysis.smk"
+include: "workflow/rules/comparisons.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/report.smk"
 

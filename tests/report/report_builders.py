@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from claim_inputs import write_claims
+from machine_builders import write_limits
 from pair_builders import ended, paired, side
 from profile_builders import write_profile
 from search_builders import write_search
@@ -394,6 +395,7 @@ def build(
     options = ["--margin", str(study.comparison.margin), "--pairs", *pairs]
     options += ["--results", *metrics, "--certificates", *certificates]
     assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
+    write_limits(folder, EVIL)
     write_claims(folder, EVIL)
     baseline = resolve_all(study, VARIANTS)[study.baseline]
     example = repeat_of(baseline, 1, 1.0)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from report_builders import EVIL, VARIANTS
 
+from schemas.results import PairedRun
+from transformer_core.analysis import compare
 from transformer_core.report import figures
 from transformer_core.report.inputs import load
 from transformer_core.report.page import main
@@ -70,7 +72,8 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     def row(self, name: str) -> list[str]:
-        return next(row for row in self.rows if row[0].startswith(name))
+        """The row of a variant in the table of all variants."""
+        return next(row for row in self.rows if row[0].startswith(name) and len(row) == 11)
 
 
 def make(folder: Path) -> str:
@@ -145,7 +148,7 @@ def test_row_of_a_variant(page: Page) -> None:
     row = [words(cell) for cell in page.row("amp_bf16")]
     assert row[1] == "ok"
     assert re.fullmatch(r"16,\d{3} \[15,\d{3}, 16,\d{3}\]", row[2])
-    assert row[3].startswith("1.62× [1.")
+    assert re.fullmatch(r"1\.62× \[1\.[\d., ]+\] FASTER", row[3])
     assert row[4] == "equivalent"
     assert row[5].endswith(" s")
     assert row[6:10] == ["2.375", "31.4", "345 MiB", "2.9 %"]
@@ -164,7 +167,8 @@ def test_summary_says_what_the_intervals_support(page: Page) -> None:
     assert "6 of 7 variants ran to the end" in text
     assert re.search(r"Faster: amp_bf16 ran at 1\.62× \[[\d., ]+\] the throughput of single", text)
     assert "Slower: accum4_sync 0.7" in text
-    assert "No difference shown: qkv_separate 1.00×" in text
+    assert "The same: qkv_separate 1.000× [0.99" in text
+    assert "Undecided" not in text
     assert "Not measured: ddp (unsupported)" in text
     assert "Not equivalent: forgetful. It does not train the same model" in text
     assert "Not the same training: sgd 1.10×" in text
@@ -209,6 +213,39 @@ def test_details_tell_how_to_make_a_run_again(page: Page) -> None:
     assert len(rows) == 2 * len(VARIANTS)
 
 
+def test_every_comparison_has_a_verdict_on_each_quantity(page: Page) -> None:
+    rows = [[words(cell) for cell in row] for row in page.rows if len(row) == 5]
+    found = {row[0]: row[1:] for row in rows if row[1] == "single"}
+    assert found["accum4_sync"][1].endswith("SLOWER")
+    assert found["accum4_sync"][2] == "1.014× [1.014, 1.014] SAME"
+    assert "is not counted" in found["accum4_sync"][3]
+    assert found["qkv_separate"][3] == "– SAMEneither has any traffic between processes"
+    assert found["ddp"][1] == "–ddp ended unsupported"
+
+
+def test_nothing_is_faster_after_one_session(
+    study_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("one") / "results"
+    shutil.copytree(study_folder, folder)
+    pairs = sorted((folder / "pairs/single").glob("*.json"))
+    for path in pairs:
+        run = PairedRun.model_validate_json(path.read_text())
+        path.write_text(run.model_copy(update={"sessions": run.sessions[:1]}).model_dump_json())
+    options = ["--margin", "0.02", "--pairs", *map(str, pairs)]
+    options += ["--results", *(str(folder / f"runs/{name}/metrics.json") for name in VARIANTS)]
+    options += ["--certificates", *(str(folder / f"equivalence/{name}.json") for name in VARIANTS)]
+    assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
+    page = Page(make(folder))
+    text = words(page.texts["summary"])
+    assert "No variant is shown to be faster than single" in text
+    assert "Undecided: amp_bf16 1.62×" in text
+    assert "UNDECIDED" in page.row("amp_bf16")[3]
+    for name in ("summary", "variants"):
+        assert "FASTER" not in page.texts[name]
+        assert "Faster" not in page.texts[name]
+
+
 def test_translations_that_agree_stand_together(study_folder: Path) -> None:
     results = load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
     first, second = translations(results)
@@ -222,7 +259,8 @@ def test_summary_of_sorted_comparisons(study_folder: Path) -> None:
     summary = summarise(results)
     assert [item.variant for item in summary.faster] == ["amp_bf16"]
     assert [item.variant for item in summary.slower] == ["accum4_sync"]
-    assert [item.variant for item in summary.unsettled] == ["qkv_separate"]
+    assert [item.variant for item in summary.same] == ["qkv_separate"]
+    assert summary.undecided == []
     assert [item.variant for item in summary.ended_otherwise] == ["ddp"]
     assert [item.variant for item in summary.uncounted] == ["forgetful", "sgd"]
     assert [item.variant for item in summary.not_equivalent] == ["forgetful"]

@@ -1,39 +1,47 @@
-"""Every variant against the baseline.
+"""All comparisons of a study: ratios, verdicts, and what a reader must know beside them.
 
-    python -m transformer_core.analysis.compare --baseline single \
-        --results runs/single/metrics.json runs/ddp/metrics.json \
-        --certificates equivalence/single.json equivalence/ddp.json --output comparisons.json
+    python -m transformer_core.analysis.compare --margin 0.02 \
+        --pairs pairs/single/ddp.json pairs/single/amp_bf16.json \
+        --results runs/single/metrics.json runs/ddp/metrics.json runs/amp_bf16/metrics.json \
+        --certificates equivalence/single.json equivalence/ddp.json equivalence/amp_bf16.json \
+        --output comparisons.json
+
+Throughput and memory come from the paired runs. Memory from there too, because the largest peak of
+a process is another one in each process, and they have several of each side. Traffic is counted in
+the run of a variant.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log
 from pathlib import Path
 
-from schemas.errors import ConfigError, ConfigProblem, nearest
+from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     Certificate,
     CertificateStatus,
     Comparison,
     Effect,
-    Interval,
+    PairedRun,
+    Quantity,
+    Session,
+    Side,
     VariantResult,
-    Verdict,
 )
 from transformer_core.analysis.files import read_record
-from transformer_core.analysis.statistics import (
-    FEWEST_SAMPLES,
-    ratio_interval,
-    spread_of_repeats,
-)
-from transformer_core.analysis.throughput import rates
+from transformer_core.analysis.statistics import simultaneous_ratios
+from transformer_core.analysis.verdicts import counted, judge, not_measured
 from transformer_core.data.files import write_text
+from transformer_core.measure.pairs import LogRatio, session_ratio
 
 INPUT_WAIT_LIMIT = 0.05
 """Share of the time spent waiting for input above which a throughput says little about training."""
-
+FOREIGN_LIMIT = 0.05
+"""Share of the machine's CPU time that others took above which a note says so."""
+PROBE_LIMIT = 0.1
+"""Change of the machine's speed during a session above which a note says so."""
 
 NO_SPEEDUP: dict[CertificateStatus, str] = {
     "not_equivalent": "{} does not train the same model: no speed-up",
@@ -43,180 +51,210 @@ NO_SPEEDUP: dict[CertificateStatus, str] = {
 
 
 def compare(
-    baseline: VariantResult,
-    variant: VariantResult,
+    runs: Sequence[PairedRun],
+    results: Mapping[str, VariantResult],
     certificates: Mapping[str, CertificateStatus],
-) -> Comparison:
-    """Throughput of ``variant`` over that of ``baseline``, in non-padding tokens per second.
-
-    It counts as a speed-up only if both train the same model as the reference.
-    """
-    both = (baseline, variant)
-    status = certificates[variant.variant]
-    missing = [
-        f"{result.variant} ended {result.status}"
-        if result.status != "ok"
-        else f"{result.variant} has no timed window"
-        for result in both
-        if result.status != "ok" or not any(rates(result.repeats, "tokens"))
-    ]
-    if missing:
-        return Comparison(
-            variant=variant.variant,
-            reference=baseline.variant,
-            effects=_effects(None, _sentence(missing)),
-            certificate=status,
-            counts=False,
-            note=_sentence(missing),
-        )
-    speedup = ratio_interval(rates(variant.repeats, "tokens"), rates(baseline.repeats, "tokens"))
-    return Comparison(
-        variant=variant.variant,
-        reference=baseline.variant,
-        effects=_effects(speedup),
-        certificate=status,
-        counts=all(certificates[result.variant] == "equivalent" for result in both),
-        note=_sentence(
-            [
-                *_about_equivalence(both, certificates),
-                *_about_effect(both, speedup),
-                *_about_runs(baseline, variant),
-            ]
-        ),
-    )
-
-
-def _effects(speedup: Interval | None, reason: str = "") -> list[Effect]:
-    verdict: Verdict | None = None
-    if speedup is not None:
-        verdict = "UNDECIDED"
-        if speedup.samples >= FEWEST_SAMPLES:
-            verdict = "FASTER" if speedup.low > 1 else "SLOWER" if speedup.high < 1 else "UNDECIDED"
-    return [
-        Effect(quantity="throughput", ratio=speedup, verdict=verdict, reason=reason),
-        Effect(quantity="peak_memory", ratio=None, verdict=None, reason="not compared"),
-        Effect(quantity="traffic", ratio=None, verdict=None, reason="not compared"),
-    ]
-
-
-def compare_all(
-    baseline: str,
-    results: Sequence[VariantResult],
-    certificates: Mapping[str, CertificateStatus],
+    margin: float,
 ) -> list[Comparison]:
-    """Every other variant against ``baseline``, in the order of ``results``."""
-    reference = next(result for result in results if result.variant == baseline)
-    others = [result for result in results if result.variant != baseline]
-    return [compare(reference, result, certificates) for result in others]
+    """A comparison for each paired run, in their order; intervals of all of them hold at once."""
+    timed = [run for run in runs if run.status == "ok"]
+    speed = _effects(
+        "throughput",
+        timed,
+        [[session_ratio(s.rounds, r.reference, r.variant) for s in r.sessions] for r in timed],
+        margin,
+    )
+    weighed = [run for run in timed if all(map(_peaks, run.sessions))]
+    memory = _effects(
+        "peak_memory",
+        weighed,
+        [[_memory_ratio(session) for session in run.sessions] for run in weighed],
+        margin,
+    )
+    comparisons = []
+    for run in runs:
+        key = run.variant, run.reference
+        ended = f"{run.ended_by} ended {run.status}"
+        unknown = ended if run.status != "ok" else "the peak of memory of a side is not known"
+        traffic = _traffic(results[run.variant], results[run.reference])
+        both = (run.reference, run.variant)
+        notes = [ended]
+        if run.status == "ok":
+            notes = [*_about_equivalence(both, certificates), *_about_sessions(run)]
+        comparisons.append(
+            Comparison(
+                variant=run.variant,
+                reference=run.reference,
+                effects=[
+                    speed.get(key) or not_measured("throughput", ended),
+                    memory.get(key) or not_measured("peak_memory", unknown),
+                    traffic,
+                ],
+                certificate=certificates[run.variant],
+                counts=run.status == "ok"
+                and all(certificates[name] == "equivalent" for name in both),
+                note="; ".join(dict.fromkeys(notes)),
+            )
+        )
+    return comparisons
 
 
-def differs(comparison: Comparison) -> bool:
-    """Whether the interval leaves out 1 and is an interval, not the range of a few samples."""
-    return comparison.verdict in ("FASTER", "SLOWER")
+def _effects(
+    quantity: Quantity,
+    runs: Sequence[PairedRun],
+    ratios: Sequence[Sequence[LogRatio]],
+    margin: float,
+) -> dict[tuple[str, str], Effect]:
+    """The effects of paired runs, by variant and reference."""
+    return {
+        (run.variant, run.reference): judge(quantity, interval, margin, len(run.sessions))
+        for run, interval in zip(runs, simultaneous_ratios(ratios), strict=True)
+    }
+
+
+def _peaks(session: Session) -> bool:
+    return all(side.peak_memory_bytes for side in session.sides)
+
+
+def _memory_ratio(session: Session) -> LogRatio:
+    """Of the largest peaks of both sides: a number per session, without an error of its own."""
+    reference, variant = (side.peak_memory_bytes or 1 for side in session.sides)
+    return LogRatio(estimate=log(variant / reference), error=0.0, pairs=1)
+
+
+def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
+    """Bytes that all ranks send in an optimizer step."""
+    for result in (reference, variant):
+        if result.status != "ok":
+            return not_measured("traffic", f"{result.variant} ended {result.status}")
+    sent, base = _bytes_sent(variant), _bytes_sent(reference)
+    if sent is None or base is None:
+        name = (variant if sent is None else reference).variant
+        return not_measured("traffic", f"the traffic of {name} is not counted")
+    # Steps may differ between variants; whole numbers keep equal traffic equal.
+    steps, base_steps = variant.repeats[0].steps, reference.repeats[0].steps
+    return counted("traffic", sent * base_steps, base * steps, "traffic between processes")
+
+
+def _bytes_sent(result: VariantResult) -> int | None:
+    """Bytes that all ranks of the first repeat sent; null where they are not counted."""
+    repeat = result.repeats[0]
+    traffic = (repeat.communication or {}).get("traffic")
+    if traffic is not None:
+        return sum(sum(operation["sent_bytes"]) for operation in traffic.values())
+    alone = repeat.topology is not None and repeat.topology.world_size == 1
+    # One process that drives several devices moves data between them, which nobody counts.
+    return 0 if alone and len({memory.device for memory in repeat.memory}) <= 1 else None
 
 
 def _about_equivalence(
-    both: Sequence[VariantResult], certificates: Mapping[str, CertificateStatus]
+    both: Sequence[str], certificates: Mapping[str, CertificateStatus]
 ) -> Iterator[str]:
-    for result in both:
-        status = certificates[result.variant]
+    for name in both:
+        status = certificates[name]
         if status != "equivalent":
             yield NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up").format(
-                result.variant
+                name
             )
 
 
-def _about_effect(both: Sequence[VariantResult], speedup: Interval) -> Iterator[str]:
-    unsettled = speedup.low <= 1 <= speedup.high
-    if unsettled:
-        yield "the interval holds 1: no difference is shown"
-    for result in both:
-        groups = rates(result.repeats, "tokens")
-        windows = sum(map(len, groups))
-        if windows < FEWEST_SAMPLES:
-            yield (
-                f"{result.variant} has fewer than {FEWEST_SAMPLES} timed windows: "
-                "the range stands for the interval"
-            )
-        spread = spread_of_repeats(groups)
-        if spread is None:
-            yield f"{result.variant} has one timed repeat: variation between runs is not seen"
-        elif not unsettled and log(spread) > abs(log(speedup.median)):
-            yield (
-                f"repeats of {result.variant} differ by a factor of {spread:.3f}, "
-                "more than the variants do"
-            )
-
-
-def _about_runs(baseline: VariantResult, variant: VariantResult) -> Iterator[str]:
-    for result in (baseline, variant):
-        share = result.input_wait_share
-        if share is not None and share > INPUT_WAIT_LIMIT:
-            yield f"{result.variant} waited for input {share:.0%} of the time"
-        resumed = [repeat.repeat for repeat in result.repeats if repeat.resumed_at]
-        if resumed:
-            yield f"{result.variant} was resumed in repeat {', '.join(map(str, resumed))}"
+def _about_sessions(run: PairedRun) -> Iterator[str]:
+    for name in (run.reference, run.variant):
+        windows = [w for s in run.sessions for r in s.rounds for w in r.windows if w.side == name]
+        waited = sum(window.input_wait_seconds for window in windows)
+        share = waited / sum(window.seconds for window in windows)
+        if share > INPUT_WAIT_LIMIT:
+            yield f"{name} waited for input {share:.0%} of the time"
+    cores = run.provenance[run.reference].hardware.logical_cpus
+    foreign = [
+        s.foreign_cpu_seconds / s.rounds_seconds / cores
+        for s in run.sessions
+        if s.foreign_cpu_seconds is not None
+    ]
+    if foreign and max(foreign) > FOREIGN_LIMIT:
+        yield f"other processes took up to {max(foreign):.0%} of the CPUs"
+    if changes := [change for session in run.sessions if (change := _probe_change(session))]:
+        worst = max(changes, key=lambda change: abs(log(change)))
+        if abs(log(worst)) > log(1 + PROBE_LIMIT):
+            yield f"the machine's own speed changed by a factor of {worst:.2f} within a session"
+    throttled = {
+        reason
+        for session in run.sessions
+        for state in (session.before, session.after)
+        for gpu in state.gpus
+        for reason in gpu.throttled or []
+    }
+    if throttled:
+        yield f"the GPU's clock was held down: {', '.join(sorted(throttled))}"
     labels = {"device": "{} against {}", "world_size": "{} against {} ranks"}
     labels["threads_per_rank"] = "{} against {} threads per rank"
+    first, second = run.sessions[0].sides
     for field, label in labels.items():
-        ours, theirs = _topology(variant, field), _topology(baseline, field)
+        theirs, ours = _topology(first, field), _topology(second, field)
         if ours and theirs and ours != theirs:
             yield label.format(ours, theirs)
 
 
-def _topology(result: VariantResult, field: str) -> str:
-    known = [repeat.topology for repeat in result.repeats if repeat.topology is not None]
-    return ", ".join(sorted({str(getattr(topology, field)) for topology in known}))
+def _probe_change(session: Session) -> float | None:
+    """The largest change of a probe from before a session to after it, as a factor."""
+    before = {probe.device: probe for probe in session.before.probes}
+    changes = [
+        getattr(after, rate) / getattr(before[after.device], rate)
+        for after in session.after.probes
+        if after.device in before
+        for rate in ("matmul_flops_per_second", "copy_bytes_per_second")
+    ]
+    return max(changes, key=lambda change: abs(log(change)), default=None)
 
 
-def _sentence(notes: Sequence[str]) -> str:
-    return "; ".join(dict.fromkeys(notes))
+def _topology(side: Side, field: str) -> str:
+    return str(getattr(side.topology, field)) if side.topology is not None else ""
+
+
+def _missing(option: str, names: Iterable[str], known: Mapping[str, object], file: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                [
+                    ConfigProblem(
+                        "command line",
+                        option,
+                        None,
+                        f"has no file of {name}",
+                        f"add {file.format(name)}",
+                    )
+                ]
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.analysis.compare",
-        description="Compare the throughput of every variant with that of the baseline: ratio of "
-        "medians with a 95 %% interval.",
-    )
-    parser.add_argument("--baseline", required=True, help="name of the baseline")
-    parser.add_argument(
-        "--results",
-        required=True,
-        nargs="+",
-        metavar="FILE",
-        help="metrics.json of every variant, the baseline included",
+        description="Compare variants with their references: ratios of throughput, memory and "
+        "traffic with intervals that hold all at once, and verdicts.",
     )
     parser.add_argument(
-        "--certificates",
-        required=True,
-        nargs="+",
-        metavar="FILE",
-        help="certificate of equivalence of every variant",
+        "--margin", required=True, type=float, help="ratios up to 1 + MARGIN are the same"
     )
+    files = {"nargs": "+", "metavar": "FILE"}
+    parser.add_argument("--pairs", nargs="*", metavar="FILE", default=[], help="paired runs")
+    parser.add_argument("--results", required=True, help="metrics.json of every variant", **files)
+    parser.add_argument("--certificates", required=True, help="and its certificate", **files)
     parser.add_argument("--output", required=True, type=Path, help="comparisons.json")
     options = parser.parse_args(arguments)
     try:
-        results = [read_record(file, VariantResult) for file in options.results]
-        read = [read_record(file, Certificate) for file in options.certificates]
-        certificates = {certificate.variant: certificate.status for certificate in read}
-        names = [result.variant for result in results]
-        if options.baseline not in names:
-            message = "is not among the results"
-            remedy = nearest(options.baseline, names)
-            raise ConfigError(
-                [ConfigProblem("command line", "--baseline", options.baseline, message, remedy)]
-            )
-        if missing := [name for name in names if name not in certificates]:
-            message = f"has no certificate of {missing[0]}"
-            remedy = f"add results/equivalence/{missing[0]}.json"
-            raise ConfigError(
-                [ConfigProblem("command line", "--certificates", None, message, remedy)]
-            )
+        runs = [read_record(file, PairedRun) for file in options.pairs]
+        read = [read_record(file, VariantResult) for file in options.results]
+        certified = [read_record(file, Certificate) for file in options.certificates]
+        results = {result.variant: result for result in read}
+        certificates = {certificate.variant: certificate.status for certificate in certified}
+        names = [name for run in runs for name in (run.reference, run.variant)]
+        _missing("--results", names, results, "results/runs/{}/metrics.json")
+        _missing("--certificates", names, certificates, "results/equivalence/{}.json")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    comparisons = compare_all(options.baseline, results, certificates)
+    comparisons = compare(runs, results, certificates, options.margin)
     text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
     write_text(options.output, text + "\n")
     return 0

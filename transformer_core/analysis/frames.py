@@ -1,22 +1,21 @@
 """Results as data frames, one row per observation, as plots want them."""
 
 from collections.abc import Mapping, Sequence
+from math import exp
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import LengthHistogram, RankMemory, VariantResult
+from schemas.results import LengthHistogram, PairedRun, RankMemory, VariantResult
+from transformer_core.measure.pairs import log_ratios
 
 
 def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
-    """A row per timed window of the variants that are ok.
-
-    ``relative_time`` is the time per non-padding token over the median of the variant.
-    """
+    """A row per timed window of the variants that are ok."""
     columns = ["variant", "repeat", "first_step", "last_step", "tokens_per_second"]
-    frame = pd.DataFrame(
+    return pd.DataFrame(
         [
             (
                 result.variant,
@@ -32,8 +31,27 @@ def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
         ],
         columns=columns,
     )
-    medians = frame.groupby("variant")["tokens_per_second"].transform("median")
-    return frame.assign(relative_time=medians / frame["tokens_per_second"])
+
+
+def rounds_frame(run: PairedRun) -> pd.DataFrame:
+    """A row per round of a comparison, numbered through with a gap between sessions.
+
+    ``reference`` is the throughput of the reference's window, ``ratio`` that of the variant's over
+    it; both over their medians.
+    """
+    rows = []
+    number = 0
+    for session in run.sessions:
+        logs = log_ratios(session.rounds, run.reference, run.variant)
+        for rnd, ratio in zip(session.rounds, logs, strict=True):
+            number += 1
+            window = next(window for window in rnd.windows if window.side == run.reference)
+            rows.append((session.number, number, window.tokens / window.seconds, exp(ratio)))
+        number += 1
+    frame = pd.DataFrame(rows, columns=["session", "round", "reference", "ratio"])
+    for column in ("reference", "ratio"):
+        frame[column] /= frame[column].median()
+    return frame
 
 
 def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:

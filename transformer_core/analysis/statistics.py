@@ -1,22 +1,38 @@
-"""Medians, and ratios of medians, with 95 % intervals.
+"""Medians with 95 % intervals, and ratios with intervals that hold all at once.
 
-The samples are throughputs of windows, grouped by repeat. Windows of one repeat share a process, a
-placement in memory and a moment in time, so they say less than as many independent samples. The
-interval is therefore a percentile interval (Efron and Tibshirani, An Introduction to the Bootstrap,
-1993, chapter 13) of a two-level bootstrap, which draws repeats with replacement and then windows
-within each drawn repeat (Davison and Hinkley, Bootstrap Methods and their Application, 1997,
-section 3.8; for benchmarks: Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013).
+A median over windows
+    Windows of one repeat share a process, a placement in memory and a moment in time, so they say
+    less than as many independent samples. The interval is therefore a percentile interval (Efron
+    and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13) of a two-level bootstrap,
+    which draws repeats with replacement and then windows within each drawn repeat (Davison and
+    Hinkley, Bootstrap Methods and their Application, 1997, section 3.8). Assumed: repeats are
+    exchangeable, and so are the windows within one. With one repeat, the variation between runs is
+    not seen.
 
-Assumed: repeats are exchangeable, and so are the windows within a repeat. With few repeats the
-variation between repeats is underestimated; with one it is not seen at all.
+Ratios of a study
+    Each session of a comparison gives the logarithm of a ratio, and its standard error from the
+    windows (see :mod:`transformer_core.measure.pairs`). Sessions differ by more than that, since
+    processes do (Georges, Buytaert and Eeckhout, Statistically rigorous Java performance
+    evaluation, 2007; Kalibera and Jones, Rigorous benchmarking in reasonable time, 2013). A
+    comparison has few of them, a study has many: the variance between sessions is estimated from
+    all comparisons together, by the method of Paule and Mandel (Consensus values and weighting
+    factors, 1982), and is added to each comparison's own error. The interval takes Student's t with
+    as many degrees of freedom as there are sessions beyond the first of each comparison, at a level
+    at which *all* intervals of the study hold together with 95 % (Sidak, 1967).
+
+    Assumed: processes differ about as much in one comparison as in another. How noisy the windows
+    are may differ, and does between one process and several.
 """
 
 from collections.abc import Sequence
+from math import exp, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize, stats
 
 from schemas.results import Interval
+from transformer_core.measure.pairs import LogRatio
 
 Groups = Sequence[Sequence[float]]
 """Samples by repeat."""
@@ -46,36 +62,61 @@ def median_interval(groups: Groups) -> Interval:
     )
 
 
-def ratio_interval(numerator: Groups, denominator: Groups) -> Interval:
-    """Ratio of the two medians and its interval; both sides are resampled independently.
+def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Interval]:
+    """The ratio of each comparison, with intervals that all hold together with 95 %.
 
-    ``samples`` is the number of samples of the scarcer side. With fewer than FEWEST_SAMPLES, the
-    interval reaches from the smallest to the largest ratio of any two samples. Raises ValueError
-    without a sample on a side or with a sample of the denominator that is not positive.
+    A comparison is a list of sessions. Without a second session in any comparison there is no
+    variance between sessions: the intervals then tell of the windows alone, and are too narrow.
+    ``samples`` counts pairs of windows. Raises ValueError for a comparison without a session.
     """
-    above, below = _pool(numerator), _pool(denominator)
-    if below.min() <= 0:
-        raise ValueError("a ratio needs a positive denominator")
-    if min(above.size, below.size) < FEWEST_SAMPLES:
-        low, high = above.min() / below.max(), above.max() / below.min()
-    else:
-        low, high = _limits(
-            _bootstrap_medians(numerator, _SEED) / _bootstrap_medians(denominator, _SEED + 1)
+    if not all(comparisons):
+        raise ValueError("a comparison needs at least one session")
+    squares = [float(np.mean([s.error**2 for s in sessions])) for sessions in comparisons]
+    between, freedom = _between_sessions(comparisons, squares)
+    level = CONFIDENCE ** (1 / max(1, len(comparisons)))
+    factor = float(stats.t.ppf((1 + level) / 2, freedom))
+    intervals = []
+    for sessions, square in zip(comparisons, squares, strict=True):
+        center = float(np.mean([session.estimate for session in sessions]))
+        reach = factor * sqrt((between + square) / len(sessions))
+        intervals.append(
+            Interval(
+                median=exp(center),
+                low=exp(center - reach),
+                high=exp(center + reach),
+                samples=sum(session.pairs for session in sessions),
+            )
         )
-    return Interval(
-        median=float(np.median(above) / np.median(below)),
-        low=float(low),
-        high=float(high),
-        samples=min(above.size, below.size),
-    )
+    return intervals
 
 
-def spread_of_repeats(groups: Groups) -> float | None:
-    """Largest median of a repeat over the smallest; null with fewer than two repeats."""
-    medians = [float(np.median(group)) for group in groups if len(group)]
-    if len(medians) < 2 or min(medians) <= 0:
-        return None
-    return max(medians) / min(medians)
+def _between_sessions(
+    comparisons: Sequence[Sequence[LogRatio]], squares: Sequence[float]
+) -> tuple[float, float]:
+    """Variance between the sessions of a comparison beyond their errors, and its degrees of
+    freedom.
+
+    ``squares`` are the squared errors. Without a second session anywhere it is taken as 0, and its
+    degrees of freedom are those of the windows.
+    """
+    spreads = [
+        len(sessions) * float(np.var([session.estimate for session in sessions]))
+        for sessions in comparisons
+    ]
+    freedom: float = sum(len(sessions) - 1 for sessions in comparisons)
+    if not freedom:
+        return 0.0, max(1.0, sum(s.pairs - 1 for sessions in comparisons for s in sessions))
+
+    def excess(variance: float) -> float:
+        """How much more the estimates scatter than they would with this variance."""
+        terms = zip(spreads, squares, strict=True)
+        return sum(spread / (variance + square) for spread, square in terms if spread) - freedom
+
+    most = sum(spreads) / freedom
+    least = most * 1e-9  # not 0, where an error of 0 would divide by it
+    if not most or excess(least) <= 0:
+        return 0.0, freedom
+    return float(optimize.brentq(excess, least, most)), freedom
 
 
 def _pool(groups: Groups) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from schemas.results import (
     Comparison,
     CorpusSplit,
     Hardware,
+    PairedRun,
     ShardManifest,
     TokenizerReport,
     VariantResult,
@@ -45,6 +46,15 @@ class Results:
     def ended_otherwise(self) -> list[VariantResult]:
         """The variants that are not ok."""
         return [result for result in self.ordered if result.status != "ok"]
+
+    def paired_runs(self) -> list[PairedRun]:
+        """The timed comparisons with the baseline, in the order of the study."""
+        folder = self.folder / "pairs" / self.study.baseline
+        return [
+            read_record(folder / f"{name}.json", PairedRun)
+            for name in self.variants
+            if name != self.study.baseline
+        ]
 
     def steps_file(self, variant: str) -> Path:
         """steps.parquet of the variant's first repeat."""

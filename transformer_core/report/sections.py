@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformer_core.analysis import compare, equivalence, statistics
+from transformer_core.measure import pairs
 from transformer_core.report.claims_section import claims_context, families_context
 from transformer_core.report.inputs import Results
 from transformer_core.report.profile_section import profiles_context
@@ -49,6 +50,7 @@ def _statistics(results: Results) -> dict[str, Any]:
         "resamples": statistics.RESAMPLES,
         "fewest_samples": statistics.FEWEST_SAMPLES,
         "input_wait_limit": compare.INPUT_WAIT_LIMIT,
+        "trim": pairs.TRIM,
     }
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from schemas.results import Certificate, Comparison, Translation, VariantResult
-from transformer_core.analysis.compare import differs
 from transformer_core.report.inputs import Results
 
 
@@ -11,16 +10,19 @@ from transformer_core.report.inputs import Results
 class Summary:
     """The variants, sorted by what can be said of their throughput.
 
-    Only variants that train the same model, against a baseline that does, are faster or slower.
+    Only variants that train the same model, against a baseline that does, are faster or slower, and
+    only if the verdict says so.
     """
 
     ok: int
     faster: list[Comparison]
-    """The whole interval is above 1; largest ratio first."""
+    """Verdict FASTER; largest ratio first, likewise below."""
     slower: list[Comparison]
-    """The whole interval is below 1; largest ratio first."""
-    unsettled: list[Comparison]
-    """The interval holds 1, or there are too few windows for an interval."""
+    """Verdict SLOWER."""
+    same: list[Comparison]
+    """Verdict SAME: no difference that matters."""
+    undecided: list[Comparison]
+    """Verdict UNDECIDED: the interval is too wide for any of the others."""
     uncounted: list[Comparison]
     """Timed, but without a certificate on both sides: no speed-up of the same training."""
     not_equivalent: list[Certificate]
@@ -45,12 +47,16 @@ def summarise(results: Results) -> Summary:
         key=lambda item: -item.speedup.median if item.speedup else 0.0,
     )
     counted = [item for item in compared if item.counts]
-    clear = [item for item in counted if differs(item)]
+    said = {
+        verdict: [item for item in counted if item.verdict == verdict]
+        for verdict in ("FASTER", "SLOWER", "SAME", "UNDECIDED")
+    }
     return Summary(
         ok=len(results.variants) - len(results.ended_otherwise),
-        faster=[item for item in clear if item.speedup and item.speedup.low > 1],
-        slower=[item for item in clear if item.speedup and item.speedup.high < 1],
-        unsettled=[item for item in counted if not differs(item)],
+        faster=said["FASTER"],
+        slower=said["SLOWER"],
+        same=said["SAME"],
+        undecided=said["UNDECIDED"],
         uncounted=[item for item in compared if not item.counts],
         not_equivalent=[
             item for item in results.certificates.values() if item.status == "not_equivalent"

@@ -1,0 +1,31 @@
+"""Which variants are compared with which."""
+
+from collections.abc import Iterable
+
+from schemas.errors import ConfigError, ConfigProblem, nearest
+from schemas.study import Study
+
+
+def compared_pairs(
+    study: Study, extra_pairs: Iterable[tuple[str, str]] = (), file: str = "study"
+) -> list[tuple[str, str]]:
+    """The pairs (variant, reference) that are timed, each once.
+
+    Every variant with the baseline, then those that the study lists, then ``extra_pairs``. Raises
+    ConfigError for a listed one that names a variant the study does not run, or the same twice.
+    """
+    problems = []
+    for position, pair in enumerate(study.comparisons):
+        field = f"comparisons[{position}]"
+        for name in pair:
+            if name not in study.variants:
+                message, remedy = "is not a variant of the study", nearest(name, study.variants)
+                problems.append(ConfigProblem(file, field, name, message, remedy))
+        if pair[0] == pair[1]:
+            message = "is compared with itself"
+            remedy = "name two variants; results/self_test/report.json does this and more"
+            problems.append(ConfigProblem(file, field, pair[0], message, remedy))
+    if problems:
+        raise ConfigError(problems)
+    pairs = [(variant, study.baseline) for variant in study.variants if variant != study.baseline]
+    return list(dict.fromkeys([*pairs, *study.comparisons, *extra_pairs]))

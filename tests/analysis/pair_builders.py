@@ -1,0 +1,156 @@
+"""Paired runs with exactly known ratios."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from schemas.results import (
+    Hardware,
+    MachineState,
+    PairedRun,
+    Probe,
+    Provenance,
+    Round,
+    Session,
+    Side,
+    Topology,
+    TurnWindow,
+)
+
+SHA = "0" * 64
+NOISE = (0.0, 0.01, -0.01, 0.004, -0.004, 0.02, -0.02, 0.001)
+"""What the ratios of a session's rounds differ from it by: nothing in the middle."""
+
+
+def window(side: str, rate: float, began: float = 0.0, wait: float = 0.0) -> TurnWindow:
+    return TurnWindow(
+        side=side,
+        began=began,
+        seconds=1000 / rate,
+        steps=2,
+        tokens=1000,
+        padded_tokens=1100,
+        input_wait_seconds=wait,
+    )
+
+
+def state(speed: float = 1.0, **changes: Any) -> MachineState:
+    values: dict[str, Any] = {
+        "probes": [
+            Probe(
+                device="cpu",
+                matmul_flops_per_second=speed * 1e11,
+                copy_bytes_per_second=speed * 1e10,
+            )
+        ],
+        "cpu_megahertz": 2600.0,
+        "cpu_celsius": None,
+        "load_average": 0.5,
+        "gpus": [],
+    }
+    return MachineState(**(values | changes))
+
+
+def side(name: str, peak: int | None = 1000, world_size: int = 1, planted: float = 0.0) -> Side:
+    return Side(
+        name=name,
+        planted=planted,
+        topology=Topology(
+            device="cpu",
+            backend="gloo" if world_size > 1 else None,
+            world_size=world_size,
+            local_world_size=world_size,
+            nodes=1,
+            threads_per_rank=1,
+        ),
+        startup_seconds=2.0,
+        warmup_seconds=0.5,
+        peak_memory_bytes=peak,
+    )
+
+
+def session(
+    ratio: float,
+    number: int = 1,
+    reference: str = "single",
+    variant: str = "fast",
+    base: float = 100.0,
+    noise: Sequence[float] = NOISE,
+    **changes: Any,
+) -> Session:
+    """A session whose rounds scatter by ``noise`` around ``ratio``, while the machine drifts."""
+    rounds = []
+    for index, extra in enumerate(noise):
+        slow = base * (1 + 0.1 * index)
+        pair = [window(reference, slow), window(variant, slow * ratio * (1 + extra))]
+        rounds.append(Round(windows=pair[:: -1 if index // 4 % 2 else 1]))
+    values: dict[str, Any] = {
+        "number": number,
+        "started": "2024-05-06T07:08:09+00:00",
+        "seconds": 6.0,
+        "sides": [side(reference), side(variant)],
+        "rounds": rounds,
+        "before": state(),
+        "after": state(),
+        "foreign_cpu_seconds": 0.01,
+        "rounds_seconds": 3.0,
+    }
+    return Session(**(values | changes))
+
+
+def provenance(**changes: Any) -> Provenance:
+    values: dict[str, Any] = {
+        "spec_sha256": SHA,
+        "command": "run",
+        "commit": None,
+        "started": "2024-05-06T07:08:09Z",
+        "python": "3.11",
+        "packages": {},
+        "hardware": Hardware(
+            platform="Linux",
+            cpu="cpu",
+            cores=1,
+            logical_cpus=1,
+            memory_bytes=1,
+            cpu_features=[],
+            gpus=[],
+            gpu_note="none",
+            allocator="glibc",
+        ),
+    }
+    return Provenance(**(values | changes))
+
+
+def paired(
+    *ratios: float, reference: str = "single", variant: str = "fast", **changes: Any
+) -> PairedRun:
+    """A paired run with a session for each of ``ratios``."""
+    keep = {name: changes.pop(name) for name in list(changes) if name in Session.model_fields}
+    values: dict[str, Any] = {
+        "reference": reference,
+        "variant": variant,
+        "status": "ok",
+        "reason": None,
+        "traceback": None,
+        "ended_by": None,
+        "sessions": [
+            session(ratio, number, reference, variant, **keep)
+            for number, ratio in enumerate(ratios, start=1)
+        ],
+        "stopped": "budget",
+        "seconds": 12.0,
+        "provenance": {name: provenance() for name in (reference, variant)},
+    }
+    return PairedRun(**(values | changes))
+
+
+def ended(status: Any, reason: str, variant: str, reference: str = "single") -> PairedRun:
+    """A paired run whose variant did not train."""
+    return paired(
+        reference=reference,
+        variant=variant,
+        status=status,
+        reason=reason,
+        ended_by=variant,
+        stopped=None,
+        seconds=0.0,
+    )
