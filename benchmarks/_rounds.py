@@ -2,6 +2,7 @@
 all of them alike."""
 
 import csv
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -37,6 +38,9 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """The numbers of every contender, one for each round. Each runs once before, uncounted."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
+    # What one contender keeps in memory must not slow down the garbage collection of all.
+    gc.collect()
+    gc.freeze()
     for turn in tqdm(range(rounds + 1), desc="rounds", disable=None):
         for name, contender in contenders.items():
             number = contender()
