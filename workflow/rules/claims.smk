@@ -30,7 +30,7 @@ rule claims:
         CONCLUDED_FROM,
         "results/families.json",
         # Of the files that claims name, those that this study makes: the rest is not testable.
-        measured=sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY)}),
+        measured=sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY, EXTRA_PAIRS)}),
         code=sources("transformer_core.analysis.claims"),
     output:
         "results/claims.json",
