@@ -40,6 +40,7 @@ TINY: dict[str, Any] = {
     "machine": {"device": "cpu", "devices_per_node": 2},
     "measurement": {"warmup_steps": 2, "window_steps": 2},
     "repeats": 1,
+    "search": None,
     "evaluation": {"beam_size": 2, "max_pairs": 8, "samples": 2},
     "variants": ["single", "ddp"],
 }

@@ -20,7 +20,7 @@ rule pair:
                 *sources("transformer_core.measure.paired_worker", without=OBSERVERS),
             }
         ),
-        own=of_pair(own_model),
+        own=lambda wildcards: sum(of_pair(own_model)(wildcards), []),
     output:
         # <reference>/<variant>
         "results/pairs/{pair}.json",
