@@ -71,8 +71,11 @@ def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Inter
     """
     if not all(comparisons):
         raise ValueError("a comparison needs at least one session")
-    squares = [float(np.mean([s.error**2 for s in sessions])) for sessions in comparisons]
-    between, freedom = _between_sessions(comparisons, squares)
+    squares = [_error(sessions) for sessions in comparisons]
+    between = variance_between_sessions(comparisons)
+    freedom: float = sum(len(sessions) - 1 for sessions in comparisons)
+    if not freedom:
+        freedom = max(1, sum(s.pairs - 1 for sessions in comparisons for s in sessions))
     level = CONFIDENCE ** (1 / max(1, len(comparisons)))
     factor = float(stats.t.ppf((1 + level) / 2, freedom))
     intervals = []
@@ -90,33 +93,31 @@ def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Inter
     return intervals
 
 
-def _between_sessions(
-    comparisons: Sequence[Sequence[LogRatio]], squares: Sequence[float]
-) -> tuple[float, float]:
-    """Variance between the sessions of a comparison beyond their errors, and its degrees of
-    freedom.
-
-    ``squares`` are the squared errors. Without a second session anywhere it is taken as 0, and its
-    degrees of freedom are those of the windows.
-    """
+def variance_between_sessions(comparisons: Sequence[Sequence[LogRatio]]) -> float:
+    """Variance between the sessions of a comparison beyond their errors, the same for all of them;
+    0 where no comparison has a second session."""
+    squares = [_error(sessions) for sessions in comparisons]
     spreads = [
         len(sessions) * float(np.var([session.estimate for session in sessions]))
         for sessions in comparisons
     ]
-    freedom: float = sum(len(sessions) - 1 for sessions in comparisons)
-    if not freedom:
-        return 0.0, max(1.0, sum(s.pairs - 1 for sessions in comparisons for s in sessions))
+    freedom = sum(len(sessions) - 1 for sessions in comparisons)
 
     def excess(variance: float) -> float:
         """How much more the estimates scatter than they would with this variance."""
         terms = zip(spreads, squares, strict=True)
         return sum(spread / (variance + square) for spread, square in terms if spread) - freedom
 
-    most = sum(spreads) / freedom
+    most = sum(spreads) / max(1, freedom)
     least = most * 1e-9  # not 0, where an error of 0 would divide by it
     if not most or excess(least) <= 0:
-        return 0.0, freedom
-    return float(optimize.brentq(excess, least, most)), freedom
+        return 0.0
+    return float(optimize.brentq(excess, least, most))
+
+
+def _error(sessions: Sequence[LogRatio]) -> float:
+    """Mean squared error of a session."""
+    return float(np.mean([session.error**2 for session in sessions]))
 
 
 def _pool(groups: Groups) -> NDArray[np.float64]:

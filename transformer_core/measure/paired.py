@@ -61,16 +61,20 @@ def stop(
     return None
 
 
+def precise(rounds: Sequence[Round], reference: str, variant: str, comparing: Comparing) -> bool:
+    """Whether a session, with all others like it, makes the comparison precise enough."""
+    error = session_ratio(rounds, reference, variant).error
+    return 2 * error < comparing.precision * sqrt(comparing.sessions_least)
+
+
 def enough(reference: str, variant: str, comparing: Comparing) -> Enough:
     """When a session has its part of the precision, or of the budget."""
-    parts = comparing.sessions_least
+    part = comparing.budget / comparing.sessions_least
 
     def judge(rounds: Sequence[Round], seconds: float) -> bool:
         if len(rounds) < comparing.pairs:
             return False
-        error = session_ratio(rounds, reference, variant).error
-        precise = 2 * error < comparing.precision * sqrt(parts)
-        return precise or seconds > comparing.budget / parts
+        return seconds > part or precise(rounds, reference, variant, comparing)
 
     return judge
 

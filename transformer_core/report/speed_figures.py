@@ -9,7 +9,6 @@ from transformer_core.report import svg
 from transformer_core.report.drawing import WIDTH, Drawing, left_out, nothing, present, rows
 from transformer_core.report.inputs import Results
 
-
 MOST_PANELS = 16
 """Comparisons in the figure of the rounds at most."""
 

@@ -1,0 +1,89 @@
+"""The test of the protocol of comparisons itself: results/self_test/."""
+
+from schemas.base import Schema
+from schemas.measure import Comparing
+from schemas.results.comparisons import Session, Verdict
+from schemas.results.runs import Provenance
+
+
+class SelfTestRun(Schema):
+    """results/self_test/sessions.json: one run spec under several names, some slowed down."""
+
+    reference: str
+    """Name of the side that the others are compared with."""
+    sessions_each: int
+    """Sessions that make one comparison of each kind."""
+    comparing: Comparing
+    """The protocol."""
+    sessions: list[Session]
+    """All sessions; the sides say by how much they are slowed down."""
+    seconds: float
+    """Time of all sessions."""
+    provenance: Provenance
+    """Where this comes from."""
+
+
+class Share(Schema):
+    """How many of a number of comparisons, with the 95 % interval of the probability."""
+
+    count: int
+    """How many."""
+    total: int
+    """Of how many."""
+    low: float
+    """Lower end of the interval (Clopper and Pearson, 1934)."""
+    high: float
+    """Upper end."""
+
+
+class SelfTestKind(Schema):
+    """All comparisons of a side that is slowed down by one share, or not at all."""
+
+    planted: float
+    """Share by which its steps are longer; 0 for the same thing under two names."""
+    expected: float
+    """The ratio of throughputs that follows."""
+    ratio: float
+    """Median of the ratios that were found."""
+    verdicts: dict[Verdict, int]
+    """Comparisons by verdict."""
+    covered: Share
+    """Comparisons whose interval holds the expected ratio."""
+    called_different: Share
+    """Comparisons called FASTER or SLOWER: of equal sides a false alarm, else a detection."""
+    wrong: int
+    """Comparisons with a verdict that is not true: different where nothing is, FASTER where it is
+    slower, SAME where the difference is beyond the margin."""
+    required: str
+    """What must hold of it, in a sentence; empty where nothing must."""
+    holds: bool
+    """Whether it does."""
+
+
+class SelfTestReport(Schema):
+    """results/self_test/report.json: what the protocol finds where the truth is known."""
+
+    holds: bool
+    """Whether all requirements hold."""
+    reason: str
+    """The result in a sentence."""
+    kinds: list[SelfTestKind]
+    """Equal sides, and each planted slow-down."""
+    comparisons_together: int
+    """Comparisons whose intervals hold all at once: as many as in a study."""
+    error_within: float
+    """Median standard error of the logarithm of a session's ratio, from its windows."""
+    deviation_between: float
+    """Standard deviation of that between sessions, beyond the error."""
+    foreign_share: float | None
+    """Share of the CPUs that other processes took, median over sessions."""
+    margin: float
+    """Ratios up to 1 + margin are the same."""
+    sessions_each: int
+    """Sessions of a comparison."""
+    comparing: Comparing
+    """The protocol."""
+    seconds: float
+    """Time of all sessions."""
+    provenance: Provenance
+    """Where this comes from: command, machine, versions."""
