@@ -28,6 +28,8 @@ FIGURES = (
     "family_costs",
     "lengths_characters",
     "lengths_tokens",
+    "collective_bandwidth",
+    "utilisation",
 )
 """Figures of the report, by file name, in the order of the page."""
 
@@ -40,6 +42,7 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
     targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
+    targets += ["results/self_test/report.json"]
     pairs = compared_pairs(study, extra_pairs)
     targets += [f"results/pairs/{reference}/{variant}.json" for variant, reference in pairs]
     for variant in study.variants:

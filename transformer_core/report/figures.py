@@ -14,7 +14,9 @@ from transformer_core.report import (
     corpus_figures,
     equivalence_figure,
     family_figures,
+    machine_figures,
     profile_figures,
+    search_section,
     speed_figures,
     svg,
     training_figures,
@@ -23,6 +25,7 @@ from transformer_core.report.drawing import Drawing
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
 
 FIGURES: dict[str, Callable[[Results], Drawing]] = {
+    "waterfall": search_section.waterfall,
     "throughput": speed_figures.throughput,
     "speedup": speed_figures.speedup,
     "equivalence": equivalence_figure.equivalence,
@@ -38,6 +41,8 @@ FIGURES: dict[str, Callable[[Results], Drawing]] = {
     "family_costs": family_figures.family_costs,
     "lengths_characters": corpus_figures.lengths_characters,
     "lengths_tokens": corpus_figures.lengths_tokens,
+    "collective_bandwidth": machine_figures.collective_bandwidth,
+    "utilisation": machine_figures.utilisation,
 }
 """Figures by file name, in the order of the page."""
 

@@ -8,7 +8,9 @@ from transformer_core.analysis import compare, equivalence, statistics
 from transformer_core.measure import pairs
 from transformer_core.report.claims_section import claims_context, families_context
 from transformer_core.report.inputs import Results
+from transformer_core.report.machine_section import machine_context
 from transformer_core.report.profile_section import profiles_context
+from transformer_core.report.search_section import recommendation
 from transformer_core.report.summary import summarise, translations
 from transformer_core.report.techniques import shown_techniques
 
@@ -56,6 +58,7 @@ def _statistics(results: Results) -> dict[str, Any]:
 
 SECTIONS = (
     Section("claims", "Which claims of the original study hold here?", context=claims_context),
+    Section("recommendation", "Recommendation", figures=("waterfall",), context=recommendation),
     Section("summary", "Summary", context=_summary),
     Section("variants", "Variants", context=_statistics),
     Section(
@@ -89,7 +92,12 @@ SECTIONS = (
     Section("techniques", "Technique by technique", context=shown_techniques),
     Section("translations", "Translations", context=_translations),
     Section("corpus", "Corpus", figures=("lengths_characters", "lengths_tokens")),
-    Section("machine", "Machine"),
+    Section(
+        "machine",
+        "Machine",
+        figures=("collective_bandwidth", "utilisation"),
+        context=machine_context,
+    ),
     Section("method", "How it was measured", context=_statistics),
     Section("limits", "What this machine could not do"),
     Section("details", "Variants in detail"),

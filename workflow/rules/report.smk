@@ -9,7 +9,11 @@ STUDY_FILES = [
     "results/comparisons.json",
     "results/families.json",
     "results/claims.json",
+    "results/search.json",
     "results/machine/hardware.json",
+    "results/machine/roofline.json",
+    "results/machine/collectives.parquet",
+    "results/utilisation.json",
     f"results/data/{CORPUS}/tokenizer.report.json",
     *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),
     *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
@@ -63,6 +67,7 @@ rule figures:
         steps=expand(
             "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
         ),
+        pairs=PAIRED_RUNS,
         events=expand("results/profiles/{variant}/events.parquet", variant=SPECS),
         code=sources("transformer_core.report.figures"),
     output:

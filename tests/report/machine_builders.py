@@ -1,0 +1,107 @@
+"""The limits of a machine and the utilisation of its variants, for the report."""
+
+import json
+from pathlib import Path
+
+from schemas.results import (
+    Bandwidth,
+    CollectiveRun,
+    Interval,
+    MatrixRate,
+    Roofline,
+    Transfer,
+    Utilisation,
+    VariantResult,
+)
+from transformer_core.measure.collectives import write_table
+from transformer_core.measure.vendor_peaks import vendor_peak
+
+COMMAND = "snakemake --cores all results/machine/roofline.json"
+TERA = 1e12
+
+
+def write_limits(folder: Path, text: str) -> None:
+    """Limits of a GPU with a format that it lacks for the reason ``text``, and utilisation of the
+    variants in ``folder``: those that are ok reach a third of the ceiling."""
+    machine = folder / "machine"
+    rates = {"fp32": 50 * TERA, "tf32": 390 * TERA, "bf16": 780 * TERA, "fp16": None}
+    limits = Roofline(
+        status="ok",
+        reason=None,
+        device="NVIDIA H200",
+        kind="cuda",
+        threads=16,
+        matrix=[
+            MatrixRate(
+                format=number_format,
+                threads=None,
+                flops_per_second=rate,
+                shape=[4096, 4096, 4096] if rate else None,
+                reason=None if rate else text,
+            )
+            for number_format, rate in rates.items()
+        ],
+        memory=[
+            Bandwidth(operation=operation, threads=None, bytes_per_second=4.2e12, array_bytes=2**30)
+            for operation in ("copy", "triad")
+        ],
+        launch_overhead_seconds=4.2e-6,
+        transfers=[
+            Transfer(direction="host_to_device", memory="pinned", bytes_per_second=55e9),
+            Transfer(direction="device_to_host", memory="pageable", bytes_per_second=11e9),
+        ],
+        transfer_reason=None,
+        vendor=vendor_peak("NVIDIA H200"),
+        torch="2.13.0",
+        command=COMMAND,
+    )
+    (machine / "roofline.json").write_text(limits.model_dump_json())
+    results = [
+        VariantResult.model_validate_json(path.read_text())
+        for path in sorted((folder / "runs").glob("*/metrics.json"))
+    ]
+    used = [utilisation_of(result, text) for result in results]
+    (folder / "utilisation.json").write_text(json.dumps([u.model_dump(mode="json") for u in used]))
+    write_collectives(machine / "collectives.parquet", any(r.status == "ok" for r in results), text)
+
+
+def utilisation_of(result: VariantResult, text: str) -> Utilisation:
+    """A third of the measured ceiling; nothing for a variant that is not ok."""
+    ok = result.status == "ok"
+
+    def share(of: float) -> Interval | None:
+        return Interval(median=of, low=0.9 * of, high=1.1 * of, samples=20) if ok else None
+
+    return Utilisation(
+        variant=result.variant,
+        status=result.status,
+        reason=result.reason,
+        format="fp32" if ok else None,
+        flops_per_second=share(16 * TERA),
+        padded_flops_per_second=share(18 * TERA),
+        ceiling=50 * TERA if ok else None,
+        ceiling_reason=None if ok else text,
+        vendor_peak=67 * TERA if ok else None,
+        of_ceiling=share(0.32),
+        padded_of_ceiling=share(0.36),
+        of_vendor_peak=share(0.24),
+    )
+
+
+def write_collectives(path: Path, measured: bool, text: str) -> None:
+    """Curves of two operations, or why there are none."""
+    rows = [
+        (name, size, 10, 1e-5 + size / 2e11, size / (1e-5 + size / 2e11), size / 1e-5 / 3, 0.0)
+        for name in ("all_reduce", "broadcast")
+        for size in (4096, 2**16, 2**20, 2**24)
+    ]
+    run = CollectiveRun(
+        status="ok" if measured else "unsupported",
+        reason=None if measured else text,
+        backend="nccl" if measured else None,
+        world_size=2,
+        nodes=1,
+        device="NVIDIA H200" if measured else None,
+        command=COMMAND,
+    )
+    write_table(path, rows if measured else [], run)
