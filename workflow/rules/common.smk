@@ -14,8 +14,11 @@ from schemas.comparisons import compared_pairs
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
 from schemas.families import FAMILIES_FILE, family_pairs, read_families
+from schemas.jobs import largest, on_one_device, reservation
 from schemas.resolve import VARIANTS_FILE, check_study, lineage, read_variants, resolve_all
+from schemas.results import PredictedMemory
 from schemas.targets import FIGURES, TABLES, check_owner, check_targets, known_targets
+from transformer_core.analysis.files import read_record
 from transformer_core.sources import sources
 
 STUDY_FILE = " + ".join(
@@ -49,7 +52,7 @@ REPEATS = range(1, STUDY.repeats + 1)
 # What a run shows and records of its surroundings: no reason to train again.
 OBSERVERS = tuple(
     f"transformer_core.measure.{name}"
-    for name in ("progress", "outcome", "provenance", "hardware", "nvml")
+    for name in ("progress", "outcome", "provenance", "hardware", "nvml", "launch")
 )
 
 
@@ -120,9 +123,40 @@ def own_model(spec):
     return [os.path.relpath(found.origin)] if found and found.origin else []
 
 
-def gpus(spec):
-    """GPUs to reserve. A device of `auto` reserves none: the job takes what it finds."""
-    return spec.machine.devices_per_node if spec.machine.device == "cuda" else 0
+def predictions():
+    """Predictions of memory, where there are any yet."""
+    file = Path("results/memory/predicted.json")
+    return read_record(file, PredictedMemory).predictions if file.exists() else []
+
+
+def needs(specs_of):
+    """What a job reserves for the processes of the run specs that a function of wildcards gives.
+
+    Without an executor for a cluster, only `gpu` means something, and only if there is a budget.
+    """
+
+    def ask(choose):
+        def resource(wildcards, attempt):
+            specs, vocabulary = specs_of(wildcards), STUDY.tokenizer.vocabulary
+            return choose(reservation(specs, vocabulary, predictions(), attempt))
+
+        return resource
+
+    def over_hosts(choose):
+        # None leaves a resource out.
+        return ask(lambda job: choose(job) if job.hosts > 1 else None)
+
+    return {
+        "mem_mb": ask(lambda job: job.memory_mb),
+        "runtime": ask(lambda job: job.minutes),
+        "nodes": ask(lambda job: job.hosts),
+        "gpu": ask(lambda job: job.gpus_per_host if job.hosts == 1 else None),
+        # The launcher calls srun, once per host; the executor must not put it into a step.
+        "mpi": over_hosts(lambda job: "srun"),
+        "tasks": over_hosts(lambda job: job.hosts),
+        "tasks_per_gpu": over_hosts(lambda job: 0),
+        "gres": over_hosts(lambda job: f"gpu:{job.gpus_per_host}" if job.gpus_per_host else None),
+    }
 
 
 def compared_runs(wildcards):
@@ -133,3 +167,8 @@ def compared_runs(wildcards):
         option: f"{TRAJECTORIES}/{run}/trajectory.json"
         for option, run in zip(("run", "reference"), runs)
     }
+
+
+def sides(wildcards):
+    """The run specs of a pair, the reference first."""
+    return [SPECS[name] for name in wildcards.pair.split("/")]

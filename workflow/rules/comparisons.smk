@@ -1,15 +1,10 @@
 # variants in pairs, timed in turns -> ratios and verdicts
 
 
-def of_pair(kind):
-    """A function of wildcards: the files that ``kind`` gives of both run specs of a pair."""
-    return lambda wildcards: [kind(SPECS[name]) for name in wildcards.pair.split("/")]
-
-
 rule pair:
     input:
         specs=lambda wildcards: [
-            f"results/runs/{name}/spec.json" for name in wildcards.pair.split("/")
+            f"results/runs/{spec.variant}/spec.json" for spec in sides(wildcards)
         ],
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
@@ -20,7 +15,7 @@ rule pair:
                 *sources("transformer_core.measure.paired_worker", without=OBSERVERS),
             }
         ),
-        own=lambda wildcards: sum(of_pair(own_model)(wildcards), []),
+        own=lambda wildcards: sum(map(own_model, sides(wildcards)), []),
     output:
         # <reference>/<variant>
         "results/pairs/{pair}.json",
@@ -31,8 +26,8 @@ rule pair:
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: workflow.cores
     resources:
+        **needs(sides),
         timed=1,
-        gpu=lambda wildcards: max(of_pair(gpus)(wildcards)),
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         # Without the margin, which only judges what was measured.

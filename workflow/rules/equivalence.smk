@@ -37,8 +37,8 @@ rule short_run:
     # Not timed, but it uses all cores: it takes the slot too, so that it disturbs no timed run.
     threads: workflow.cores
     resources:
+        **needs(lambda wildcards: [SHORT_RUNS[wildcards.run].spec]),
         timed=1,
-        gpu=lambda wildcards: gpus(SHORT_RUNS[wildcards.run].spec),
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output.trajectory).parent,

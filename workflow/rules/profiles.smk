@@ -16,8 +16,8 @@ rule profile:
     # Like a timed run: what else ran at the time would show in the trace.
     threads: workflow.cores
     resources:
+        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
         timed=1,
-        gpu=lambda wildcards: gpus(SPECS[wildcards.variant]),
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output[0]).parent,

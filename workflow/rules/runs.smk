@@ -32,8 +32,8 @@ rule train:
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: workflow.cores
     resources:
+        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
         timed=1,
-        gpu=lambda wildcards: gpus(SPECS[wildcards.variant]),
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output.metrics).parent,
@@ -59,7 +59,7 @@ rule evaluate:
         "results/logs/evaluate-{variant}.log",
     threads: workflow.cores
     resources:
-        gpu=lambda wildcards: min(1, gpus(SPECS[wildcards.variant])),
+        **needs(lambda wildcards: [on_one_device(SPECS[wildcards.variant])]),
     params:
         data=lambda wildcards, input: Path(input.tokenizer).parent,
     message:

@@ -20,8 +20,8 @@ rule search:
     # All cores and the one slot: nothing else may disturb what is timed.
     threads: workflow.cores
     resources:
+        **needs(lambda wildcards: [largest(SPECS.values())]),
         timed=1,
-        gpu=max(map(gpus, SPECS.values())),
     params:
         reference=lambda wildcards, input: Path(input.reference).parent,
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],

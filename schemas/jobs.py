@@ -1,0 +1,121 @@
+"""What a job must reserve on a cluster, as its run specs say: hosts, GPUs, memory, time.
+
+Memory and time are meant to be enough rather than exact. A job that runs out of either is tried
+again with more (``attempt``), and goes on from its last checkpoint.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from schemas.data import FixedSize
+from schemas.results import Prediction
+from schemas.study import RunSpec
+
+_PROCESS_BYTES = {"cpu": 1.0e9, "cuda": 4.0e9}
+"""Main memory of a process that has loaded torch (and the CUDA libraries), with room for input."""
+
+_BYTES_PER_PARAMETER = 28
+"""32-bit weights, gradients and two moments of AdamW, buckets of DistributedDataParallel, and
+copies while a checkpoint is written."""
+
+_BYTES_PER_TOKEN_AND_WIDTH = 4 * 40
+"""Activations of a layer: some forty 32-bit numbers per token and element of its width."""
+
+_FLOPS_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
+"""A slow device at work. Most are faster."""
+
+_START_MINUTES = 10
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What a job asks of a cluster."""
+
+    hosts: int
+    gpus_per_host: int
+    memory_mb: int
+    """Main memory of each host, in 10^6 bytes."""
+    minutes: int
+
+
+def reservation(
+    specs: Sequence[RunSpec],
+    vocabulary: int,
+    predictions: Sequence[Prediction] = (),
+    attempt: int = 1,
+) -> Reservation:
+    """The needs of a job that has the processes of all ``specs`` at the same time.
+
+    ``vocabulary`` is that of the tokenizer. Where there is a prediction of a spec's memory on a
+    CPU, it stands in place of the estimate.
+    """
+    predicted = {prediction.variant: prediction for prediction in predictions}
+    memory = sum(_memory_bytes(spec, vocabulary, predicted.get(spec.variant)) for spec in specs)
+    return Reservation(
+        hosts=max(hosts(spec) for spec in specs),
+        gpus_per_host=max(gpus_per_host(spec) for spec in specs),
+        memory_mb=attempt * math.ceil(memory / 1e6),
+        minutes=attempt * math.ceil(sum(_minutes(spec, vocabulary) for spec in specs)),
+    )
+
+
+def largest(specs: Iterable[RunSpec]) -> RunSpec:
+    """The spec that takes most hosts, and of those most GPUs, and of those most processes."""
+    return max(specs, key=lambda spec: (hosts(spec), gpus_per_host(spec), spec.world_size))
+
+
+def on_one_device(spec: RunSpec) -> RunSpec:
+    """The spec as a single process would run it: what a job with its trained model needs."""
+    return RunSpec.model_validate(spec.model_dump() | {"parallel": {"kind": "single"}})
+
+
+def hosts(spec: RunSpec) -> int:
+    """Hosts of the cluster that a run needs: those of a limited link are made on one of them."""
+    return 1 if spec.machine.link else spec.machine.nodes
+
+
+def gpus_per_host(spec: RunSpec) -> int:
+    """GPUs to reserve on each host. A device of auto reserves none: it takes what it finds."""
+    if spec.machine.device != "cuda":
+        return 0
+    return spec.machine.devices_per_node * (spec.machine.nodes if spec.machine.link else 1)
+
+
+def parameters(spec: RunSpec, vocabulary: int) -> int:
+    """Weights of the matrices of an encoder-decoder of these sizes."""
+    model = spec.model
+    attention, feed_forward = 4 * model.d_model**2, 2 * model.d_model * model.d_ff
+    layers = model.encoder_layers * (attention + feed_forward)
+    layers += model.decoder_layers * (2 * attention + feed_forward)
+    return layers + (1 if model.tied_embeddings else 3) * vocabulary * model.d_model
+
+
+def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None) -> float:
+    processes = spec.world_size if spec.machine.link else spec.processes_per_node
+    if spec.machine.device == "cuda":
+        return processes * _PROCESS_BYTES["cuda"]
+    if prediction is not None and prediction.device == "cpu" and prediction.process_bytes:
+        return processes * 1.25 * prediction.process_bytes
+    tokens = _tokens(spec) / spec.parts
+    layers = spec.model.encoder_layers + spec.model.decoder_layers
+    activations = tokens * layers * spec.model.d_model * _BYTES_PER_TOKEN_AND_WIDTH
+    logits = 3 * 4 * tokens * vocabulary
+    weights = _BYTES_PER_PARAMETER * parameters(spec, vocabulary)
+    return processes * (_PROCESS_BYTES["cpu"] + weights + activations + logits)
+
+
+def _minutes(spec: RunSpec, vocabulary: int) -> float:
+    device = "cuda" if spec.machine.device == "cuda" else "cpu"
+    # 2 operations per weight and token forward, twice as many backward (arXiv 2001.08361).
+    flops = 6 * parameters(spec, vocabulary) * _tokens(spec) * spec.training.steps
+    devices = spec.parts / spec.training.accumulation.micro_batches
+    return _START_MINUTES + flops / devices / _FLOPS_PER_SECOND[device] / 60
+
+
+def _tokens(spec: RunSpec) -> float:
+    """Most tokens of a global batch, padding included."""
+    batching = spec.batching
+    if isinstance(batching, FixedSize):
+        return batching.scaled_pairs * 2 * (spec.filter.max_tokens + 1)
+    return batching.scaled_tokens
