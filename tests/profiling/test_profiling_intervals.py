@@ -110,6 +110,10 @@ def test_self_time_excludes_the_operators_inside() -> None:
     assert cut.parent.tolist() == [-1, 0, 1, -1]
 
 
+def test_what_touches_does_not_contain() -> None:
+    assert innermost(np.array([0, 10, 10]), np.array([10, 20, 12])).parent.tolist() == [-1, -1, 1]
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_intervals(count: int) -> None:
     t0, t1 = np.zeros(count, np.int64), np.full(count, 4, np.int64)

@@ -149,11 +149,30 @@ def test_backward_without_a_range_is_what_autograd_launches(tmp_path: Path) -> N
     assert table["step"][kernel].tolist() == [0, 0]
 
 
+def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path: Path) -> None:
+    """Two kernels of one product; a third is launched by another thread at the same time."""
+    dims = {"Input Dims": [[4, 5], [5, 6]], "Input type": ["float"] * 2}
+    rows = [
+        complete("cpu_op", "aten::mm", 0, 50, **dims),
+        *(complete("cuda_runtime", "launch", 10 * n, 1, correlation=n) for n in (1, 2)),
+        complete("cuda_runtime", "launch", 30, 1, correlation=3, tid=2),
+        *(on_device("kernel", "splitk_gemm", 100 * n, 5, n) for n in (1, 2, 3)),
+    ]
+    table = rows_of(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    assert table["operator"].tolist() == ["aten::mm", "aten::mm", None]
+    (device,) = break_down(read_files([tmp_path / "trace.json"]).table)
+    (contraction,) = device.operators
+    assert (contraction.count, contraction.flops, contraction.counted_ns) == (3, 240, 10_000)
+
+
 def test_a_cpu_trace_has_self_times_and_collectives(tmp_path: Path) -> None:
     rows = [
         complete("user_annotation", "phase:step", 0, 200),
         complete("user_annotation", "phase:forward", 0, 50),
-        complete("cpu_op", "aten::linear", 10, 30),
+        complete(
+            *("cpu_op", "aten::linear", 10, 30),
+            **{"Input Dims": [[4, 5], [6, 5], [6]], "Input type": ["float"] * 3},
+        ),
         complete(
             *("cpu_op", "aten::addmm", 12, 25),
             **{"Input Dims": [[6], [4, 5], [5, 6]], "Input type": ["float"] * 3},
