@@ -77,15 +77,12 @@ class FamilyPoint(Schema):
     verdict: Verdict | None
     """Verdict on the throughput against the reference; null of the reference itself."""
     certificate: CertificateStatus
-    """Whether the variant trains the same model. Points that were meant to and do not are no part
-    of the knee or of a trend."""
+    """Whether the variant trains the same model."""
+    counts: bool
+    """Whether the point is part of the knee and of trends: it is measured, by more than one
+    session, and trains the model that it should."""
     reason: str = Field(default="")
-    """Why a throughput is missing or left out."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether the point is part of the knee and of trends."""
-        return self.throughput is not None and self.certificate in ("equivalent", "different")
+    """Why a throughput is missing or does not count."""
 
 
 class FamilyCurve(Schema):

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from claim_builders import comparison, curves, ended, family, run, write_study
+from claim_builders import comparison, curves, ended, family, interval, run, write_study
 
 from schemas.results import CertificateStatus, FamilyCurve
 from transformer_core.analysis.families import main
+from transformer_core.analysis.verdicts import ONE_SESSION
 
 SIZES = {value: f"s{value}" for value in (1, 2, 4, 8)}
 Ends = tuple[float, float]
@@ -68,6 +69,17 @@ def test_what_trains_another_model_is_no_part_of_the_knee(tmp_path: Path) -> Non
     assert (found.best, found.knee) == (4, 4)
     assert "has no certificate that it trains the same model" in found.points[3].reason
     assert curve(tmp_path, ratios, {"s8": "different"}).best == 8
+
+
+def test_a_single_session_settles_nothing(tmp_path: Path) -> None:
+    found = comparison("s2", "s1", 1.5, 1.6)
+    once = found.effects[0].model_copy(update={"verdict": "UNDECIDED", "reason": ONE_SESSION})
+    found = found.model_copy(update={"effects": [once, *found.effects[1:]]})
+    study = write_study(tmp_path, [run("s1"), run("s2")], [found])
+    seen = curves(study, {"sizes": family("s1", SIZES)})["sizes"]
+    assert seen.points[1].throughput == interval(1.5, 1.6)
+    assert (seen.points[1].counts, seen.points[1].reason) == (False, ONE_SESSION)
+    assert (seen.best, seen.knee) == (1, None)
 
 
 def test_members_with_references_of_their_own(tmp_path: Path) -> None:

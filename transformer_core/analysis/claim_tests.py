@@ -34,6 +34,7 @@ from transformer_core.analysis.families import FEWEST_MEMBERS
 from transformer_core.analysis.intervals import exact, product, quotient
 from transformer_core.analysis.numbers import Unmeasured, read_number
 from transformer_core.analysis.study_results import StudyResults
+from transformer_core.analysis.verdicts import verdict_of
 
 WORDS: dict[str, str] = {
     "more": "more",
@@ -108,15 +109,6 @@ def size_of(interval: Interval, test: Expected) -> str:
     if low <= interval.low and interval.high <= high:
         return "within"
     return "outside" if interval.high < low or interval.low > high else "unclear"
-
-
-def side_of_one(ratio: Interval, margin: float) -> int | None:
-    """1 for a ratio above 1, -1 below, 0 for the same within ``margin``, null if undecided."""
-    if 1 / (1 + margin) <= ratio.low and ratio.high <= 1 + margin:
-        return 0
-    if ratio.low > 1:
-        return 1
-    return -1 if ratio.high < 1 else None
 
 
 def _judge(test: ClaimTest, findings: Findings) -> Judgement:
@@ -251,17 +243,22 @@ def _follow(test: TrendTest, values: list[tuple[float, Interval]], margin: float
     wanted = 1 if test.direction == "rises" else -1
     whole = quotient(values[-1][1], values[0][1])
     for (start, before), (end, after) in pairwise(values):
-        if side_of_one(step := quotient(after, before), margin) == -wanted:
+        if _side(step := quotient(after, before), margin) == -wanted:
             turn = "falls" if wanted == 1 else "rises"
             reason = f"{turn} from {start:g} to {end:g} ({_show(step)})"
             return Judgement("contradicted", reason, whole)
     ends = f"from {values[0][0]:g} to {values[-1][0]:g}"
-    side = side_of_one(whole, margin)
+    side = _side(whole, margin)
     if side is None:
         return Judgement("undecided", f"no difference is shown {ends}", whole)
     if side != wanted:
         return Judgement("contradicted", f"stays level {ends}", whole)
     return Judgement("holds", f"{test.direction} {ends}", whole)
+
+
+def _side(ratio: Interval, margin: float) -> int | None:
+    """1 for a ratio above 1, -1 below, 0 for the same within ``margin``, null if undecided."""
+    return _SIGNS.get(verdict_of("throughput", ratio, margin))
 
 
 def _until_best(values: list[tuple[float, Interval]]) -> list[tuple[float, Interval]]:

@@ -20,6 +20,7 @@ from schemas.results import FamilyCurve, FamilyPoint, Interval, VariantResult
 from transformer_core.analysis.files import check_option
 from transformer_core.analysis.intervals import exact
 from transformer_core.analysis.study_results import StudyResults, load
+from transformer_core.analysis.verdicts import ONE_SESSION
 from transformer_core.data.files import write_text
 
 FEWEST_MEMBERS = 2
@@ -71,10 +72,10 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
         throughput, verdict = effect.ratio, effect.verdict
         peak_memory = comparison.effect("peak_memory").ratio
         traffic = comparison.effect("traffic").ratio
-        reason = "" if throughput else effect.reason
+        reason = effect.reason if throughput is None or effect.reason == ONE_SESSION else ""
     else:
         reason = f"was not compared with {reference}"
-    if throughput is not None and certificate not in ("equivalent", "different"):
+    if not reason and certificate not in ("equivalent", "different"):
         reason = f"has no certificate that it trains the same model ({certificate})"
     return FamilyPoint(
         value=member.value,
@@ -86,6 +87,7 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
         all_reduces=all_reduces_per_step(result),
         verdict=verdict,
         certificate=certificate,
+        counts=not reason,
         reason=reason,
     )
 

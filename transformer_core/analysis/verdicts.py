@@ -13,6 +13,8 @@ _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
     "traffic": ("MORE", "LESS"),
 }
 """What is said of a ratio above 1, and of one below."""
+ONE_SESSION = "one session does not show how much processes differ"
+"""Why an interval settles nothing, however narrow it is."""
 
 
 def verdict_of(quantity: Quantity, ratio: Interval, margin: float) -> Verdict:
@@ -29,7 +31,7 @@ def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> 
     verdict, reason = verdict_of(quantity, ratio, margin), ""
     if sessions < 2:
         verdict = "UNDECIDED"
-        reason = "one session does not show how much processes differ"
+        reason = ONE_SESSION
     elif verdict == "UNDECIDED":
         reason = f"the interval holds 1 and reaches beyond the margin of {margin:.1%}"
     return Effect(quantity=quantity, ratio=ratio, verdict=verdict, reason=reason)
