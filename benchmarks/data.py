@@ -1,7 +1,8 @@
 """How fast data are prepared and fed, against other libraries: ``python benchmarks/data.py``.
 
-Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``; one that is not there is
-left out, with the reason. Everybody takes turns on the same machine, once in every round.
+Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``, then
+``pip install --no-deps -r benchmarks/peers.txt``. One that is not there is left out, with the
+reason. Everybody takes turns on the same machine, once in every round.
 """
 
 import argparse
