@@ -3,155 +3,170 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis_builders import certificate, result, topology, window
+from analysis_builders import certificate, memory, result
+from pair_builders import ended, paired, session, side, state, window
 
-from schemas.results import Comparison, VariantResult
+from schemas.results import Comparison, GpuState, PairedRun, Round, Session, VariantResult
 from transformer_core.analysis import compare as module
-from transformer_core.analysis.compare import differs, main
+from transformer_core.analysis.compare import main
 
 
-def compare(baseline: VariantResult, variant: VariantResult, **statuses: Any) -> Comparison:
-    """The comparison of two variants that are equivalent, but for ``statuses``."""
-    names = (baseline.variant, variant.variant)
-    return module.compare(baseline, variant, dict.fromkeys(names, "equivalent") | statuses)
+def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **statuses: Any) -> Any:
+    """The comparisons of paired runs whose variants are equivalent, but for ``statuses``."""
+    names = {name for run in runs for name in (run.reference, run.variant)}
+    known = {name: result(name, [100.0]) for name in names}
+    known |= {item.variant: item for item in results or []}
+    certificates = dict.fromkeys(names, "equivalent") | statuses
+    return module.compare(runs, known, certificates, margin=0.02)
 
 
-BASE = [100.0, 101.0, 102.0, 103.0]
-TWICE = [200.0, 202.0, 204.0, 206.0]
-
-
-def test_ratio_is_variant_over_baseline() -> None:
-    comparison = compare(result("single", BASE, BASE), result("fast", TWICE, TWICE))
-    assert comparison.variant == "fast"
-    assert comparison.reference == "single"
-    assert comparison.speedup is not None
-    assert comparison.speedup.median == 2.0
-    assert comparison.speedup.low > 1
-    assert comparison.note == ""
-    assert differs(comparison)
-
-
-def test_equal_throughput_is_no_difference() -> None:
-    comparison = compare(result("single", BASE, BASE), result("same", BASE, BASE))
-    assert not differs(comparison)
-    assert "the interval holds 1" in comparison.note
-
-
-def test_status_that_is_not_ok_has_no_ratio() -> None:
-    bad = result("bad", [], status="oom", reason="too large")
-    for pair in ((result("single", BASE), bad), (bad, result("single", BASE))):
-        comparison = compare(*pair)
-        assert comparison.speedup is None
-        assert comparison.note == "bad ended oom"
-        assert not differs(comparison)
-
-
-def test_ok_without_a_window_has_no_ratio() -> None:
-    comparison = compare(result("single", BASE), result("short", []))
-    assert comparison.speedup is None
-    assert comparison.note == "short has no timed window"
-
-
-def test_few_windows_are_never_a_difference() -> None:
-    comparison = compare(result("single", BASE, BASE), result("fast", [500.0], [510.0]))
-    assert comparison.speedup is not None
-    assert comparison.speedup.low > 1
-    assert not differs(comparison)
-    assert "fast has fewer than 3 timed windows" in comparison.note
-
-
-def test_one_repeat_is_noted() -> None:
-    comparison = compare(result("single", BASE), result("fast", TWICE, TWICE))
-    assert "single has one timed repeat" in comparison.note
-    assert "fast has one" not in comparison.note
-
-
-def test_repeats_that_differ_more_than_the_variants_are_no_difference() -> None:
-    drifting = result("drifting", [90.0] * 6, [120.0] * 6)
-    comparison = compare(result("single", BASE, BASE), drifting)
-    assert not differs(comparison)
-    assert "holds 1" in comparison.note
-
-
-def test_spread_above_the_effect_is_noted_where_the_interval_leaves_out_one() -> None:
-    spread = result("spread", [110.0] * 6, [140.0] * 6)
-    comparison = compare(result("single", [100.0] * 6, [100.0] * 6), spread)
-    assert differs(comparison)
-    assert "differ by a factor of 1.273" in comparison.note
-
-
-def test_waiting_for_input_is_noted_above_five_percent() -> None:
-    def waiting(name: str, wait: float) -> VariantResult:
-        return result(name, [], [], windows=[window(100.0 + i, i, wait) for i in range(4)])
-
-    base = result("single", BASE, BASE)
-    assert "slow waited for input 6%" in compare(base, waiting("slow", 0.12)).note
-    assert "waited" not in compare(base, waiting("busy", 0.1)).note
-
-
-def test_other_devices_and_resumption_are_noted() -> None:
-    other = result(
-        "ddp",
-        TWICE,
-        TWICE,
-        topology=topology(2, threads_per_rank=1, device="cuda"),
-        resumed_at=[60],
+def test_two_sessions_that_agree_are_a_verdict() -> None:
+    fast, slow, same = compare(
+        paired(1.499, 1.501, variant="fast"),
+        paired(0.799, 0.801, variant="slow"),
+        paired(1.0, 1.001, variant="same"),
     )
-    note = compare(result("single", BASE, BASE), other).note
-    assert "cuda against cpu" in note
-    assert "2 against 1 ranks" in note
-    assert "1 against 2 threads per rank" in note
-    assert "ddp was resumed in repeat 1, 2" in note
+    assert [fast.verdict, slow.verdict, same.verdict] == ["FASTER", "SLOWER", "SAME"]
+    assert fast.speedup.median == pytest.approx(1.5, rel=1e-3)
+    assert fast.speedup.low > 1.4
+    assert (fast.variant, fast.reference, fast.counts, fast.note) == ("fast", "single", True, "")
 
 
-def test_every_other_variant_in_order() -> None:
-    results = [result("b", BASE), result("single", BASE), result("a", TWICE)]
-    statuses = dict.fromkeys(["single", "a", "b"], "equivalent")
-    found = module.compare_all("single", results, statuses)
-    assert [item.variant for item in found] == ["b", "a"]
+def test_one_session_is_never_a_verdict() -> None:
+    (only,) = compare(paired(2.0))
+    assert only.verdict == "UNDECIDED"
+    assert only.speedup.median == pytest.approx(2.0, rel=1e-3)
+    assert "one session" in only.effect("throughput").reason
+    assert only.effect("peak_memory").verdict == "UNDECIDED"
+
+
+def test_sessions_that_disagree_are_undecided() -> None:
+    (comparison,) = compare(paired(1.0, 1.3))
+    assert comparison.verdict == "UNDECIDED"
+    assert "holds 1" in comparison.effect("throughput").reason
+
+
+def test_a_side_that_ended_has_a_reason_and_no_number() -> None:
+    for status in ("unsupported", "oom", "diverged", "failed"):
+        (comparison,) = compare(ended(status, "why", "bad"))
+        effect = comparison.effect("throughput")
+        assert (effect.ratio, effect.verdict) == (None, None)
+        assert effect.reason == comparison.note == f"bad ended {status}"
+        assert not comparison.counts
+        assert comparison.effect("peak_memory").ratio is None
+
+
+def test_memory_is_that_of_the_sessions() -> None:
+    less = {"sides": [side("single", 1000), side("lean", 600)]}
+    (lean,) = compare(paired(1.0, 1.0, variant="lean", **less))
+    effect = lean.effect("peak_memory")
+    assert (effect.verdict, effect.ratio.median) == ("LESS", pytest.approx(0.6))
+    assert (effect.ratio.low, effect.ratio.high) == (pytest.approx(0.6), pytest.approx(0.6))
+    unknown = {"sides": [side("single", 1000), side("lean", None)]}
+    (lean,) = compare(paired(1.0, 1.0, variant="lean", **unknown))
+    assert "is not known" in lean.effect("peak_memory").reason
+
+
+def trained(variant: str, sent: int | None, steps: int = 100, **changes: Any) -> VariantResult:
+    """A variant whose two ranks sent so many bytes each; None for one that counts none."""
+    traffic = None
+    if sent is not None:
+        operation = {"calls": 1, "sent_bytes": [sent, sent], "received_bytes": [sent, sent]}
+        traffic = {"traffic": {"all_reduce": operation}}
+    return result(variant, [100.0], communication=traffic, steps=steps, **changes)
+
+
+def test_traffic_is_counted_by_step() -> None:
+    run = paired(1.0, 1.0, variant="sharded", reference="ddp")
+    known = [trained("ddp", 1000, 100), trained("sharded", 3000, 200)]
+    effect = compare(run, results=known)[0].effect("traffic")
+    assert (effect.verdict, effect.ratio.median) == ("MORE", 1.5)
+    assert effect.ratio.low == effect.ratio.high == 1.5
+    equal = [trained("ddp", 7, 3), trained("sharded", 7, 3)]
+    assert compare(run, results=equal)[0].effect("traffic").verdict == "SAME"
+
+
+def test_traffic_of_one_process_is_none_at_all() -> None:
+    run = paired(1.0, 1.0, variant="ddp")
+    effect = compare(run, results=[trained("single", None), trained("ddp", 5)])[0].effect("traffic")
+    assert (effect.ratio, effect.verdict) == (None, "MORE")
+    assert "the reference has no traffic" in effect.reason
+    several = [memory(0, "cuda:0"), memory(0, "cuda:1")]
+    known = [trained("single", None), trained("ddp", None, memory=several)]
+    effect = compare(run, results=known)[0].effect("traffic")
+    assert (effect.verdict, effect.reason) == (None, "the traffic of ddp is not counted")
 
 
 def test_a_ratio_counts_only_with_certificates_on_both_sides() -> None:
-    base, fast = result("single", BASE, BASE), result("fast", TWICE, TWICE)
-    good = compare(base, fast)
+    run = paired(1.5, 1.5)
+    (good,) = compare(run)
     assert (good.counts, good.certificate, good.note) == (True, "equivalent", "")
     for status, words in (
         ("not_equivalent", "fast does not train the same model: no speed-up"),
         ("different", "fast trains a different model by design"),
         ("failed", "fast has no certificate (failed): no speed-up"),
     ):
-        item = compare(base, fast, fast=status)
+        (item,) = compare(run, fast=status)
         assert item.speedup == good.speedup, "the timing stays"
         assert (item.counts, item.certificate) == (False, status)
         assert words in item.note
-    against = compare(base, fast, single="not_equivalent")
+    (against,) = compare(run, single="not_equivalent")
     assert (against.counts, against.certificate) == (False, "equivalent")
     assert "single does not train the same model" in against.note
 
 
+def test_what_disturbed_the_sessions_is_noted() -> None:
+    hot = GpuState(
+        index=0,
+        clock_megahertz=900.0,
+        memory_clock_megahertz=None,
+        celsius=90.0,
+        watts=700.0,
+        throttled=["power cap"],
+    )
+    changes = {"after": state(0.5, gpus=[hot]), "foreign_cpu_seconds": 0.6}
+    (comparison,) = compare(paired(1.0, 1.0, **changes))
+    assert "other processes took up to 20% of the CPUs" in comparison.note
+    assert "changed by a factor of 0.50 within a session" in comparison.note
+    assert "the GPU's clock was held down: power cap" in comparison.note
+
+
+def test_waiting_and_other_devices_are_noted() -> None:
+    def waiting(number: int) -> Session:
+        rounds = [
+            Round(windows=[window("single", 100.0), window("ddp", 100.0, wait=2.0)])
+            for _ in range(6)
+        ]
+        return session(1.0, number, variant="ddp", rounds=rounds)
+
+    sides = [side("single"), side("ddp", world_size=2)]
+    (comparison,) = compare(paired(1.0, 1.0, variant="ddp", sides=sides))
+    assert "2 against 1 ranks" in comparison.note
+    run = paired(1.0, 1.0, variant="ddp").model_copy(update={"sessions": [waiting(1), waiting(2)]})
+    assert "ddp waited for input 20% of the time" in compare(run)[0].note
+
+
 def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = []
-    for item in (result("single", BASE, BASE), result("fast", TWICE, TWICE)):
-        files.append(str(tmp_path / f"{item.variant}.json"))
-        Path(files[-1]).write_text(item.model_dump_json())
-    certificates = []
-    for name in ("single", "fast"):
-        certificates.append(str(tmp_path / f"certificate-{name}.json"))
-        Path(certificates[-1]).write_text(certificate(name).model_dump_json())
+    def write(name: str, record: Any) -> str:
+        (tmp_path / name).write_text(record.model_dump_json())
+        return str(tmp_path / name)
+
+    results = [write(f"{name}.json", result(name, [100.0])) for name in ("single", "fast")]
+    certified = [write(f"c-{name}.json", certificate(name)) for name in ("single", "fast")]
+    pairs = [write("pair.json", paired(1.5, 1.5))]
     output = tmp_path / "comparisons.json"
-    command = ["--results", *files, "--output", str(output), "--certificates", *certificates]
-    assert main(["--baseline", "single", *command]) == 0
+    command = ["--margin", "0.02", "--pairs", *pairs, "--output", str(output)]
+    assert main([*command, "--results", *results, "--certificates", *certified]) == 0
     (comparison,) = json.loads(output.read_text())
-    assert Comparison.model_validate(comparison).variant == "fast"
+    assert Comparison.model_validate(comparison).verdict == "FASTER"
 
     output.unlink()
-    assert main(["--baseline", "single", *command[:-1]]) == 1
-    assert "has no certificate of fast" in capsys.readouterr().err
-    assert main(["--baseline", "singel", *command]) == 1
-    assert "did you mean single?" in capsys.readouterr().err
+    assert main([*command, "--results", *results, "--certificates", *certified[:1]]) == 1
+    assert "has no file of fast" in capsys.readouterr().err
+    assert main([*command, "--results", *results[1:], "--certificates", *certified]) == 1
+    assert "results/runs/single/metrics.json" in capsys.readouterr().err
     assert not output.exists()
 
 
-def test_repeat_without_windows_does_not_hide_the_others() -> None:
-    mixed = result("mixed", TWICE, [])
-    assert compare(result("single", BASE, BASE), mixed).speedup is not None
+def test_a_study_of_one_variant_has_no_comparison() -> None:
+    assert compare() == []

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from analysis_builders import memory, result
+from pair_builders import paired
 
 from schemas.errors import ConfigError
 from schemas.results import LengthHistogram, Validation
@@ -11,6 +12,7 @@ from transformer_core.analysis.files import read_as
 from transformer_core.analysis.frames import (
     lengths_frame,
     memory_frame,
+    rounds_frame,
     training_loss_frame,
     validation_frame,
     windows_frame,
@@ -25,15 +27,24 @@ def test_windows_of_variants_that_are_ok() -> None:
     assert list(frame["variant"].unique()) == ["single"]
     assert list(frame["repeat"]) == [1, 1, 1, 2]
     assert list(frame["tokens_per_second"]) == [100.0, 200.0, 400.0, 200.0]
-    assert list(frame["relative_time"]) == [2.0, 1.0, 0.5, 1.0]
 
 
 def test_frames_without_rows_keep_their_columns() -> None:
     assert windows_frame([BAD]).empty
-    assert "relative_time" in windows_frame([])
+    assert "tokens_per_second" in windows_frame([])
     assert list(memory_frame([BAD])) == ["variant", "rank", "peak_bytes"]
     assert list(training_loss_frame({})) == ["variant", "step", "loss"]
     assert list(validation_frame([])) == ["variant", "step", "loss"]
+
+
+def test_rounds_show_drift_and_a_ratio_without_it() -> None:
+    frame = rounds_frame(paired(1.5, 1.5))
+    assert list(frame["session"]) == [1] * 8 + [2] * 8
+    assert list(frame["round"]) == [*range(1, 9), *range(10, 18)], "a gap between sessions"
+    first = frame[frame["session"] == 1]
+    assert first["reference"].iloc[-1] / first["reference"].iloc[0] == pytest.approx(1.7)
+    assert first["ratio"].between(0.97, 1.03).all()
+    assert frame["ratio"].median() == pytest.approx(1.0)
 
 
 def test_memory_is_the_largest_of_the_repeats_by_rank() -> None:
