@@ -43,6 +43,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=1.0, help="of each turn, more or less (default: 1)"
     )
     group.add_argument(
+        "--plan-pairs",
+        type=int,
+        default=5_000_000,
+        metavar="N",
+        help="of the corpus whose epoch is planned: the shards over and over (default: 5000000)",
+    )
+    group.add_argument(
         "--study-data",
         type=Path,
         metavar="FOLDER",
@@ -57,7 +64,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             yield from _peers(store, Path(folder), options.rounds, options.seconds)
         yield from _strategies(store, options.rounds, options.seconds)
-        yield from _planning(store, options.rounds)
+        yield from _planning(store, options.rounds, options.plan_pairs)
     if options.study_data is not None:
         yield from _training(options.study_data, options.rounds)
 
@@ -104,9 +111,9 @@ def _strategies(store: PairStore, rounds: int, seconds: float) -> Iterator[Row]:
     yield from compare("feed, by strategy", "tokens/s", found, next(iter(found)), notes)
 
 
-def _planning(store: PairStore, rounds: int) -> Iterator[Row]:
-    """An epoch of 5 million pairs: the shards at hand, over and over."""
-    times = -(-5_000_000 // len(store))
+def _planning(store: PairStore, rounds: int, pairs: int) -> Iterator[Row]:
+    """An epoch of so many pairs: the shards at hand, over and over."""
+    times = -(-pairs // len(store))
     manifest = store.manifest.model_copy(
         update={
             name: times * getattr(store.manifest, name)
