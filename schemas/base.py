@@ -15,6 +15,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
+        defer_build=True,  # most processes need few of them
         validate_default=True,
         use_attribute_docstrings=True,
         allow_inf_nan=False,  # JSON has neither: a file that holds one could not be read back

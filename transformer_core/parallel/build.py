@@ -5,7 +5,6 @@ from schemas.train import Accumulation
 from transformer_core.parallel.central import CentralStrategy
 from transformer_core.parallel.data_parallel import DataParallelStrategy
 from transformer_core.parallel.ddp import DdpStrategy
-from transformer_core.parallel.fsdp import FsdpStrategy
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
 
@@ -24,5 +23,8 @@ def build_strategy(
         case Ddp():
             return DdpStrategy(spec, process, machine, accumulation)
         case Fsdp():
+            # Only here: it imports DTensor and more, which takes others half a second.
+            from transformer_core.parallel.fsdp import FsdpStrategy
+
             every = accumulation.synchronise == "every"
             return FsdpStrategy(spec, process, machine, synchronise_every=every)

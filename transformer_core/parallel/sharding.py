@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+# torch.distributed.tensor is imported where a tensor is sharded: it takes 0.4 s, in every process.
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -14,10 +15,15 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(unique.values())
 
 
+def is_sharded(tensor: object) -> bool:
+    """Whether ``tensor`` is one rank's view of a DTensor."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The tensor that a sharded one stands for; every rank must call this. Others as they are."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def piece(tensor: Tensor) -> Tensor:
@@ -26,8 +32,11 @@ def piece(tensor: Tensor) -> Tensor:
     Raises ValueError for a tensor that is divided in another way.
     """
     tensor = tensor.detach()
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor
+    from torch.distributed.tensor import DTensor, Shard
+
+    assert isinstance(tensor, DTensor)
     if tensor.placements != (Shard(0),):
         raise ValueError(f"a tensor placed as {tensor.placements} is not in pieces of rows")
     return tensor.to_local()
@@ -39,8 +48,11 @@ def divided_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     Ranks do not talk: each keeps its own piece.
     """
     tensor = tensor.to(pattern.device)
-    if not isinstance(pattern, DTensor):
+    if not is_sharded(pattern):
         return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(pattern, DTensor)
     return distribute_tensor(tensor, pattern.device_mesh, pattern.placements, src_data_rank=None)
 
 

@@ -22,9 +22,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from transformer_core.parallel.sharding import divided_like, named_tensors, piece
+from transformer_core.parallel.sharding import divided_like, is_sharded, named_tensors, piece
 from transformer_core.train.assemble import Setup
 
 _PREFIX = "step-"
@@ -48,7 +47,7 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     own = {
         name: piece(tensor).contiguous()
         for name, tensor in shared.items()
-        if main or isinstance(tensor, DTensor)
+        if main or is_sharded(tensor)
     }
     save_file(own | _random_state(setup.device), _shard(partial, setup.process.rank))
     if main:
@@ -128,7 +127,7 @@ def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if not isinstance(value, Tensor):
                 scalars[f"{name}/{key}"] = value
                 continue
-            if isinstance(parameter, DTensor) and value.dim() and not isinstance(value, DTensor):
+            if is_sharded(parameter) and value.dim() and not is_sharded(value):
                 raise ValueError(f"{key} of {name} is not sharded as its parameter is")
             tensors[f"{_OPTIMIZER}{name}/{key}"] = value
     return tensors, scalars

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from schemas.errors import Unsupported
 from schemas.train import AdamW, AdamW8bit, AnyOptimizer, Sgd
+from transformer_core.parallel.sharding import is_sharded
 
 
 def build_optimizer(
@@ -61,7 +61,7 @@ def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list
 
 
 def _sharded(group: list[dict[str, Any]]) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in group[0]["params"])
+    return any(is_sharded(parameter) for parameter in group[0]["params"])
 
 
 def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:

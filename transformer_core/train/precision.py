@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from schemas.train import AnyPrecision, Bf16, Bf16Matmul, Fp16, Fp32, Tf32
+from transformer_core.parallel.sharding import whole
 from transformer_core.train.matmul import set_matmul
 
 
@@ -33,9 +33,8 @@ class Precision:
         """
         self.unscale(optimizer)
         limit = clip_norm or float("inf")
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
-        if isinstance(norm, DTensor):  # parameters in shards: each rank has a part of the norm
-            norm = norm.full_tensor()
+        # Of parameters in shards, each rank has a part of the norm.
+        norm = whole(nn.utils.clip_grad_norm_(parameters, limit))
         self.update(optimizer, norm)
         return norm
 
