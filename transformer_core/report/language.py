@@ -21,7 +21,10 @@ def korean() -> dict[str, str]:
     return {
         message.id: message.string
         for message in catalog
-        if isinstance(message.id, str) and isinstance(message.string, str) and message.string
+        if message.id
+        and isinstance(message.id, str)
+        and message.string
+        and isinstance(message.string, str)
     }
 
 
