@@ -106,14 +106,17 @@ def study(
     values_csp = truth + between * random.normal(size=(*shape, 1))
     rounds_csp = random.standard_t(4, size=(*shape, pairs)) / np.sqrt(2)
     values_csp = np.sort(values_csp + np.array(noise)[:, None, None] * rounds_csp)
-    # As scipy.stats.mstats has it for one sample, for all at once.
+    # As session_ratio has it for one session, for all at once.
     cut = int(TRIM * pairs)
     lowest, highest = values_csp[..., cut, None], values_csp[..., pairs - cut - 1, None]
     centers_cs = values_csp[..., cut : pairs - cut].mean(axis=2)
     spreads_cs = np.clip(values_csp, lowest, highest).std(axis=2, ddof=1)
-    errors_cs = spreads_cs / ((1 - 2 * TRIM) * np.sqrt(pairs))
+    errors_cs = spreads_cs / ((1 - 2 * cut / pairs) * np.sqrt(pairs))
     return [
-        [LogRatio(float(c), float(e), pairs) for c, e in zip(*comparison, strict=True)]
+        [
+            LogRatio(float(c), float(e), pairs - 2 * cut - 1, pairs)
+            for c, e in zip(*comparison, strict=True)
+        ]
         for comparison in zip(centers_cs, errors_cs, strict=True)
     ]
 
@@ -163,12 +166,12 @@ def test_variance_between_sessions_is_estimated_from_all_comparisons() -> None:
     assert variance_between_sessions(many) == pytest.approx(0.02**2, rel=0.2)
     none = study(random, [0.01] * 400, 0.0)
     assert variance_between_sessions(none) < 0.002**2
-    assert variance_between_sessions([[LogRatio(0.1, 0.01, 8)]]) == 0.0
+    assert variance_between_sessions([[LogRatio(0.1, 0.01, 5, 8)]]) == 0.0
 
 
 def test_without_an_error_the_spread_of_sessions_decides() -> None:
     def exact(*values: float) -> list[LogRatio]:
-        return [LogRatio(value, 0.0, 1) for value in values]
+        return [LogRatio(value, 0.0, 0, 1) for value in values]
 
     still, moved = simultaneous_ratios([exact(0.1, 0.1), exact(0.0, 0.02)])
     # Both have the same variance, that of all sessions.
@@ -180,8 +183,8 @@ def test_without_an_error_the_spread_of_sessions_decides() -> None:
 def test_the_level_is_corrected_for_the_number_of_comparisons() -> None:
     def width(count: int) -> float:
         # As many sessions in all, so that only the level differs.
-        sessions = [LogRatio(value, 0.01, 8) for value in (0.0, 0.0)]
-        spare = [LogRatio(0.0, 0.01, 8) for _ in range(2 + 1000 - count)]
+        sessions = [LogRatio(value, 0.01, 10_000, 8) for value in (0.0, 0.0)]
+        spare = [LogRatio(0.0, 0.01, 10_000, 8) for _ in range(2 + 1000 - count)]
         interval = simultaneous_ratios([sessions] * (count - 1) + [spare])[0]
         return float(np.log(interval.high / interval.low))
 

@@ -119,7 +119,7 @@ def _peaks(session: Session) -> bool:
 def _memory_ratio(session: Session) -> LogRatio:
     """Of the largest peaks of both sides: a number per session, without an error of its own."""
     reference, variant = (side.peak_memory_bytes or 1 for side in session.sides)
-    return LogRatio(estimate=log(variant / reference), error=0.0, pairs=1)
+    return LogRatio(estimate=log(variant / reference), error=0.0, freedom=0, pairs=1)
 
 
 def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:

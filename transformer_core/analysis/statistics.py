@@ -17,8 +17,9 @@ Ratios of a study
     comparison has few of them, a study has many: the variance between sessions is estimated from
     all comparisons together, by the method of Paule and Mandel (Consensus values and weighting
     factors, 1982), and is added to each comparison's own error. The interval takes Student's t with
-    as many degrees of freedom as there are sessions beyond the first of each comparison, at a level
-    at which *all* intervals of the study hold together with 95 % (Sidak, 1967).
+    as many degrees of freedom as there are sessions beyond the first of each comparison, or as its
+    own windows have if these are fewer, at a level at which *all* intervals of the study hold
+    together with 95 % (Sidak, 1967).
 
     Assumed: processes differ about as much in one comparison as in another. How noisy the windows
     are may differ, and does between one process and several.
@@ -71,17 +72,18 @@ def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Inter
     """
     if not all(comparisons):
         raise ValueError("a comparison needs at least one session")
-    squares = [_error(sessions) for sessions in comparisons]
     between = variance_between_sessions(comparisons)
-    freedom: float = sum(len(sessions) - 1 for sessions in comparisons)
-    if not freedom:
-        freedom = max(1, sum(s.pairs - 1 for sessions in comparisons for s in sessions))
+    repeated = sum(len(sessions) - 1 for sessions in comparisons)
     level = CONFIDENCE ** (1 / max(1, len(comparisons)))
-    factor = float(stats.t.ppf((1 + level) / 2, freedom))
     intervals = []
-    for sessions, square in zip(comparisons, squares, strict=True):
-        center = float(np.mean([session.estimate for session in sessions]))
+    for sessions in comparisons:
+        square = _square(sessions)
+        # The fewer of the two: the sum of both variances is known no worse than that.
+        freedom = [repeated] * (repeated > 0)
+        freedom += [sum(session.freedom for session in sessions)] * (square > 0)
+        factor = float(stats.t.ppf((1 + level) / 2, max(1, min(freedom, default=1))))
         reach = factor * sqrt((between + square) / len(sessions))
+        center = float(np.mean([session.estimate for session in sessions]))
         intervals.append(
             Interval(
                 median=exp(center),
@@ -96,7 +98,7 @@ def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Inter
 def variance_between_sessions(comparisons: Sequence[Sequence[LogRatio]]) -> float:
     """Variance between the sessions of a comparison beyond their errors, the same for all of them;
     0 where no comparison has a second session."""
-    squares = [_error(sessions) for sessions in comparisons]
+    squares = [_square(sessions) for sessions in comparisons]
     spreads = [
         len(sessions) * float(np.var([session.estimate for session in sessions]))
         for sessions in comparisons
@@ -115,7 +117,7 @@ def variance_between_sessions(comparisons: Sequence[Sequence[LogRatio]]) -> floa
     return float(optimize.brentq(excess, least, most))
 
 
-def _error(sessions: Sequence[LogRatio]) -> float:
+def _square(sessions: Sequence[LogRatio]) -> float:
     """Mean squared error of a session."""
     return float(np.mean([session.error**2 for session in sessions]))
 

@@ -17,7 +17,7 @@ from scipy.stats import mstats
 from schemas.results import Round, TurnWindow
 
 TRIM = 0.2
-"""Share of the ratios that is left out at either end."""
+"""Share of the ratios that is left out at either end, in whole ratios."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class LogRatio:
     error: float
     """Standard error from the windows of the session alone: what differs between processes is
     not in it."""
+    freedom: int
+    """Degrees of freedom of the error."""
     pairs: int
 
 
@@ -42,10 +44,13 @@ def log_ratios(rounds: Sequence[Round], reference: str, variant: str) -> list[fl
 def session_ratio(rounds: Sequence[Round], reference: str, variant: str) -> LogRatio:
     """The trimmed mean of :func:`log_ratios` and its standard error."""
     values = np.array(log_ratios(rounds, reference, variant))
-    limits = (TRIM, TRIM)
+    cut = int(TRIM * len(values))
+    # A hair more than the share that is cut: SciPy rounds down to whole values.
+    limits = (cut / len(values) * (1 + 1e-12),) * 2
     return LogRatio(
         estimate=float(mstats.trimmed_mean(values, limits)),
         error=float(mstats.trimmed_stde(values, limits)),
+        freedom=len(values) - 2 * cut - 1,
         pairs=len(values),
     )
 
