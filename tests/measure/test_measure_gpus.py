@@ -98,10 +98,9 @@ def test_without_a_gpu_the_command_runs_as_it_stands() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "")
 
 
-def test_too_few_gpus_are_an_error_of_the_command_line(tmp_path: Path) -> None:
+def test_with_too_few_gpus_the_command_sees_what_there_is(tmp_path: Path) -> None:
     done = run(2, COMMAND, CUDA_VISIBLE_DEVICES="GPU-a", TMPDIR=str(tmp_path))
-    assert done.returncode == 2
-    assert "2 GPUs are asked for, and 1 can be seen" in done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "GPU-a")
 
 
 @pytest.mark.gpu

@@ -228,9 +228,13 @@ def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
         cores = 8
 
     monkeypatch.setattr(launch, "read_hardware", Eight)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_process(spec("single")) == 8
     assert threads_per_process(spec("ddp", devices_per_node=4)) == 2
     assert threads_per_process(spec("ddp", devices_per_node=16)) == 1
     assert threads_per_process(spec("ddp", devices_per_node=2, threads=3)) == 3
     assert threads_per_process(spec("ddp", devices_per_node=4, nodes=2)) == 2
     assert threads_per_process(spec("ddp", devices_per_node=2, nodes=2, link=LINK)) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert threads_per_process(spec("single")) == 4
+    assert threads_per_process(spec("ddp", devices_per_node=2)) == 2

@@ -79,7 +79,8 @@ def test_a_new_kind_keeps_only_the_fields_it_has_too(
 def test_kinds_of_all_sections() -> None:
     kinds = kinds_of(RunSpec)
     assert kinds["training", "optimizer"]["sgd"] == set(Sgd.model_fields)
-    assert kinds["parallel", "hook"].keys() == {"ring", "compress", "powersgd"}
+    hooks = {"ring", "compress", "powersgd", "emulated_link"}
+    assert kinds["parallel", "hook"].keys() == hooks
     assert "qkv" in kinds["model",]["transformer"] - kinds["model",]["huggingface"]
     assert ("machine",) not in kinds
 

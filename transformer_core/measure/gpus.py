@@ -88,10 +88,8 @@ def main() -> None:
     found = visible_gpus()
     if found and arguments.count:
         folder = Path(tempfile.gettempdir(), f"leased-gpus-{os.getuid()}")
-        try:
-            held = lease(found, arguments.count, folder)
-        except ValueError as error:
-            parser.error(str(error))
+        # With fewer than it needs the command says itself what it cannot do.
+        held = lease(found, min(arguments.count, len(found)), folder)
         for file in held.values():
             # The command holds them from here on.
             os.set_inheritable(file.fileno(), True)

@@ -1,5 +1,6 @@
 """How the processes of a run are started, on one host or on several."""
 
+import os
 import sys
 
 from schemas.errors import Unsupported
@@ -61,9 +62,15 @@ def spans_machines(spec: RunSpec) -> bool:
 
 
 def threads_per_process(spec: RunSpec) -> int:
-    """CPU threads for each process: as the spec says, else an even share of the cores."""
+    """CPU threads for each process: as the spec says, else an even share of the cores.
+
+    A job that Snakemake gave fewer cores says so in OMP_NUM_THREADS.
+    """
     sharing = spec.world_size if spec.machine.link else spec.processes_per_node
-    return spec.machine.threads or max(1, read_hardware().cores // sharing)
+    cores = read_hardware().cores
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    cores = min(cores, int(given)) if given.isdigit() and int(given) else cores
+    return spec.machine.threads or max(1, cores // sharing)
 
 
 def _link_kind(spec: RunSpec, link: Link) -> LinkKind:

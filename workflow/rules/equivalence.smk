@@ -34,19 +34,20 @@ rule short_run:
         f"{TRAJECTORIES}/{{run}}/run.log",
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
-    # Not timed, but it uses all cores: it takes the slot too, so that it disturbs no timed run.
-    threads: workflow.cores
+    # Not timed: short runs share the cores. A timed run takes all of them, so none is disturbed.
+    threads: lambda wildcards: SHORT_RUNS[wildcards.run].spec.processes_per_node
     resources:
         **needs(lambda wildcards: [SHORT_RUNS[wildcards.run].spec]),
-        timed=1,
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output.trajectory).parent,
         seeds=lambda wildcards: SHORT_RUNS[wildcards.run].seeds,
+        gpus=lambda wildcards: SHORT_RUNS[wildcards.run].spec.machine.devices_per_node,
     message:
         "Train {wildcards.run} for a few steps"
     shell:
-        "python -m transformer_core.measure.short_run --spec {input.spec} --seeds {params.seeds}"
+        "python -m transformer_core.measure.gpus --count {params.gpus} --"
+        " python -m transformer_core.measure.short_run --spec {input.spec} --seeds {params.seeds}"
         " --data {params.data} --output {params.folder} --log-file {log}"
 
 

@@ -57,7 +57,7 @@ rule evaluate:
         "results/runs/{variant}/evaluation.json",
     log:
         "results/logs/evaluate-{variant}.log",
-    threads: workflow.cores
+    threads: 1
     resources:
         **needs(lambda wildcards: [on_one_device(SPECS[wildcards.variant])]),
     params:
@@ -65,7 +65,8 @@ rule evaluate:
     message:
         "Translate the test split with {wildcards.variant}"
     shell:
-        "python -m transformer_core.train.translate --spec {input.spec} --run {input.run}"
+        "python -m transformer_core.measure.gpus --count 1 --"
+        " python -m transformer_core.train.translate --spec {input.spec} --run {input.run}"
         " --weights {input.weights} --data {params.data} --output {output} 2>&1 | tee {log}"
 
 
