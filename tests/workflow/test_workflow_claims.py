@@ -1,0 +1,70 @@
+"""Claims and families in the DAG: what they ask for is made, and mistakes in them are refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from project import TINY, Project
+
+CLAIMS = "results/claims.json"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    study = TINY | {"variants": ["single", "ddp", "central"]}
+    return Project(tmp_path_factory.mktemp("project"), study)
+
+
+@pytest.fixture
+def claims(project: Project) -> Iterator[Path]:
+    """The claims file, put back after the test."""
+    file = project.folder / "config/claims.yaml"
+    before = file.read_text()
+    yield file
+    file.write_text(before)
+
+
+def write(file: Path, *tests: dict[str, Any]) -> None:
+    claim = {"statement": "It is so.", "source": "A book", "tests": list(tests)}
+    file.write_text(yaml.safe_dump({"mine": claim}))
+
+
+def compared(variant: str, reference: str) -> dict[str, Any]:
+    names = {"variant": variant, "reference": reference}
+    return {"kind": "comparison", "direction": "more"} | names
+
+
+def test_what_a_claim_compares_is_timed(project: Project, claims: Path) -> None:
+    write(claims, compared("ddp", "single"))
+    assert project.planned(CLAIMS)["pair"] == 2
+    write(claims, compared("ddp", "central"), compared("tf32", "single"))
+    assert project.planned(CLAIMS)["pair"] == 3
+    assert "Time central/ddp in turns" in project.reasons(CLAIMS)
+
+
+def test_a_number_of_a_job_asks_for_the_job_and_another_asks_for_nothing(
+    project: Project, claims: Path
+) -> None:
+    number = {"file": "results/nowhere.json", "value": "x"}
+    unknown = {"kind": "measurement", "what": "x", "number": number, "at_least": 1}
+    write(claims, unknown)
+    assert "roofline" not in project.planned(CLAIMS)
+    write(claims, unknown | {"number": number | {"file": "results/machine/roofline.json"}})
+    assert project.planned(CLAIMS)["roofline"] == 1
+
+
+def test_a_mistyped_variant_is_refused_with_near_names(project: Project, claims: Path) -> None:
+    write(claims, compared("dpp", "single"))
+    code, output = project.snakemake("-n", CLAIMS)
+    assert code != 0
+    for word in ("claims.yaml: mine.tests[0].variant", "'dpp'", "did you mean ddp"):
+        assert word in output
+
+
+def test_a_mistyped_family_is_refused(project: Project, claims: Path) -> None:
+    write(claims, {"kind": "trend", "family": "bucket_sise", "direction": "rises"})
+    code, output = project.snakemake("-n", CLAIMS)
+    assert code != 0
+    assert "did you mean bucket_size" in output
