@@ -165,6 +165,8 @@ class ForwardBackward(Schema):
     """Backward over forward; null if either is zero."""
     flops_ratio: float | None
     """The same of the FLOPs; null where those are unknown."""
+    bytes_ratio: float | None
+    """The same of the bytes read and written, likewise."""
 
 
 class DeviceBreakdown(Schema):

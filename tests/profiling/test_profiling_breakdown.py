@@ -139,7 +139,7 @@ def test_phases_own_what_they_launch() -> None:
 def test_backward_against_forward() -> None:
     def product(operator: str, phase: str, time: int, flops: int) -> dict[str, Any]:
         row = work("gemm", 0, time, operator_class="contraction", operator=operator)
-        return row | {"phase": phase, "flops": flops}
+        return row | {"phase": phase, "flops": flops, "operator_bytes": 3 * flops}
 
     found = device(
         mark("forward", 0, 1, phase="forward"),
@@ -156,7 +156,9 @@ def test_backward_against_forward() -> None:
         "attention": (100, 0, None),
         "element_wise": (4, 6, 1.5),
     }
-    assert found.forward_backward[0].flops_ratio == 2
+    linear, attention, element_wise = found.forward_backward
+    assert (linear.flops_ratio, linear.bytes_ratio) == (2, 2)
+    assert (attention.flops_ratio, element_wise.bytes_ratio) == (None, None)
 
 
 def test_operator_classes_without_shapes_have_time_alone() -> None:

@@ -17,6 +17,7 @@ from transformer_core.report.figures import draw
 from transformer_core.report.inputs import Results, load
 from transformer_core.report.profile_inputs import shown, telling
 from transformer_core.report.profile_section import profiles_context
+from transformer_core.report.profile_tables import operators_table, profiles_table
 from transformer_core.report.sections import SECTIONS
 
 NAMES = next(section.figures for section in SECTIONS if section.name == "profiles")
@@ -57,7 +58,7 @@ def test_few_variants_are_shown_in_detail(results: Results) -> None:
     assert names[0] == results.study.baseline
     assert len(names) == len(set(names)) <= 4
     assert set(names) <= set(shown(results))
-    assert "accum4_sync" in names  # another way of synchronising
+    assert "accum4_sync" in names  # another way of dividing the work
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,3 +143,18 @@ def test_a_gpu_study_shows_copies_and_launches(tmp_path: Path) -> None:
     timeline = read_timeline(tmp_path / "single" / "events.parquet")
     assert timeline is not None
     assert [lane.label for lane in timeline.lanes] == ["cuda:0 stream 7"]
+
+
+def test_tables(results: Results) -> None:
+    rows = profiles_table(results)
+    by_variant = {row["variant"]: row for row in rows}
+    assert list(by_variant) == list(results.variants)
+    assert by_variant["ddp"]["status"] == "unsupported"
+    assert by_variant["ddp"]["window_ns"] is None
+    assert [row["rank"] for row in rows if row["variant"] == "accum4_sync"] == [0, 1]
+    parts = ("compute_ns", "exposed_communication_ns", "idle_ns")
+    assert sum(by_variant["accum4_sync"][part] for part in parts) == 200_000
+    classes = [
+        row["operator_class"] for row in operators_table(results) if row["variant"] == "single"
+    ]
+    assert classes == ["contraction", "normalization", "element_wise"]

@@ -59,7 +59,10 @@ def forward_backward(rows: Columns) -> list[ForwardBackward]:
     for group in ("linear", "attention", operators.NORMALIZATION, operators.ELEMENT_WISE):
         mine = groups == group
         times = [int(durations[mine & phase].sum()) for phase in (forward, backward)]
-        flops = [_flops(rows["flops"][mine & phase]) for phase in (forward, backward)]
+        ratios = [
+            _ratio(rows[column][mine & forward], rows[column][mine & backward])
+            for column in ("flops", "operator_bytes")
+        ]
         if not any(times):
             continue
         found.append(
@@ -68,7 +71,8 @@ def forward_backward(rows: Columns) -> list[ForwardBackward]:
                 forward_ns=times[0],
                 backward_ns=times[1],
                 ratio=times[1] / times[0] if all(times) else None,
-                flops_ratio=flops[1] / flops[0] if flops[0] and flops[1] else None,
+                flops_ratio=ratios[0],
+                bytes_ratio=ratios[1],
             )
         )
     return found
@@ -82,5 +86,7 @@ def _contraction(operator: str | None) -> str | None:
     return "linear" if base in _LINEAR else None
 
 
-def _flops(values: NDArray) -> int:
-    return int(values[values != NULL].sum())
+def _ratio(forward: NDArray, backward: NDArray) -> float | None:
+    """The sum of what is known backward over forward."""
+    first, second = (int(values[values != NULL].sum()) for values in (forward, backward))
+    return second / first if first and second else None

@@ -89,8 +89,6 @@ def collectives(devices: Devices) -> list[CollectiveUse]:
     groups = _grouped(devices, lambda device: device.collectives, lambda use: use.collective)
     found = []
     for name, uses in groups.items():
-        bandwidths = [use.bus_bandwidth for use in uses]
-        known = [value for value in bandwidths if value is not None]
         found.append(
             CollectiveUse(
                 collective=name,
@@ -100,7 +98,7 @@ def collectives(devices: Devices) -> list[CollectiveUse]:
                 union_ns=sum(use.union_ns for use in uses),
                 transfer_ns=_sum([use.transfer_ns for use in uses]),
                 waiting_ns=_sum([use.waiting_ns for use in uses]),
-                bus_bandwidth=sum(known) / len(known) if len(known) == len(uses) else None,
+                bus_bandwidth=_mean([use.bus_bandwidth for use in uses]),
             )
         )
     return found
@@ -129,14 +127,14 @@ def forward_backward(devices: Devices) -> list[ForwardBackward]:
     for name, uses in groups.items():
         forward = sum(use.forward_ns for use in uses)
         backward = sum(use.backward_ns for use in uses)
-        flops = [use.flops_ratio for use in uses if use.flops_ratio is not None]
         found.append(
             ForwardBackward(
                 operators=name,
                 forward_ns=forward,
                 backward_ns=backward,
                 ratio=backward / forward if forward and backward else None,
-                flops_ratio=sum(flops) / len(flops) if len(flops) == len(uses) else None,
+                flops_ratio=_mean([use.flops_ratio for use in uses]),
+                bytes_ratio=_mean([use.bytes_ratio for use in uses]),
             )
         )
     return found
@@ -158,3 +156,9 @@ def _sum(values: Sequence[int | None]) -> int | None:
     """The sum; null if there is no value, or one of them is null."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean; null likewise."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None

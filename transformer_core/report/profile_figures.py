@@ -69,6 +69,10 @@ def communication(results: Results) -> Drawing:
         for name, breakdown in shown(results).items()
         if any(device.collectives for device in breakdown.devices)
     }
+    title = "Communication: hidden, exposed, waiting"
+    if not found:
+        text = "No variant communicates"
+        return Drawing(nothing(Figure(figsize=(WIDTH, 1.6)), text), title, f"{text}.")
     figure, axes = rows(len(found))
     for row, breakdown in enumerate(found.values()):
         steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
@@ -94,15 +98,12 @@ def communication(results: Results) -> Drawing:
                 label=name,
             )
             left[offset] += width
-    if found:
-        _name_rows(axes, list(found))
-        axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
-        _legend_once(axes, _COMMUNICATION)
-    else:
-        nothing(figure, "No variant communicates")
+    _name_rows(axes, list(found))
+    axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
+    _legend_once(axes, _COMMUNICATION)
     return Drawing(
         figure,
-        "Communication: hidden, exposed, waiting",
+        title,
         "Upper bar: time in which communication runs, hidden by computation beside it or exposed. "
         "Lower bar: the sum over all collectives, of which transfer is the shortest on any "
         "rank and the rest is waiting for the slowest. Mean over steps and devices. Variants that "

@@ -7,6 +7,8 @@ from transformer_core.analysis.files import read_record
 from transformer_core.report.inputs import Results
 
 _TELLING = 4
+_USUAL: tuple[tuple[str, bool], ...] = (("ddp", False), ("ddp", True), ("fsdp", False))
+"""Kind of the division of work, and whether gradients accumulate."""
 
 
 def read_breakdowns(results: Results) -> dict[str, Breakdown]:
@@ -27,15 +29,16 @@ def folder_of(results: Results, variant: str) -> Path:
 
 def telling(results: Results) -> list[str]:
     """The few variants that are shown in detail: the baseline, and the first of each way of
-    dividing the work and of synchronising."""
-    seen: dict[tuple[str, str], str] = {}
+    dividing and synchronising the work, the usual ways first."""
+    seen: dict[tuple[str, bool], str] = {}
     names = list(shown(results))
     for name in sorted(names, key=lambda name: name != results.study.baseline):
         spec = results.specs[name]
-        accumulation = spec.training.accumulation
-        way = accumulation.synchronise if accumulation.micro_batches > 1 else "once"
-        seen.setdefault((spec.parallel.kind, way), name)
-    return list(seen.values())[:_TELLING]
+        way = (spec.parallel.kind, spec.training.accumulation.micro_batches > 1)
+        seen.setdefault(way, name)
+    baseline, *others = seen or [None]
+    ways = sorted(others, key=lambda way: _USUAL.index(way) if way in _USUAL else len(_USUAL))
+    return [seen[way] for way in [baseline, *ways] if way][:_TELLING]
 
 
 def read_roofline(results: Results) -> Roofline | None:

@@ -13,6 +13,7 @@ from schemas.results import Deviation, Interval
 from transformer_core.data.files import write_text
 from transformer_core.report.claims_section import read_claims, read_curves
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
+from transformer_core.report.profile_tables import operators_table, profiles_table
 
 Row = Mapping[str, Any]
 
@@ -180,6 +181,8 @@ TABLES = {
     "variants.csv": variants_table,
     "equivalence.csv": equivalence_table,
     "families.csv": families_table,
+    "profiles.csv": profiles_table,
+    "operators.csv": operators_table,
     "corpus.csv": corpus_table,
     "machine.csv": machine_table,
 }
