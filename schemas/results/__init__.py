@@ -30,7 +30,9 @@ from schemas.results.comparisons import (
     Verdict,
 )
 from schemas.results.data import (
+    CheckedSplit,
     CorpusSplit,
+    DataCheck,
     LengthHistogram,
     Shard,
     ShardManifest,
@@ -123,6 +125,7 @@ __all__ = [
     "CertificateStatus",
     "CertificateStep",
     "Change",
+    "CheckedSplit",
     "ClaimResult",
     "ClaimVerdict",
     "CollectiveRun",
@@ -130,6 +133,7 @@ __all__ = [
     "Comparison",
     "Contender",
     "CorpusSplit",
+    "DataCheck",
     "DdpTimes",
     "DecodingMemory",
     "Deviation",

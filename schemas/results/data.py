@@ -118,7 +118,7 @@ class ShardManifest(Schema):
 
 
 class ShardProgress(Schema):
-    """progress.json beside the shards of a job that has not ended: what a killed job goes on from."""
+    """progress.json beside the shards of a job that has not ended: a killed one goes on from it."""
 
     work: Sha256
     """What is being done: checksum of input, settings and code. Other work begins anew."""
@@ -126,3 +126,27 @@ class ShardProgress(Schema):
     """The first pair of the split that no finished shard holds or leaves out."""
     manifest: ShardManifest
     """The manifest as far as it is known."""
+
+
+class CheckedSplit(Schema):
+    """A split whose shards are all as they were written."""
+
+    manifest: str
+    """Path of its manifest."""
+    split: Split
+    """Which split."""
+    pairs: int
+    """Sentence pairs in it."""
+    shards: int
+    """Files that were read."""
+    bytes: int
+    """Their size."""
+
+
+class DataCheck(Schema):
+    """results/data/<corpus>/verify.json: that every shard was read and has its checksum."""
+
+    splits: list[CheckedSplit]
+    """The splits of the corpus."""
+    seconds: float
+    """Time that it took."""

@@ -1,4 +1,5 @@
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from pair_files import ENGLISH, GERMAN, make_store, steady, write_pairs, write_t
 from schemas.data import Filter
 from schemas.results import ShardManifest, ShardProgress
 from transformer_core.data import shards as job
+from transformer_core.data import store as reading
 from transformer_core.data.files import CorpusError, sha256
 from transformer_core.data.gather import gather
 from transformer_core.data.gather import main as gather_main
@@ -49,7 +52,7 @@ def test_round_trip_in_any_number_of_shards(tokenizer, pairs, per_shard, data):
         folder = Path(name)
         file = write_pairs(folder / "p.arrow", sources, targets)
         written = write_shards(file, tokenizer, Filter(), folder / "out", per_shard)
-        store = open_shards(folder / "out" / "manifest.json", verify=True)
+        store = open_shards(folder / "out" / "manifest.json")
         assert store.manifest == written
         assert len(store) == len(pairs)
         assert len(written.shards) == -(-len(pairs) // per_shard)
@@ -299,7 +302,7 @@ def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
     for shard in progress.manifest.shards:
         assert sha256(out / shard.file) == shard.sha256
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    store = open_shards(out / "manifest.json", verify=True)
+    store = open_shards(out / "manifest.json")
     assert len(store) == 40_000
     assert decoded(tokenizer, store.target_rows([0, 39_999])) == [GERMAN[0], GERMAN[-1]]
 
@@ -360,7 +363,7 @@ def test_parts_together_are_the_split(tmp_path, tokenizer, count):
     files = {"shards": whole.shards, "seconds": whole.seconds}
     assert manifest.model_copy(update=files) == whole
     store, expected = (
-        open_shards(out / "manifest.json", verify=True),
+        open_shards(out / "manifest.json"),
         open_shards(tmp_path / "whole" / "manifest.json"),
     )
     rows = np.arange(len(expected))
@@ -372,6 +375,11 @@ def test_parts_together_are_the_split(tmp_path, tokenizer, count):
     assert {path.relative_to(out) for path in out.rglob("*.arrow")} == {
         Path(shard.file) for shard in manifest.shards
     }
+    assert {path.name for path in out.glob("part-*")} == {path.parent.name for path in paths}
+    # And one job again.
+    write_shards(file, tokenizer, rules, out, 5)
+    assert not list(out.glob("part-*"))
+    assert len(open_shards(out / "manifest.json")) == len(expected)
 
 
 def test_a_part_may_be_empty_but_not_all(tmp_path, tokenizer):
@@ -415,7 +423,7 @@ def test_shard_of_another_size_is_refused(tmp_path, change):
         open_shards(tmp_path / "shards" / "manifest.json")
     assert str(path) in str(error.value)
     manifest = tmp_path / "shards" / "manifest.json"
-    assert f"snakemake --cores all {manifest} --forcerun shards" in str(error.value)
+    assert f"snakemake --cores all {manifest} --forcerun {manifest}" in str(error.value)
 
 
 @steady
@@ -427,10 +435,48 @@ def test_any_flipped_bit_is_found(one_shard, data):
     place = data.draw(st.integers(0, len(whole) - 1))
     changed[place] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(changed)
-    with pytest.raises(ShardError, match=r"has changed: SHA-256"):
-        open_shards(one_shard / "manifest.json", verify=True)
+    with pytest.raises(ShardError, match=r"shard-00000"):
+        open_shards(one_shard / "manifest.json").source_rows([0])
     path.write_bytes(whole)
-    open_shards(one_shard / "manifest.json", verify=True)
+    open_shards(one_shard / "manifest.json").source_rows([0])
+
+
+def age(folder):
+    """Make the shards look as old as those of yesterday."""
+    for path in folder.glob("shard-*"):
+        os.utime(path, (1, time.time() - 86_400))
+
+
+@pytest.mark.parametrize("read", ["source_rows", "target_rows"])
+def test_a_shard_is_checked_when_it_is_first_read_and_once(tmp_path, monkeypatch, read):
+    make_store(tmp_path, pairs=60, pairs_per_shard=25)
+    folder = tmp_path / "shards"
+    checked = []
+    monkeypatch.setattr(reading, "sha256", lambda path: checked.append(path.name) or sha256(path))
+    age(folder)
+    opened = open_shards(folder / "manifest.json")
+    assert checked == []
+    getattr(opened, read)([30, 31])
+    opened.source.lengths(np.array([[26, 40]]))
+    assert checked == ["shard-00001.arrow"]
+    opened.source.read(np.array([[20, 30]]))
+    assert checked == ["shard-00001.arrow", "shard-00000.arrow"]
+    getattr(open_shards(folder / "manifest.json"), read)([0, 30, 59])
+    assert checked[2:] == ["shard-00002.arrow"]
+    # Changed since: the stamp is of no use.
+    path = folder / "shard-00001.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match=r"shard-00001\.arrow: has changed: SHA-256"):
+        getattr(open_shards(folder / "manifest.json"), read)([30])
+    getattr(open_shards(folder / "manifest.json"), read)([0, 59])
+
+
+def test_a_young_shard_gets_no_stamp(tmp_path, monkeypatch):
+    make_store(tmp_path, pairs=8)
+    open_shards(tmp_path / "shards" / "manifest.json").source_rows([0])
+    assert not list((tmp_path / "shards").glob(".*"))
 
 
 @pytest.fixture(scope="module")
@@ -456,6 +502,16 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
     with pytest.raises(ShardError, match="not 25 of uint32"):
         open_shards(manifest)
 
+    other = ShardManifest.model_validate_json(text).shards[0]
+    columns = pa.ipc.open_file(folder / other.file).read_all().rename_columns(["source", "wrong"])
+    with pa.ipc.new_file(folder / other.file, columns.schema) as sink:
+        sink.write_table(columns)
+    size = (folder / other.file).stat().st_size
+    manifest.write_text(text.replace(f'"bytes": {other.bytes}', f'"bytes": {size}', 1))
+    with pytest.raises(ShardError, match="shard-00000"):
+        open_shards(manifest)
+    make_store(tmp_path)
+
     manifest.write_text(text)
     shard = folder / "shard-00002.arrow"
     shard.write_bytes(bytes(shard.stat().st_size))
@@ -480,11 +536,11 @@ def test_job(tmp_path, tokenizer, capsys):
     assert [shard.pairs for shard in manifest.shards] == [3, 1]
     assert job.main([*arguments, '{"max_tokens": 2, "too_long": "error"}']) == 2
     assert "corpus.en:11" in capsys.readouterr().err
-    for part in ("0/2", "3/2", "2", "1/0"):
+    for part in ("0-of-2", "3-of-2", "2", "1-of-0"):
         with pytest.raises(SystemExit):
             job.main([*arguments, "{}", "--part", part])
-    assert "take N/COUNT" in capsys.readouterr().err
-    assert job.main([*arguments, "{}", "--part", "2/2"]) == 0
+    assert "take N-of-COUNT" in capsys.readouterr().err
+    assert job.main([*arguments, "{}", "--part", "2-of-2"]) == 0
     manifest = ShardManifest.model_validate_json((tmp_path / "out/manifest.json").read_text())
     assert manifest.pairs == 2
     assert job.main([*arguments, '{"max_token": 2}']) == 2

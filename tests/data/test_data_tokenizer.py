@@ -124,7 +124,7 @@ def test_job_refuses_empty_missing_and_damaged_pairs(tmp_path, capsys):
     assert "holds no pair" in capsys.readouterr().err
     (tmp_path / "p.arrow").write_bytes(b"ARROW1 is not all of it")
     assert job.main(_arguments(tmp_path, "{}")) == 2
-    assert "snakemake --cores all --force" in capsys.readouterr().err
+    assert f"snakemake --cores all {tmp_path / 'p.arrow'} --forcerun" in capsys.readouterr().err
     (tmp_path / "p.arrow").unlink()
     assert job.main(_arguments(tmp_path, "{}")) == 2
     assert "p.arrow" in capsys.readouterr().err

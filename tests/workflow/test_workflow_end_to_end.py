@@ -196,4 +196,5 @@ def test_a_truncated_shard_is_named_with_its_repair(project: Project) -> None:
         metrics.write_text(kept)
     assert repeat["status"] == "failed"
     assert shard.name in repeat["reason"]
-    assert "--forcerun shards" in repeat["traceback"]
+    manifest = "results/data/grammar/shards/train/manifest.json"
+    assert f"snakemake --cores all {manifest} --forcerun {manifest}" in repeat["traceback"]

@@ -1,21 +1,24 @@
 """Job: read one split of a corpus, filter it, and write it as sentence pairs in an Arrow file."""
 
 import argparse
+import gc
 import json
 import logging
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.data import SPLITS, AnyCorpus, Filter, Problem, Split
 from schemas.results import CorpusSplit, LengthHistogram, SkippedPair
 from transformer_core.data.files import CorpusError, atomic_path, sha256, snippet, where, write_text
+from transformer_core.data.lengths import Counts, add_counts, count_lengths
 from transformer_core.data.progress import Progress
 from transformer_core.data.readers import Invalid, Pair, Reader, Row, open_split
 
@@ -105,6 +108,7 @@ def read_split(
     pairs_path: Path,
     report_path: Path,
     downloads: Path | None = None,
+    processes: int = 1,
 ) -> CorpusSplit:
     """Write the pairs of one split to ``pairs_path``, then the report to ``report_path``.
 
@@ -114,13 +118,14 @@ def read_split(
 
     Raises CorpusError for a corpus that cannot be used.
     """
-    reader = open_split(corpus, split, downloads)
+    reader = open_split(corpus, split, downloads, processes)
     pair_filter = PairFilter(rules, reader)
-    lengths: tuple[Counter[int], Counter[int]] = Counter(), Counter()
+    lengths: dict[str, Counts] = {"source": {}, "target": {}}
     metadata = {"corpus": corpus.name, "split": split, "files": json.dumps(reader.files)}
     schema = SCHEMA.with_metadata(metadata)
     with atomic_path(pairs_path) as temporary:
         with (
+            _no_collector(),
             pa.OSFile(str(temporary), "wb") as sink,
             pa.ipc.new_file(sink, schema) as writer,
             Progress(f"{corpus.name} {split}", "pairs", reader.total) as progress,
@@ -128,9 +133,12 @@ def read_split(
             for rows in _chunks(reader.rows()):
                 kept = pair_filter.keep(rows)
                 if kept:
-                    writer.write_batch(_batch(kept, schema, lengths))
+                    batch = _batch(kept, schema)
+                    writer.write_batch(batch)
+                    for side, total in lengths.items():
+                        lengths[side] = add_counts([total, _characters(batch.column(side))])
                 progress.update(len(rows))
-        kept_pairs = lengths[0].total()
+        kept_pairs = sum(lengths["source"].values())
         _check_any_left(pair_filter, kept_pairs, reader)
     report = CorpusSplit(
         corpus=corpus.name,
@@ -142,8 +150,8 @@ def read_split(
         examples=pair_filter.examples,
         lengths=LengthHistogram(
             unit="characters",
-            source=dict(sorted(lengths[0].items())),
-            target=dict(sorted(lengths[1].items())),
+            source=lengths["source"],
+            target=lengths["target"],
         ),
         bytes=pairs_path.stat().st_size,
         sha256=sha256(pairs_path),
@@ -152,23 +160,35 @@ def read_split(
     return report
 
 
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Without Python's search for cycles, which millions of rows set off and none of them is in."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
     while chunk := list(islice(rows, BATCH_PAIRS)):
         yield chunk
 
 
-def _batch(
-    kept: list[Pair], schema: pa.Schema, lengths: tuple[Counter[int], Counter[int]]
-) -> pa.RecordBatch:
+def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:
     lines, sources, targets = zip(*kept, strict=True)
-    lengths[0].update(map(len, sources))
-    lengths[1].update(map(len, targets))
     columns = [
         pa.array(sources, pa.large_string()),
         pa.array(targets, pa.large_string()),
         pa.array(lines, pa.int64()),
     ]
     return pa.record_batch(columns, schema=schema)
+
+
+def _characters(texts: pa.LargeStringArray) -> Counts:
+    return count_lengths(pc.utf8_length(texts).to_numpy())
 
 
 def _check_any_left(pair_filter: PairFilter, kept: int, reader: Reader) -> None:
@@ -232,7 +252,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--downloads", type=Path, metavar="DIR", help="where url corpora keep their files"
     )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that generate a grammar corpus (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
+    if options.processes < 1:
+        parser.error(f"--processes {options.processes}: take 1 or more")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         report = read_split(
@@ -242,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.pairs,
             options.report,
             options.downloads,
+            options.processes,
         )
     except (CorpusError, OptionError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -51,7 +51,7 @@ def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
         ],
     )
     check_any_left(manifest, output, rules)
-    write_manifest(manifest, output)
+    write_manifest(manifest, output, [path.parent for path in paths])
     return manifest
 
 

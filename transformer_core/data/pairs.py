@@ -1,5 +1,6 @@
 """Reading results/data/<corpus>/pairs/<split>.arrow: the sentence pairs as text."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,9 +78,11 @@ class PairFile:
         return CorpusError(message, file=self.path, remedy=remake(self.path))
 
 
-def remake(path: str | Path) -> str:
-    """The remedy for a damaged file of the workflow."""
-    return f"make it again: snakemake --cores all --force {path}"
+def remake(target: str | Path, damaged: str | Path | None = None) -> str:
+    """The remedy for a damaged file of the workflow, and for the ``target`` that needs it."""
+    options = os.environ.get("STUDY_OPTIONS", "")
+    command = f"snakemake --cores all {target} --forcerun {damaged or target} {options}"
+    return f"make it again: {command.rstrip()}"
 
 
 def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:

@@ -1,10 +1,13 @@
 """Readers of corpora: every kind becomes the same stream of numbered sentence pairs."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,7 @@ from schemas.data import (
 from schemas.errors import nearest
 from transformer_core.data import download, grammar
 from transformer_core.data.files import CorpusError, read_lines, unreadable
+from transformer_core.data.in_order import in_order
 
 _ROWS = 10_000
 
@@ -69,14 +73,17 @@ class Reader:
     """Number of rows, where it is known beforehand."""
 
 
-def open_split(corpus: AnyCorpus, split: Split, downloads: Path | None = None) -> Reader:
-    """The reader of one split; ``downloads`` is the cache folder of url corpora.
+def open_split(
+    corpus: AnyCorpus, split: Split, downloads: Path | None = None, processes: int = 1
+) -> Reader:
+    """The reader of one split; ``downloads`` is the cache folder of url corpora, ``processes`` how
+    many generate a corpus that is not read.
 
     Raises CorpusError if a remote file cannot be had.
     """
     match corpus:
         case GrammarCorpus():
-            return _grammar(corpus, split)
+            return _grammar(corpus, split, processes)
         case TextCorpus():
             pair = getattr(corpus, split)
             return _text(Path(pair.source), Path(pair.target), [pair.source, pair.target])
@@ -101,15 +108,28 @@ def open_split(corpus: AnyCorpus, split: Split, downloads: Path | None = None) -
             return _one_file(getattr(corpus, split), partial(_line_rows, parse=jsonl, skip=0))
 
 
-def _grammar(corpus: GrammarCorpus, split: Split) -> Reader:
+def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:
     count = getattr(corpus, f"{split}_pairs")
     name = f"grammar (seed {corpus.seed})"
 
     def rows() -> Iterator[Row]:
-        pairs = grammar.generate(corpus.seed, split, count)
-        return (Pair(line, *pair) for line, pair in enumerate(pairs, start=1))
+        made = chain.from_iterable(_grammar_chunks(corpus.seed, split, count, processes))
+        return (Pair(line, *pair) for line, pair in enumerate(islice(made, count), start=1))
 
     return Reader([name], name, name, rows, count)
+
+
+def _grammar_chunks(
+    seed: int, split: Split, count: int, processes: int
+) -> Iterator[list[tuple[str, str]]]:
+    make = partial(grammar.generate_chunk, seed, split)
+    chunks = range(-(-count // grammar.CHUNK))
+    if processes == 1 or len(chunks) < processes:
+        yield from map(make, chunks)
+        return
+    # Not forked: Arrow may have started threads.
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=gc.disable) as workers:
+        yield from in_order(workers, make, chunks, 4 * processes)
 
 
 def _text(source: Path, target: Path, names: list[str]) -> Reader:

@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -148,12 +150,19 @@ def check_any_left(manifest: ShardManifest, pairs: Path, rules: Filter) -> None:
         )
 
 
-def write_manifest(manifest: ShardManifest, path: Path) -> None:
-    """Write a manifest, last of all; shards below its folder that it does not name go."""
+def write_manifest(manifest: ShardManifest, path: Path, parts: Collection[Path] = ()) -> None:
+    """Write a manifest, last of all.
+
+    What an earlier division of the split left goes: shards beside the manifest that it does not
+    name, and folders of parts that are not among ``parts``.
+    """
     named = {path.parent / shard.file for shard in manifest.shards}
-    for old in path.parent.rglob("shard-*.arrow"):
+    for old in (*path.parent.glob("shard-*.arrow"), *path.parent.glob(".shard-*.checked")):
         if old not in named:
             old.unlink()
+    for folder in path.parent.glob("part-*"):
+        if folder not in parts:
+            shutil.rmtree(folder)
     write_text(path, manifest.model_dump_json(indent=2) + "\n")
     (path.parent / _PROGRESS).unlink(missing_ok=True)
 
@@ -359,8 +368,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--part",
-        default="1/1",
-        metavar="N/COUNT",
+        default="1-of-1",
+        metavar="N-of-COUNT",
         help="tokenize only this part of the pairs, N from 1 (default: %(default)s)",
     )
     parser.add_argument(
@@ -381,9 +390,9 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("pairs_per_shard", "threads"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: take 1 or more")
-    part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", options.part)
+    part = re.fullmatch(r"([1-9]\d*)-of-([1-9]\d*)", options.part)
     if part is None or int(part[1]) > int(part[2]):
-        parser.error(f"--part {options.part}: take N/COUNT, with N from 1 to COUNT")
+        parser.error(f"--part {options.part}: take N-of-COUNT, with N from 1 to COUNT")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # The tokenizer's own threads, of which it would else start one for each core of the host.
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.threads))

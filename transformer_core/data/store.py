@@ -1,7 +1,8 @@
 """The shards of a split as arrays over their memory maps."""
 
-import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,19 @@ from pydantic import ValidationError
 
 from schemas.results import Shard, ShardManifest
 from transformer_core.data.arrays import Ragged, ranges
-from transformer_core.data.files import CorpusError
+from transformer_core.data.files import CorpusError, sha256, write_text
+from transformer_core.data.pairs import remake
+
+_YOUNG = 2_000_000_000
+"""Nanoseconds."""
 
 
 class ShardError(CorpusError):
     """A manifest or a shard that is missing, cut off or changed."""
 
     def __init__(self, message: str, file: Path, manifest: Path) -> None:
-        remedy = f"make it again: snakemake --cores all {manifest} --forcerun shards"
+        # The job that made a shard made the manifest beside it, perhaps of a part of the split.
+        remedy = remake(manifest, file.with_name("manifest.json"))
         super().__init__(message, file=file, remedy=remedy)
 
 
@@ -29,9 +35,13 @@ class Side:
     Args:
         column: name of the column, source or target.
         batches: the record batch of each shard, in order.
+        check: called with the number of a shard before any of its sentences is read.
     """
 
-    def __init__(self, column: str, batches: list[pa.RecordBatch]) -> None:
+    def __init__(
+        self, column: str, batches: list[pa.RecordBatch], check: Callable[[int], None]
+    ) -> None:
+        self._check = check
         columns = [batch.column(column) for batch in batches]
         self.ids = [column.values.to_numpy(zero_copy_only=True) for column in columns]
         """Per shard the ids of all sentences in a row."""
@@ -59,6 +69,7 @@ class Side:
         chunks, lengths = [], [np.empty(0, np.int32)]
         for shard in np.unique(shards).tolist():
             local = rows[order[shards[order] == shard]] - self._first[shard]
+            self._check(shard)
             starts = self.offsets[shard][local]
             lengths.append((self.offsets[shard][local + 1] - starts).astype(np.int32))
             chunks.append(self.ids[shard][ranges(starts, lengths[-1])])
@@ -70,6 +81,8 @@ class Side:
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
             while start < stop:
                 first, end = int(self._first[shard]), min(stop, int(self._first[shard + 1]))
+                if first < end:
+                    self._check(shard)
                 yield shard, start - first, end - first
                 start, shard = end, shard + 1
 
@@ -80,12 +93,17 @@ class PairStore:
     Nothing but the headers of the shards is read before it is asked for.
     """
 
-    def __init__(self, manifest: ShardManifest, batches: list[pa.RecordBatch]) -> None:
+    def __init__(
+        self,
+        manifest: ShardManifest,
+        batches: list[pa.RecordBatch],
+        check: Callable[[int], None] = lambda shard: None,
+    ) -> None:
         self.manifest = manifest
         self.batches = batches
         """The record batch of each shard, in its memory map."""
-        self.source = Side("source", batches)
-        self.target = Side("target", batches)
+        self.source = Side("source", batches, check)
+        self.target = Side("target", batches, check)
 
     def __len__(self) -> int:
         return self.manifest.pairs
@@ -99,43 +117,95 @@ class PairStore:
         return _split(self.target.gather(np.asarray(rows, np.int64)))
 
 
-def open_shards(manifest_path: str | Path, verify: bool = False) -> PairStore:
+def open_shards(manifest_path: str | Path) -> PairStore:
     """Memory-map the shards of a manifest, after checking their sizes.
 
-    Args:
-        manifest_path: manifest.json; the shards lie beside it.
-        verify: also compare the SHA-256 of every shard, which reads all of it.
+    The SHA-256 of a shard is compared when it is first read: a mistake is a ShardError then. A
+    stamp beside the shard says so to all who open it later, until it is changed again.
 
     Raises:
         ShardError: a file is missing, cut off or changed.
     """
     path = Path(manifest_path)
+    manifest = read_manifest(path)
+    batches = [_open(path, manifest, shard) for shard in manifest.shards]
+    unread = set(range(len(batches)))
+
+    def check(shard: int) -> None:
+        if shard in unread:
+            _check_once(path, manifest.shards[shard])
+            unread.discard(shard)
+
+    return PairStore(manifest, batches, check)
+
+
+def read_manifest(path: Path) -> ShardManifest:
+    """The manifest of a split; ShardError if it is missing or damaged."""
     try:
-        manifest = ShardManifest.model_validate_json(path.read_bytes())
+        return ShardManifest.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ShardError(f"cannot be read ({error})", path, path) from None
-    return PairStore(manifest, [_open(path, manifest, shard, verify) for shard in manifest.shards])
 
 
-def _open(path: Path, manifest: ShardManifest, shard: Shard, verify: bool) -> pa.RecordBatch:
-    file = path.parent / shard.file
+def check_shard(manifest: Path, shard: Shard) -> None:
+    """Compare size and SHA-256 of a shard, which reads all of it; ShardError if they differ."""
+    file = manifest.parent / shard.file
+    _check_size(manifest, shard)
+    try:
+        found = sha256(file)
+    except OSError as error:
+        raise ShardError(f"cannot be read ({error})", file, manifest) from None
+    if found != shard.sha256:
+        message = f"has changed: SHA-256 {found} instead of {shard.sha256}"
+        raise ShardError(message, file, manifest)
+
+
+def _check_once(manifest: Path, shard: Shard) -> None:
+    """:func:`check_shard`, unless that was done since the file was last changed."""
+    file = manifest.parent / shard.file
+    changed = file.stat().st_mtime_ns
+    stamp = file.with_name(f".{file.name}.checked")
+    right = f"{shard.sha256} {changed}\n"
+    with suppress(OSError):
+        if stamp.read_text(encoding="ascii") == right:
+            return
+    check_shard(manifest, shard)
+    # A file that is this young could change again within the same tick of the file system's clock.
+    if time.time_ns() - changed > _YOUNG:
+        # A folder that cannot be written has no stamps: everybody checks.
+        with suppress(OSError):
+            write_text(stamp, right)
+
+
+def _check_size(manifest: Path, shard: Shard) -> None:
+    file = manifest.parent / shard.file
     try:
         size = file.stat().st_size
-        if size != shard.bytes:
-            raise ShardError(f"has {size} bytes instead of {shard.bytes}", file, path)
-        if verify:
-            with file.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != shard.sha256:
-                message = f"has changed: SHA-256 {found} instead of {shard.sha256}"
-                raise ShardError(message, file, path)
+    except OSError as error:
+        raise ShardError(f"cannot be read ({error})", file, manifest) from None
+    if size != shard.bytes:
+        raise ShardError(f"has {size} bytes instead of {shard.bytes}", file, manifest)
+
+
+def _open(path: Path, manifest: ShardManifest, shard: Shard) -> pa.RecordBatch:
+    file = path.parent / shard.file
+    _check_size(path, shard)
+    try:
         batch = pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0)
-    except (OSError, pa.ArrowInvalid) as error:
+        batch.validate()
+    except (OSError, pa.ArrowException) as error:
         raise ShardError(f"cannot be read ({error})", file, path) from None
     kind = pa.large_list(pa.from_numpy_dtype(np.dtype(manifest.id_type)))
-    if batch.num_rows != shard.pairs or batch.schema.types != [kind, kind]:
+    schema = pa.schema({"source": kind, "target": kind})
+    if batch.num_rows != shard.pairs or not batch.schema.equals(schema):
         message = f"holds {batch.num_rows} pairs, not {shard.pairs} of {manifest.id_type}"
         raise ShardError(message, file, path)
+    tokens = (shard.source_tokens, shard.target_tokens)
+    if any(
+        column.null_count or column.values.null_count or len(column.values) != count
+        for column, count in zip(batch.columns, tokens, strict=True)
+    ):
+        raise ShardError("holds other tokens than its manifest says", file, path)
     return batch
 
 

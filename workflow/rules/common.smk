@@ -29,6 +29,12 @@ OWNER = Path("results/.study")
 # Another folder of results, for results/compare.html. Not a part of the study.
 AGAINST = config.pop("against", None)
 
+
+# Jobs that share the tokenizing of the training pairs: --set-scatter tokenize=16.
+scattergather:
+    tokenize=1,
+
+
 try:
     VARIANTS = read_variants(f"{workflow.basedir}/{VARIANTS_FILE}")
     STUDY = check_study(config, STUDY_FILE)
@@ -37,11 +43,13 @@ try:
     CLAIMS = read_claims(f"{workflow.basedir}/{CLAIMS_FILE}", VARIANTS, FAMILIES)
     SHORT_RUNS = short_runs(STUDY, VARIANTS, SPECS, STUDY_FILE, VARIANTS_FILE)
     check_owner(STUDY, OWNER, STUDY_FILE)
+    TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"
+    PART_MANIFESTS = gather.tokenize(f"{TRAIN_SHARDS}/part-{{scatteritem}}/manifest.json")
     # Comparisons that claims and families ask for, beside those with the baseline.
     EXTRA_PAIRS = claim_pairs(CLAIMS, STUDY) + family_pairs(FAMILIES, STUDY)
     PAIRS = compared_pairs(STUDY, EXTRA_PAIRS, STUDY_FILE)
     # Snakemake tells its targets only after the rules are read, and then without near names.
-    check_targets(sys.argv[1:], known_targets(STUDY, EXTRA_PAIRS))
+    check_targets(sys.argv[1:], [*known_targets(STUDY, EXTRA_PAIRS), *PART_MANIFESTS])
 except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
@@ -67,6 +75,7 @@ os.environ.update(
         [
             *[f"--configfile={os.path.relpath(p)}" for p in workflow.config_settings.configfiles],
             *[f"--config={k}={json.dumps(v)}" for k, v in workflow.config_settings.config.items()],
+            *[f"--set-scatter=tokenize={len(PART_MANIFESTS)}"][: len(PART_MANIFESTS) > 1],
         ]
     )
 )
@@ -93,6 +102,12 @@ workflow.global_resources.setdefault("timed", 1)
 onstart:
     OWNER.parent.mkdir(exist_ok=True)
     OWNER.write_text(f"{STUDY.name}\n")
+
+
+def generating_processes(wildcards):
+    """Processes for a split of the generated corpus; one where starting others takes longer."""
+    pairs = getattr(STUDY.corpus, f"{wildcards.split}_pairs", 0)
+    return workflow.cores if pairs >= 100_000 else 1
 
 
 def dump(schema):

@@ -1,5 +1,8 @@
 # corpus -> checked pairs -> tokenizer -> Arrow shards
 
+# One job makes the shards of a split, unless several are asked for.
+SCATTERED = len(PART_MANIFESTS) > 1
+
 
 rule read_corpus:
     input:
@@ -9,6 +12,7 @@ rule read_corpus:
         report=f"results/data/{CORPUS}/pairs/{{split}}.json",
     log:
         f"results/logs/read_corpus-{CORPUS}-{{split}}.log",
+    threads: generating_processes
     params:
         corpus=dump(STUDY.corpus),
         filter=dump(STUDY.filter),
@@ -18,7 +22,7 @@ rule read_corpus:
     shell:
         "python -m transformer_core.data.corpora --corpus {params.corpus:q}"
         " --filter {params.filter:q} --split {wildcards.split} --downloads {params.downloads}"
-        " --pairs {output.pairs} --report {output.report} 2>&1 | tee {log}"
+        " --processes {threads} --pairs {output.pairs} --report {output.report} 2>&1 | tee {log}"
 
 
 rule tokenizer:
@@ -51,6 +55,8 @@ rule shards:
         manifest=f"results/data/{CORPUS}/shards/{{split}}/manifest.json",
     log:
         f"results/logs/shards-{CORPUS}-{{split}}.log",
+    wildcard_constraints:
+        split="|".join(split for split in SPLITS if split != "train" or not SCATTERED),
     threads: workflow.cores
     params:
         filter=dump(STUDY.filter),
@@ -58,6 +64,62 @@ rule shards:
     message:
         "Tokenize the {wildcards.split} split into Arrow shards"
     shell:
-        "python -m transformer_core.data.shards --tokenizer {input.tokenizer}"
+        "python -m transformer_core.data.shards --tokenizer {input.tokenizer} --threads {threads}"
         " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}"
+        " 2>&1 | tee {log}"
+
+
+if SCATTERED:
+
+    rule shards_part:
+        input:
+            pairs=f"results/data/{CORPUS}/pairs/train.arrow",
+            report=f"results/data/{CORPUS}/pairs/train.json",
+            tokenizer=f"results/data/{CORPUS}/tokenizer.json",
+            code=sources("transformer_core.data.shards"),
+        output:
+            manifest=f"{TRAIN_SHARDS}/part-{{scatteritem}}/manifest.json",
+        log:
+            f"results/logs/shards-{CORPUS}-train-{{scatteritem}}.log",
+        threads: workflow.cores
+        params:
+            filter=dump(STUDY.filter),
+            folder=lambda wildcards, output: Path(output.manifest).parent,
+        message:
+            "Tokenize part {wildcards.scatteritem} of the training pairs into Arrow shards"
+        shell:
+            "python -m transformer_core.data.shards --tokenizer {input.tokenizer}"
+            " --threads {threads} --part {wildcards.scatteritem}"
+            " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}"
+            " 2>&1 | tee {log}"
+
+    rule gather_shards:
+        input:
+            parts=PART_MANIFESTS,
+            code=sources("transformer_core.data.gather"),
+        output:
+            manifest=f"{TRAIN_SHARDS}/manifest.json",
+        log:
+            f"results/logs/gather_shards-{CORPUS}.log",
+        params:
+            filter=dump(STUDY.filter),
+        message:
+            "Put the parts of the training split together"
+        shell:
+            "python -m transformer_core.data.gather --filter {params.filter:q}"
+            " --output {output.manifest} {input.parts} 2>&1 | tee {log}"
+
+
+rule verify_data:
+    input:
+        manifests=expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
+        code=sources("transformer_core.data.integrity"),
+    output:
+        record=f"results/data/{CORPUS}/verify.json",
+    log:
+        f"results/logs/verify_data-{CORPUS}.log",
+    message:
+        "Compare every shard with its checksum"
+    shell:
+        "python -m transformer_core.data.integrity --output {output.record} {input.manifests}"
         " 2>&1 | tee {log}"

@@ -5,6 +5,6 @@ reflexive verbs, verb-second and verb-final order, two kinds of negation, number
 way. What English keeps in one place German moves, so that there is something to learn.
 """
 
-from transformer_core.data.grammar.stream import CHUNK, generate
+from transformer_core.data.grammar.stream import CHUNK, generate, generate_chunk
 
-__all__ = ["CHUNK", "generate"]
+__all__ = ["CHUNK", "generate", "generate_chunk"]

@@ -15,10 +15,17 @@ def generate(seed: int, split: Split, count: int) -> Iterator[tuple[str, str]]:
 
     A longer corpus begins with the shorter one; splits come from different random streams.
     """
+    for chunk in range(-(-count // CHUNK)):
+        yield from generate_chunk(seed, split, chunk)[: count - chunk * CHUNK]
+
+
+def generate_chunk(seed: int, split: Split, chunk: int) -> list[tuple[str, str]]:
+    """The pairs ``chunk * CHUNK`` … ``(chunk + 1) * CHUNK - 1`` of ``split``."""
     patterns = pattern_table()
-    for chunk, start in enumerate(range(0, count, CHUNK)):
-        # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
-        random = Random(f"{seed}/{split}/{chunk}").random
-        for _ in range(min(CHUNK, count - start)):
-            english, german = patterns[int(random() * len(patterns))](random)
-            yield english[0].upper() + english[1:], german[0].upper() + german[1:]
+    # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
+    random = Random(f"{seed}/{split}/{chunk}").random
+    pairs = []
+    for _ in range(CHUNK):
+        english, german = patterns[int(random() * len(patterns))](random)
+        pairs.append((english[0].upper() + english[1:], german[0].upper() + german[1:]))
+    return pairs

@@ -1,0 +1,65 @@
+"""Data of a study: parts that several jobs tokenize, and the check of all shards."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from project import TINY, Project
+
+from schemas.results import DataCheck
+from transformer_core.data.store import open_shards
+
+TRAIN = "results/data/grammar/shards/train"
+MANIFEST = f"{TRAIN}/manifest.json"
+VERIFY = "results/data/grammar/verify.json"
+SCATTER = ("--set-scatter", "tokenize=3")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project(tmp_path_factory.mktemp("data"), TINY)
+
+
+def made(project: Project, *arguments: str) -> None:
+    code, output = project.snakemake(*arguments)
+    assert code == 0, output
+
+
+def ids(project: Project) -> tuple[list[bytes], list[bytes]]:
+    store = open_shards(project.folder / MANIFEST)
+    rows = np.arange(len(store))
+    return (
+        [row.tobytes() for row in store.source_rows(rows)],
+        [row.tobytes() for row in store.target_rows(rows)],
+    )
+
+
+def test_parts_give_what_one_job_gives(project: Project) -> None:
+    made(project, MANIFEST)
+    whole = ids(project)
+    assert project.planned(MANIFEST, *SCATTER) == {"shards_part": 3, "gather_shards": 1}
+    made(project, MANIFEST, *SCATTER)
+    assert ids(project) == whole
+    assert [path.name for path in sorted(Path(project.folder, TRAIN).iterdir())] == [
+        "manifest.json",
+        *(f"part-{number}-of-3" for number in (1, 2, 3)),
+    ]
+
+
+def test_a_damaged_part_is_found_and_the_command_repairs_it(project: Project) -> None:
+    made(project, VERIFY, *SCATTER)
+    record = DataCheck.model_validate_json(Path(project.folder, VERIFY).read_text())
+    assert [split.split for split in record.splits] == ["train", "validation", "test"]
+    shard = project.folder / TRAIN / "part-2-of-3" / "shard-00000.arrow"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-100])
+    code, output = project.snakemake(VERIFY, *SCATTER, "--forcerun", VERIFY)
+    assert code != 0
+    assert f"{TRAIN}/part-2-of-3/shard-00000.arrow: has " in output
+    repair = f"{MANIFEST} --forcerun {TRAIN}/part-2-of-3/manifest.json"
+    assert f"snakemake --cores all {repair} --configfile=study.yaml" in output
+    assert "--set-scatter=tokenize=3" in output
+    assert project.planned(*repair.split(), *SCATTER) == {"shards_part": 1, "gather_shards": 1}
+    made(project, *repair.split(), *SCATTER)
+    assert shard.read_bytes() == whole
+    made(project, VERIFY, *SCATTER)
