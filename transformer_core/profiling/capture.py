@@ -146,9 +146,10 @@ def capture_with_nsys(
             stopped = True
             child.send_signal(number)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, hand_on)
+        before = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
         code = child.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if stopped or code < 0:
         print(f"{output}: stopped before it was done ({how_ended(code)}).", file=sys.stderr)
         sys.exit(1)

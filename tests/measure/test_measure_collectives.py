@@ -1,0 +1,149 @@
+"""Collective operations: right results, sizes and bandwidths as nccl-tests defines them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+
+from schemas.parallel import Machine
+from schemas.profile import Limits
+from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
+from tests.distributed import run_ranks
+from transformer_core.measure import collectives_worker
+from transformer_core.measure.collectives import write_table
+from transformer_core.measure.collectives_worker import (
+    COLLECTIVES,
+    Exchange,
+    bus_factor,
+    measure,
+    sizes,
+)
+from transformer_core.parallel.process_group import ProcessGroupStrategy
+from transformer_core.parallel.topology import Process
+
+LIMITS = Limits(seconds=0.0005, smallest_message=4096, largest_message=65536)
+
+
+def measured(device: str, limits: str, spoil: bool = False) -> list[tuple[Any, ...]]:
+    """What a rank measures; with ``spoil`` one operation gives a wrong result on the last rank."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if spoil and rank == world_size - 1:
+        right = collectives_worker.COLLECTIVES["all_gather"]
+
+        def wrong(*arguments: Any) -> Exchange:
+            made = right(*arguments)
+            assert made.result is not None
+            result = made.result
+            return Exchange(lambda: (made.run(), result.add_(0.5)), result, made.expected, [])
+
+        collectives_worker.COLLECTIVES["all_gather"] = wrong
+    where = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    if device == "cuda":
+        torch.cuda.set_device(where)
+    process = Process(rank, world_size, rank, world_size, where)
+    strategy = ProcessGroupStrategy(process, Machine())
+    return measure(strategy, Limits.model_validate_json(limits))
+
+
+def check(rows: list[tuple[Any, ...]], ranks: int) -> None:
+    names = list(dict.fromkeys(row[0] for row in rows))
+    assert names == list(COLLECTIVES)
+    for row in rows:
+        name, size, calls, seconds, algorithm, bus, error = row
+        assert error == 0.0, name
+        assert calls >= 1
+        assert algorithm == pytest.approx(size / seconds)
+        assert bus == pytest.approx(algorithm * bus_factor(name, ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_operation_gives_the_right_result(ranks: int) -> None:
+    everyone = run_ranks(measured, ranks, "cpu", LIMITS.canonical_json())
+    assert everyone[0] == everyone[1], "the slowest rank counts, so all tell the same"
+    check(everyone[0], ranks)
+    assert {row[1] for row in everyone[0]} == {4 * count for count in sizes(LIMITS, ranks)}
+
+
+def test_a_wrong_result_on_any_rank_is_seen() -> None:
+    rows, _ = run_ranks(measured, 2, "cpu", LIMITS.canonical_json(), True)
+    wrong = {row[0] for row in rows if row[-1] != 0}
+    assert wrong == {"all_gather"}
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("scatter", 0.75),
+        ("gather", 0.75),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("all_reduce", 1.5),
+        ("ring_all_reduce", 1.5),
+    ],
+)
+def test_factors_of_the_bus_bandwidth_for_four_ranks(collective: str, factor: float) -> None:
+    assert bus_factor(collective, 4) == factor
+
+
+def test_sizes_grow_by_four_and_can_be_divided() -> None:
+    limits = Limits(smallest_message=4096, largest_message=2**24)
+    counts = list(sizes(limits, 3))
+    assert all(count % 3 == 0 for count in counts)
+    assert [round(4 * count / 4096) for count in counts] == [4**n for n in range(7)]
+
+
+def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
+    file = tmp_path / "collectives.parquet"
+    machine = json.dumps({"device": "cpu", "devices_per_node": 1})
+    command = [sys.executable, "-m", "transformer_core.measure.collectives"]
+    command += ["--machine", machine, "--output", str(file)]
+    subprocess.run(command, check=True, timeout=200)
+    table = pq.read_table(file)
+    run = CollectiveRun.model_validate_json(table.schema.metadata[b"study"])
+    assert run.status == "unsupported"
+    assert "nobody to talk to" in str(run.reason)
+    assert table.num_rows == 0
+    assert table.column_names == list(COLLECTIVE_COLUMNS)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_the_table_keeps_rows_and_origin(tmp_path: Path) -> None:
+    run = CollectiveRun(
+        status="ok",
+        reason=None,
+        backend="gloo",
+        world_size=2,
+        nodes=1,
+        device="cpu",
+        command="again",
+    )
+    file = tmp_path / "new" / "collectives.parquet"
+    write_table(file, [("broadcast", 4096, 3, 0.5, 8192.0, 8192.0, 0.0)], run)
+    table = pq.read_table(file)
+    assert table.to_pylist()[0] == {
+        "collective": "broadcast",
+        "bytes": 4096,
+        "repetitions": 3,
+        "seconds": 0.5,
+        "algorithm_bandwidth": 8192.0,
+        "bus_bandwidth": 8192.0,
+        "error": 0.0,
+    }
+    assert CollectiveRun.model_validate_json(table.schema.metadata[b"study"]) == run
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs 2 CUDA devices"
+)
+def test_every_operation_gives_the_right_result_over_nccl() -> None:
+    rows, _ = run_ranks(measured, 2, "cuda", LIMITS.canonical_json(), backend="nccl")
+    check(rows, 2)

@@ -1,0 +1,183 @@
+"""The limits of a device: the best of repeated measurements, and reasons where there is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.profile import Limits
+from schemas.results import Roofline
+from transformer_core.measure import hardware, roofline
+from transformer_core.measure.roofline import (
+    Stopwatch,
+    array_size,
+    bandwidths,
+    launch_overhead,
+    main,
+    matrix_rate,
+    measure,
+    shapes,
+    transfers,
+)
+from transformer_core.measure.vendor_peaks import vendor_peak, vendor_peaks
+
+CPU = torch.device("cpu")
+QUICK = Limits(seconds=0.001, largest_matrix=512)
+
+
+class FakeClock:
+    """A clock on which every call takes the next of these times, in seconds."""
+
+    def __init__(self, durations: list[float]) -> None:
+        self.durations = durations
+        self.now = 0.0
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.now += self.durations[min(self.calls, len(self.durations) - 1)]
+        self.calls += 1
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("durations", "best"),
+    [([9.0, 3.0, 2.0, 4.0], 2.0), ([9.0, 1.0, 3.0], 1.0), ([9.0, 50.0, 50.0], 50.0)],
+    ids=["slower first", "faster first", "longer than allowed"],
+)
+def test_the_best_reading_counts_and_the_first_call_does_not(
+    durations: list[float], best: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(durations)
+    monkeypatch.setattr(roofline, "time", clock)
+    assert Stopwatch(CPU, 5.0).best(clock) == best
+
+
+def test_short_calls_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock([1e-6])
+    monkeypatch.setattr(roofline, "time", clock)
+    assert Stopwatch(CPU, 0.01).best(clock) == pytest.approx(1e-6)
+    assert clock.calls > 5_000, "a reading must last much longer than the clock's resolution"
+
+
+def test_products_are_counted_as_multiplications_and_additions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stopwatch, "best", lambda self, call: call() is not None and 1.0)
+    rate = matrix_rate(Stopwatch(CPU, 1e9), "fp32", 512, 1)
+    m, k, n = max(shapes(512), key=lambda shape: shape[0] * shape[1] * shape[2])
+    assert rate.flops_per_second == 2 * m * k * n
+    assert rate.shape == [m, k, n]
+
+
+def test_a_slow_format_is_not_tried_on_large_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def product(m: int, k: int, n: int, *_: object) -> object:
+        tried.append(m * k * n)
+        return lambda: None
+
+    monkeypatch.setattr(roofline, "_product", product)
+    monkeypatch.setattr(Stopwatch, "best", lambda self, call: tried[-1] / 1e6)
+    matrix_rate(Stopwatch(CPU, 0.001), "fp16", 4096, 1)
+    assert set(tried) == {512**3}
+
+
+def test_a_format_that_a_cpu_lacks_has_a_reason() -> None:
+    rate = matrix_rate(Stopwatch(CPU, 0.001), "tf32", 512, 1)
+    assert (rate.flops_per_second, rate.shape) == (None, None)
+    assert "CUDA devices" in str(rate.reason)
+
+
+def test_copy_and_triad_count_what_is_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stopwatch, "best", lambda self, call: call() or 1.0)
+    found = {b.operation: b for b in bandwidths(Stopwatch(CPU, 0.001), 4000, 1)}
+    assert found["copy"].bytes_per_second == 8000
+    assert found["triad"].bytes_per_second == 12000
+
+
+def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:
+    for index, size in enumerate(["32K", "1M", "16M", "odd"]):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+    assert hardware.last_level_cache_bytes(tmp_path) == 16 * 2**20
+    assert hardware.last_level_cache_bytes(tmp_path / "none") == 0
+    assert array_size(CPU) >= hardware.last_level_cache_bytes()
+
+
+def test_a_cpu_is_measured_with_one_and_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofline, "array_size", lambda device: 2**20)
+    before = torch.get_num_threads()
+    try:
+        file = tmp_path / "roofline.json"
+        limits = QUICK.canonical_json()
+        assert main(["--device", "cpu", "--limits", limits, "--output", str(file)]) == 0
+    finally:
+        torch.set_num_threads(before)
+    found = Roofline.model_validate_json(file.read_text())
+    assert (found.status, found.kind, found.vendor) == ("ok", "cpu", None)
+    counts = sorted({1, hardware.usable_cores()})
+    assert sorted({rate.threads for rate in found.matrix}) == counts  # type: ignore[type-var]
+    for rate in found.matrix:
+        assert (rate.flops_per_second is None) == (rate.reason is not None)
+        assert rate.flops_per_second or rate.format == "tf32"
+    assert all(memory.bytes_per_second > 1e8 for memory in found.memory)
+    assert found.launch_overhead_seconds is not None
+    assert 1e-8 < found.launch_overhead_seconds < 1e-3
+    assert found.transfers == []
+    assert found.transfer_reason
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = measure("cuda", QUICK, "again")
+    assert (found.status, found.kind, found.matrix) == ("unsupported", None, [])
+    assert "none" in str(found.reason)
+
+
+def test_a_vendors_peak_is_that_of_the_very_device() -> None:
+    peak = vendor_peak("NVIDIA H200")
+    assert peak is not None
+    assert peak.flops_per_second["bf16"] == 989.5e12
+    for stranger in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA H200 NVL", "h200", "AMD EPYC", ""):
+        assert vendor_peak(stranger) is None
+
+
+def test_the_table_of_vendors_is_sound() -> None:
+    names = [peak.device for peak in vendor_peaks()]
+    assert len(names) == len(set(names))
+    for peak in vendor_peaks():
+        rates = peak.flops_per_second
+        assert 1e12 < rates["fp32"] < rates["fp16"] < 5e15
+        assert rates.get("bf16", rates["fp16"]) == rates["fp16"]
+        assert 1e11 < peak.bytes_per_second < 1e13
+        assert peak.source
+    assert json.loads(next(iter(vendor_peaks())).model_dump_json())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_has_all_limits() -> None:
+    found = measure("auto", Limits(seconds=0.02, largest_matrix=4096), "again")
+    assert (found.status, found.kind) == ("ok", "cuda")
+    rates = {rate.format: rate.flops_per_second for rate in found.matrix}
+    assert rates["fp32"] is not None
+    if torch.cuda.get_device_capability() >= (8, 0):
+        assert rates["tf32"] is not None
+        assert rates["bf16"] is not None
+        assert rates["fp32"] < rates["bf16"]
+    if found.vendor is not None:
+        for number_format, rate in rates.items():
+            assert rate is None or rate < 1.05 * found.vendor.flops_per_second[number_format]
+        assert all(m.bytes_per_second < 1.1 * found.vendor.bytes_per_second for m in found.memory)
+    device = torch.device("cuda", 0)
+    watch = Stopwatch(device, 0.02)
+    assert 1e-7 < launch_overhead(watch) < 1e-3
+    speeds = {(t.direction, t.memory): t.bytes_per_second for t in transfers(watch, 2**26)}
+    assert len(speeds) == 4
+    assert speeds["host_to_device", "pinned"] > speeds["host_to_device", "pageable"]  # type: ignore[operator]
