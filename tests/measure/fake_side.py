@@ -1,0 +1,69 @@
+"""A worker without torch that takes turns; its name says what it does."""
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+from pair_builders import provenance
+
+from schemas.errors import Unsupported
+from schemas.results import Topology
+from transformer_core.measure.outcome import supervised
+from transformer_core.measure.turns import (
+    Hello,
+    Leave,
+    Report,
+    Seat,
+    TellMemory,
+    TellProvenance,
+    Turn,
+)
+
+SECONDS = 0.004
+TOPOLOGY = Topology(
+    device="cpu", backend=None, world_size=1, local_world_size=1, nodes=1, threads_per_rank=1
+)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    side = arguments.side
+    log = Path(os.environ["FAKE_LOG"])
+    if side == "unsupported":
+        raise Unsupported("needs a device that is not here")
+    seat = Seat(arguments.desk, Hello(side, 0, TOPOLOGY))
+    turns = 0
+    while True:
+        match seat.next_task():
+            case Turn(lead, steps):
+                turns += 1
+                if turns == 4 and side == "dies":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if turns == 4 and side == "fails":
+                    raise ValueError("a mistake")
+                if turns == 4 and side == "stalls":
+                    time.sleep(600)
+                with log.open("a") as file:
+                    print(side, lead, steps, file=file)
+                time.sleep(SECONDS)
+                # Every second window is a little slower, so that the ratio has an error.
+                slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (turns % 2))
+                seat.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))
+            case TellMemory():
+                seat.answer(1000 + (arguments.planted or 0))
+            case TellProvenance(command, _):
+                seat.answer(provenance(command=command))
+            case Leave():
+                return
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name in ("spec", "data", "desk", "output"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--side")
+    parser.add_argument("--planted", type=float)
+    parsed = parser.parse_args()
+    with supervised(parsed.output):
+        run(parsed)

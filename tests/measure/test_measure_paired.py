@@ -1,0 +1,215 @@
+"""Two run specs that take turns: order, budget, resumption, and sides that end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pair_builders import provenance, session
+
+from schemas.measure import Comparing
+from schemas.results import PairedRun
+from schemas.study import RunSpec
+from transformer_core.measure import paired as module
+from transformer_core.measure import session as sessions
+from transformer_core.measure.paired import Kept, compare, enough, stop
+from transformer_core.measure.pairs import log_ratios
+from transformer_core.measure.session import Side
+
+HERE = Path(__file__).parent
+COMPARING = Comparing(
+    warmup_steps=3, window_seconds=0.025, pairs=6, sessions_least=2, sessions_most=2, budget=0.1
+)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Sides without torch; the log of their turns."""
+    log = tmp_path / "turns.log"
+    paths = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parents[1])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    monkeypatch.setattr(sessions, "WORKER", "fake_side")
+    monkeypatch.setattr(module, "collect", lambda spec, command, started: provenance())
+    return log
+
+
+def side(folder: Path, name: str, **machine: Any) -> Side:
+    spec = RunSpec.model_validate({"variant": name, "machine": machine})
+    file = folder / f"{name}.json"
+    file.write_text(spec.canonical_json())
+    return Side(name, file, spec)
+
+
+def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine: Any) -> PairedRun:
+    sides = side(folder, "single", **machine), side(folder, variant, **machine)
+    return compare(sides, comparing, folder, folder / "pairs" / f"{variant}.json", "the command")
+
+
+def test_sides_take_turns_and_the_ratio_is_theirs(fake: Path, tmp_path: Path) -> None:
+    found = run(tmp_path, "fast")
+    assert (found.status, found.stopped, len(found.sessions)) == ("ok", "sessions", 2)
+    first = found.sessions[0]
+    assert [s.name for s in first.sides] == ["single", "fast"]
+    assert log_ratios(first.rounds, "single", "fast") == pytest.approx([0.6931] * 6, abs=1e-3)
+    # Warm-up by itself, a pilot, then turns of three steps: 10 ms each, 25 ms a window.
+    lines = fake.read_text().splitlines()
+    session_lines = lines[: len(lines) // 2]
+    assert session_lines[:4] == ["single 0 3", "fast 0 3", "single 1 3", "fast 1 3"]
+    names = [line.split()[0] for line in session_lines[4:]]
+    assert names == ["single", "fast"] * 4 + ["fast", "single"] * 2
+    assert set(session_lines[4:]) == {"single 1 3", "fast 1 3"}
+    assert first.sides[0].warmup_seconds == pytest.approx(0.0306)
+    assert first.sides[1].peak_memory_bytes == 1000
+    assert all(window.steps == 3 for rnd in first.rounds for window in rnd.windows)
+    begins = [window.began for rnd in first.rounds for window in rnd.windows]
+    assert begins == sorted(begins)
+    assert found.provenance["fast"].command == "the command"
+    assert first.before.probes[0].device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("variant", "status", "reason"),
+    [
+        ("unsupported", "unsupported", "needs a device that is not here"),
+        ("fails", "failed", "ValueError: a mistake"),
+        ("dies", "failed", r"ended before .* \(signal SIGKILL\)"),
+    ],
+)
+def test_a_side_that_ends_gives_its_status_and_no_number(
+    fake: Path, tmp_path: Path, variant: str, status: str, reason: str
+) -> None:
+    found = run(tmp_path, variant)
+    assert (found.status, found.ended_by, found.sessions) == (status, variant, [])
+    assert found.stopped is None
+    assert found.reason is not None
+
+    assert re.search(reason, found.reason)
+    assert (found.traceback is not None) == (variant == "fails")
+    assert not _children()
+
+
+def test_a_side_that_stalls_ends_at_the_timeout(fake: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    found = run(tmp_path, "stalls", timeout=5.0)
+    assert time.monotonic() - began < 60
+    assert (found.status, found.ended_by) == ("failed", "stalls")
+    assert "did not answer within 5 s (machine.timeout)" in str(found.reason)
+    assert not _children()
+
+
+def _children() -> list[int]:
+
+    return [c.pid for c in psutil.Process().children(recursive=True) if "fake_side" in c.cmdline()]
+
+
+def test_finished_sessions_are_not_made_again(fake: Path, tmp_path: Path) -> None:
+    kept = Kept(
+        tmp_path / "pairs/fast", [side(tmp_path, "single"), side(tmp_path, "fast")], COMPARING
+    )
+    kept.add(session(3.0))
+    found = run(tmp_path, "fast")
+    assert [s.number for s in found.sessions] == [1, 2]
+    assert found.sessions[0] == session(3.0)
+    assert Counter(line.split()[0] for line in fake.read_text().splitlines())["fast"] == 8
+
+
+def test_only_sessions_of_the_same_comparison_are_kept(tmp_path: Path) -> None:
+    sides = [side(tmp_path, "single"), side(tmp_path, "fast")]
+    kept = Kept(tmp_path, sides, COMPARING)
+    kept.add(session(2.0, 1))
+    kept.add(session(2.0, 2))
+    assert [s.number for s in kept.read()] == [1, 2]
+    other = [side(tmp_path, "single"), side(tmp_path, "fast", threads=1)]
+    assert list(Kept(tmp_path, other, COMPARING).read()) == []
+    longer = COMPARING.model_copy(update={"warmup_steps": 9})
+    assert list(Kept(tmp_path, sides, longer).read()) == []
+    (tmp_path / "session-1.json").write_text('{"key": "cut o')
+    assert list(kept.read()) == []
+
+
+def spread(error: float) -> tuple[float, ...]:
+    """Noise of eight rounds whose trimmed mean has this standard error."""
+    scale = error / 0.4008
+    return tuple(scale * value for value in (-1, 1, -1, 1, -1, 1, -1, 1))
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "seconds", "expected"),
+    [
+        (1, 0.0001, 1.0, None),  # never after one session
+        (2, 0.0001, 1.0, "precision"),
+        (2, 0.01, 1.0, None),
+        (2, 0.01, 5.0, "budget"),  # a third one would end after 15 s
+        (3, 0.01, 3.0, None),
+        (4, 0.01, 0.1, "sessions"),
+    ],
+)
+def test_when_there_are_enough_sessions(
+    count: int, error: float, seconds: float, expected: str | None
+) -> None:
+    comparing = Comparing(precision=0.01, budget=12.0, sessions_least=2, sessions_most=4)
+    done = [session(1.5, n + 1, noise=spread(error), seconds=seconds) for n in range(count)]
+    assert stop(done, "single", "fast", comparing) == expected
+
+
+def test_sessions_that_agree_by_chance_are_no_reason_to_stop() -> None:
+    comparing = Comparing(precision=0.01, budget=100.0)
+    agreeing = [session(1.5, n, noise=spread(0.02)) for n in (1, 2)]
+    apart = [session(ratio, n, noise=spread(0.001)) for n, ratio in ((1, 1.0), (2, 2.0))]
+    assert stop(agreeing, "single", "fast", comparing) is None
+    assert stop(apart, "single", "fast", comparing) == "precision"
+
+
+def test_a_session_ends_when_precise_or_out_of_time() -> None:
+    judge = enough("single", "fast", Comparing(precision=0.01, budget=12.0, pairs=8))
+    precise, noisy = session(1.5, noise=spread(0.001)), session(1.5, noise=spread(0.05))
+    assert not judge(precise.rounds[:7], 100.0), "fewer than the least"
+    assert judge(precise.rounds, 1.0)
+    assert not judge(noisy.rounds, 5.9)
+    assert judge(noisy.rounds, 6.1)
+
+
+@pytest.mark.parametrize("job", ["paired", "self_test"])
+def test_the_supervisor_starts_without_torch(job: str) -> None:
+    code = f"import sys, transformer_core.measure.{job}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
+    """The job itself, killed in its second session, and started again."""
+    for name in ("single", "fast"):
+        side(tmp_path, name)
+    output = tmp_path / "pairs/single/fast.json"
+    slow = COMPARING.model_copy(update={"sessions_least": 2, "pairs": 40, "budget": 0.0})
+    code = (
+        "import sys; from transformer_core.measure import paired, session;"
+        "session.WORKER = 'fake_side'; sys.argv[0] = 'paired'; paired.main()"
+    )
+    command = [sys.executable, "-c", code, "--reference", str(tmp_path / "single.json")]
+    command += ["--variant", str(tmp_path / "fast.json"), "--comparing", slow.canonical_json()]
+    command += ["--data", str(tmp_path), "--output", str(output)]
+    first = subprocess.Popen(command)
+    kept = output.with_suffix("") / "session-1.json"
+    end = time.monotonic() + 60
+    while not kept.exists():
+        assert first.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert not output.exists()
+    before = json.loads(kept.read_text())["session"]
+    assert subprocess.run(command, check=False).returncode == 0
+    found = PairedRun.model_validate_json(output.read_text())
+    assert found.sessions[0].model_dump(mode="json") == before
+    assert len(found.sessions) == 2
+    assert not output.with_suffix("").exists(), "work files are gone"

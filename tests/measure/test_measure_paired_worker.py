@@ -1,0 +1,163 @@
+"""A training that works in turns."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from small_training import small_setup, small_spec
+
+from schemas.study import RunSpec
+from tests.distributed import run_ranks
+from transformer_core.measure.paired_worker import TurnsOver, TurnTaker, endless
+from transformer_core.measure.planted import PlantedDelay
+from transformer_core.measure.turns import Leave, ProbeDevices, Report, TellMemory, Turn
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
+from transformer_core.train.loop import train
+from transformer_core.train.schedule import learning_rate
+
+NOWHERE = Path("/nowhere")
+
+
+class FakeSeat:
+    """Tasks that are known before, and what was answered to them."""
+
+    def __init__(self, *tasks: Any) -> None:
+        self.tasks = list(tasks)
+        self.answers: list[Any] = []
+
+    def next_task(self) -> Any:
+        return self.tasks.pop(0)
+
+    def answer(self, value: Any) -> None:
+        self.answers.append(value)
+
+
+class Steps:
+    """A clock that counts the steps of a training."""
+
+    def __init__(self, taker: TurnTaker) -> None:
+        self.done = 0
+        self.readings: list[int] = []
+        step_done = taker.step_done
+
+        def counted(step: int, *counts: Any) -> None:
+            self.done = step
+            step_done(step, *counts)
+
+        taker.step_done = counted  # type: ignore[method-assign]
+
+    def now(self) -> float:
+        self.readings.append(self.done)
+        return float(self.done)
+
+
+def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any], Steps]:
+    """The answers of a small training, timed by a clock that counts its steps."""
+    spec = spec or small_spec()
+    setup = small_setup(endless(spec))
+    seat = FakeSeat(*tasks, Leave())
+    taker = TurnTaker(seat, spec, setup.strategy, None)  # type: ignore[arg-type]
+    steps = Steps(taker)
+    taker._now = steps.now
+    with pytest.raises(TurnsOver):
+        train(setup, taker, NOWHERE)
+    return seat.answers, steps
+
+
+def test_steps_are_timed_turn_by_turn() -> None:
+    answers, steps = train_in_turns(Turn(0, 3), Turn(1, 2), Turn(2, 5))
+    assert [report.seconds for report in answers] == [3.0, 2.0, 5.0]
+    # Read where a turn's timed part begins and ends, and nowhere else.
+    assert steps.readings == [0, 3, 4, 6, 8, 13]
+
+
+def test_counts_are_those_of_the_timed_steps() -> None:
+    (whole,), _ = train_in_turns(Turn(0, 4))
+    first, second, third = train_in_turns(Turn(0, 1), Turn(1, 1), Turn(0, 1))[0]
+    (skipped,), _ = train_in_turns(Turn(1, 3))
+    assert isinstance(whole, Report)
+    assert whole.tokens == first.tokens + skipped.tokens
+    assert second.tokens + third.tokens < skipped.tokens
+    assert whole.padded_tokens >= whole.tokens > 0
+    assert whole.input_wait_seconds > 0
+
+
+def test_it_trains_on_beyond_the_steps_of_its_spec() -> None:
+    spec = small_spec(training={"steps": 2, "validate_every": 1, "checkpoint_every": 1})
+    (report,), steps = train_in_turns(Turn(0, 9), spec=spec)
+    assert report.seconds == 9.0
+    assert steps.done == 9
+    assert not NOWHERE.exists(), "no checkpoint is written"
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_the_rate_does_not_fall_below_nothing(kind: str) -> None:
+    schedule = {"kind": kind, "peak": 0.01, "warmup": 2}
+    training = endless(small_spec(training={"steps": 4, "schedule": schedule})).training
+    rates = [learning_rate(training.schedule, s, training.steps, 16) for s in (3, 50, 5_000)]
+    assert all(0.0 < rate <= 0.01 for rate in rates)
+
+
+def test_memory_and_probes_are_told_between_turns() -> None:
+    answers, _ = train_in_turns(ProbeDevices(), Turn(0, 1), TellMemory(), TellMemory())
+    probes, _, memory, again = answers
+    assert probes == [], "the supervisor probes the CPU"
+    assert memory > 1 << 20
+    assert again >= memory
+
+
+def _rank_in_turns() -> list[float]:
+    answers, _ = train_in_turns(Turn(1, 2), Turn(1, 2), spec=small_spec(parallel={"kind": "ddp"}))
+    return [answer.tokens for answer in answers]
+
+
+def test_all_ranks_of_a_side_stop_at_the_same_step() -> None:
+    first, second = run_ranks(_rank_in_turns, 2)
+    assert first == second, "counts are those of all ranks"
+
+
+def _cuda_setup(spec: RunSpec) -> Any:
+    return small_setup(endless(spec), Process(0, 1, 0, 1, torch.device("cuda", 0)))
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_turns_on_a_gpu_with_memory_and_probe() -> None:
+    spec = small_spec(machine={"device": "cuda"})
+    setup = _cuda_setup(spec)
+    seat = FakeSeat(ProbeDevices(), Turn(2, 5), Turn(1, 5), TellMemory(), Leave())
+    taker = TurnTaker(seat, spec, setup.strategy, None)  # type: ignore[arg-type]
+    with pytest.raises(TurnsOver):
+        train(setup, taker, NOWHERE)
+    (probe,), first, second, memory = seat.answers
+    assert probe.device == "cuda:0"
+    assert first.seconds > 0
+    assert second.seconds > 0
+    assert 0 < memory < 1 << 30, "the buffers of the probe do not count"
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step() -> None:
+    spec = small_spec(machine={"device": "cuda"})
+    seconds = []
+    for share in (0.0, 1.0):
+        setup = _cuda_setup(spec)
+        strategy = setup.strategy
+        planted = PlantedDelay(share, lambda strategy=strategy: Strategy.synchronise(strategy))
+        seat = FakeSeat(*[Turn(5, 20)] * 5, Leave())
+        taker = TurnTaker(seat, spec, strategy, planted)  # type: ignore[arg-type]
+        with pytest.raises(TurnsOver):
+            train(setup, taker, NOWHERE)
+        seconds.append(sorted(report.seconds for report in seat.answers)[2])
+    assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.2)
+
+
+def test_no_process_group_is_left() -> None:
+    assert not dist.is_initialized()

@@ -1,0 +1,72 @@
+"""From the windows of a session to a ratio and its error."""
+
+from math import exp, log
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pair_builders import session, window
+from scipy import stats
+
+from schemas.results import Round
+from transformer_core.measure.pairs import log_ratios, session_ratio
+
+
+def rounds(*ratios: float, base: float = 100.0, backwards: bool = False) -> list[Round]:
+    """Rounds with these ratios, on a machine whose speed doubles from one to the next."""
+    found = []
+    for index, ratio in enumerate(ratios):
+        speed = base * 2**index
+        windows = [window("a", speed), window("b", speed * ratio)]
+        found.append(Round(windows=windows[::-1] if backwards else windows))
+    return found
+
+
+def test_a_drift_of_the_machine_cancels() -> None:
+    steady = log_ratios(rounds(1.5, 1.5, 1.5), "a", "b")
+    assert steady == pytest.approx([log(1.5)] * 3)
+    assert log_ratios(rounds(1.5, backwards=True), "a", "b") == pytest.approx([log(1.5)])
+    assert log_ratios(rounds(1.5), "b", "a") == pytest.approx([-log(1.5)])
+
+
+def test_the_rate_counts_tokens_and_not_windows() -> None:
+    half = window("b", 100.0).model_copy(update={"tokens": 500})
+    (found,) = log_ratios([Round(windows=[window("a", 100.0), half])], "a", "b")
+    assert found == pytest.approx(log(0.5))
+
+
+def test_disturbed_windows_do_not_reach_the_ratio() -> None:
+    clean = [1.5, 1.51, 1.49, 1.5, 1.505, 1.495, 1.5, 1.5]
+    disturbed = [*clean[:-2], 0.2, 9.0]
+    ratio = session_ratio(rounds(*disturbed), "a", "b")
+    assert exp(ratio.estimate) == pytest.approx(1.5, rel=0.01)
+    assert ratio.error < 0.02
+    assert (ratio.pairs, ratio.freedom) == (8, 5)
+
+
+@pytest.mark.parametrize("count", [5, 8, 9, 10, 13, 20, 31])
+def test_the_error_is_that_of_a_trimmed_mean(count: int) -> None:
+    """Yuen's formula, written out: winsorized deviation over the share that is kept."""
+    values = np.random.default_rng(count).normal(0.1, 0.03, count)
+    ratio = session_ratio(rounds(*np.exp(values)), "a", "b")
+    cut = count // 5
+    ordered = np.sort(values)
+    winsorized = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
+    expected = winsorized.std(ddof=1) / ((1 - 2 * cut / count) * np.sqrt(count))
+    assert ratio.error == pytest.approx(expected)
+    assert ratio.estimate == pytest.approx(stats.trim_mean(values, 0.2))
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=5, max_size=12))
+def test_the_other_way_round_is_the_reciprocal(ratios: list[float]) -> None:
+    there = session_ratio(rounds(*ratios), "a", "b")
+    back = session_ratio(rounds(*ratios), "b", "a")
+    assert back.estimate == pytest.approx(-there.estimate, abs=1e-9)
+    assert back.error == pytest.approx(there.error, abs=1e-9)
+
+
+def test_a_session_of_the_builders() -> None:
+    assert exp(session_ratio(session(2.0).rounds, "single", "fast").estimate) == pytest.approx(
+        2.0, rel=2e-3
+    )
