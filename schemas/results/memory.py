@@ -33,12 +33,12 @@ PARTS = (
 class BatchShape(Schema):
     """The micro-batch that needs most memory of those that a rank gets."""
 
-    pairs: int
-    """Sentence pairs."""
+    rows: int
+    """Rows: sentence pairs, or several of them packed into one."""
     source_tokens: int
-    """Tokens of a padded source sentence."""
+    """Tokens of a padded source row."""
     target_tokens: int
-    """Tokens of a padded target sentence."""
+    """Tokens of a padded target row."""
 
 
 class Milestone(Schema):
@@ -69,8 +69,8 @@ class Parts(Schema):
     """The memory of a rank by what it is for, in bytes; each byte belongs to one part."""
 
     weights_bytes: int
-    """Weights that layers compute with: parameters and buffers, or 16-bit copies of them; with
-    FSDP the shard of this rank."""
+    """Weights that layers compute with: parameters, or 16-bit copies of them; with FSDP the shard
+    of this rank."""
     master_weights_bytes: int
     """32-bit weights that only the optimizer works with, because layers compute with copies."""
     gradients_bytes: int
@@ -85,7 +85,7 @@ class Parts(Schema):
     activations_bytes: int
     """What the forward pass keeps for the backward pass."""
     temporary_bytes: int
-    """Everything else that is alive: work space, gradients of activations, the batch."""
+    """Everything else that is alive: work space, gradients of activations, tables, the batch."""
 
     @property
     def total_bytes(self) -> int:

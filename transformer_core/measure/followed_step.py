@@ -68,7 +68,10 @@ def followed_step(
             begin = tracker.operations
         watch(moment)
 
-    tracker.label(model_tensors(trainer.model), "weights")
+    tracker.label(trainer.model.parameters(), "weights")
+    tracker.label(tables(trainer.model), "other")
+    for micro in batch.micro_batches:
+        tracker.label((micro.source, micro.target_input, micro.target_output), "other")
     with tracker.saving():
         watched_step(trainer, batch, seen)
     tracker.label(optimizer_tensors(trainer.optimizer), "optimizer")
@@ -76,12 +79,11 @@ def followed_step(
     return StepMemory(tracker, phases)
 
 
-def model_tensors(model: nn.Module) -> list[Tensor]:
-    """Parameters, buffers, and the tables that modules keep as plain attributes."""
-    found: list[Tensor] = []
+def tables(model: nn.Module) -> list[Tensor]:
+    """Buffers, and the tensors that modules keep as plain attributes."""
+    found = list(model.buffers())
     for module in model.modules():
-        values = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
-        found += [value for value in values if isinstance(value, torch.Tensor)]
+        found += [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
     return found
 
 

@@ -186,6 +186,8 @@ class StepMemory:
         for label in ("gradients", "optimizer"):
             if label in labels:
                 return f"{label}_bytes"
+        if "other" in labels:
+            return "temporary_bytes"
         if record.born <= self.start:
             return "buckets_bytes"
         if "message" in labels:

@@ -20,7 +20,7 @@ from transformer_core.model.build import build_model
 from transformer_core.model.decoding import beam_search, greedy
 from transformer_core.train.precision import build_precision
 
-_EXTRA_TOKENS = 50
+EXTRA_TOKENS = 50
 """A translation may be this many tokens longer than its source (arXiv 1706.03762, 6.1)."""
 
 
@@ -45,7 +45,7 @@ def evaluate(
     batches = evaluation_batches(store, settings.max_pairs, pairs_per_batch=settings.batch_pairs)
     for rows, batch in tqdm(batches, desc="translate", unit="batch", disable=None):
         source = batch.source.to(device)
-        limit = source.shape[1] + _EXTRA_TOKENS
+        limit = source.shape[1] + EXTRA_TOKENS
         with torch.inference_mode(), precision.autocast():
             if settings.beam_size == 1:
                 found = greedy(model, source, limit)

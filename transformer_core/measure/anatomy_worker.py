@@ -1,0 +1,326 @@
+"""One process of a memory measurement. Started by :mod:`transformer_core.measure.anatomy`.
+
+It trains a few steps on the batch that needs most memory, twice. The first time nothing follows
+them, and the memory of process and device is read at every milestone. The second time every tensor
+is followed, which says what the memory is for.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from schemas.results import (
+    BytesPerParameter,
+    DecodingMemory,
+    DeviceAccount,
+    Milestone,
+    Parts,
+    RankAnatomy,
+    ShardManifest,
+    Topology,
+)
+from schemas.results.memory import MilestoneName
+from schemas.study import RunSpec
+from transformer_core.data.feeding import GlobalBatch, evaluation_batches
+from transformer_core.data.files import write_text
+from transformer_core.data.store import PairStore, open_shards
+from transformer_core.measure.allocations import CpuAllocations, CudaAllocations
+from transformer_core.measure.anatomy import rank_file
+from transformer_core.measure.followed_step import followed_step, watched_step
+from transformer_core.measure.heaviest import heaviest_batch, largest_shape
+from transformer_core.measure.milestones import Milestones, first_kernel
+from transformer_core.measure.outcome import supervised
+from transformer_core.measure.progress import log, log_to
+from transformer_core.measure.storages import Interval, StepMemory, StorageTracker
+from transformer_core.model.decoding import beam_search
+from transformer_core.parallel.topology import Process, this_process
+from transformer_core.train.assemble import Setup, assemble
+from transformer_core.train.translate import EXTRA_TOKENS
+
+LAST_STEP, END = "last step", "steady"
+TIMELINE_POINTS = 160
+MOMENTS: dict[str, MilestoneName] = {
+    "forward": "first_forward",
+    "backward": "first_backward",
+    "update": "first_step",
+}
+"""Milestones by the moments of an optimizer step."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained, by whom, on what."""
+
+    spec: RunSpec
+    process: Process
+    vocabulary: int
+    stores: tuple[PairStore, PairStore]
+    steps: int
+
+    def assemble(self, watch: Callable[[str], None]) -> Setup:
+        """A training from the start."""
+        setup = assemble(self.spec, self.process, self.vocabulary, *self.stores, watch)
+        setup.module.train()
+        return setup
+
+    def batch(self, setup: Setup) -> GlobalBatch:
+        """The batch that needs most memory, on the devices of ``setup``."""
+        _, shares = setup.strategy.share
+        index, _ = heaviest_batch(self.spec, self.stores[0], self.vocabulary, shares)
+        with contextlib.closing(setup.strategy.batches(setup.feed, 0, index)) as batches:
+            (batch,) = islice(batches, 1)
+        return batch
+
+
+@dataclass(frozen=True)
+class Unfollowed:
+    """What the steps that nothing disturbs say besides the milestones."""
+
+    batch: GlobalBatch
+    topology: Topology
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the followed steps say of a rank."""
+
+    step: StepMemory
+    peak_bytes: int
+    tensor_bytes: dict[str, int | None]
+    """What torch's CPU allocator had handed out at milestones; empty on CUDA, which counts too."""
+    decoding: DecodingMemory | None
+
+
+def unfollowed(work: Work, milestones: Milestones) -> Unfollowed:
+    """The steps that nothing disturbs; the milestones are taken."""
+
+    def take(moment: str) -> None:
+        milestones.take(MOMENTS[moment])
+
+    setup = work.assemble(lambda moment: milestones.take("weights"))
+    # The first message: libraries take their buffers when they need them.
+    setup.strategy.sum(torch.zeros(1))
+    milestones.take("wrapped")
+    batch = work.batch(setup)
+    for _ in range(work.steps):
+        watched_step(setup, batch, take)
+        milestones.take("first_step")  # a rank that only lends its device updates nothing
+    milestones.take("steady")
+    milestones.peak()
+    setup.strategy.synchronise()
+    return Unfollowed(batch, setup.strategy.topology(), setup.parameters)
+
+
+def followed(work: Work) -> Followed:
+    """The same steps with every tensor followed; the last of them is taken apart."""
+    device = work.process.device
+    counted: CudaAllocations | CpuAllocations
+    counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations()
+    with StorageTracker(device.type) as tracker:
+        with counted:
+
+            def mark(moment: str) -> None:
+                counted.mark(MOMENTS.get(moment, moment))
+
+            setup = work.assemble(mark)
+            batch = work.batch(setup)
+            for _ in range(work.steps - 1):
+                followed_step(setup, batch, tracker, mark)
+                mark("first_step")
+            counted.mark(LAST_STEP)
+            step = followed_step(setup, batch, tracker)
+            counted.mark(END)
+        decoding = decode(work, setup, tracker)
+    setup.strategy.synchronise()
+    return Followed(
+        step=step,
+        peak_bytes=counted.peak(LAST_STEP, END),
+        tensor_bytes={
+            name: counted.at(name) for name in ("weights", "wrapped", *MOMENTS.values(), "steady")
+        },
+        decoding=decoding,
+    )
+
+
+@torch.inference_mode()
+def decode(work: Work, setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
+    """Translate one batch of the longest validation sentences on the main rank, as the evaluation
+    does; None elsewhere, and where the weights are in shards."""
+    settings = work.spec.evaluation
+    if not work.process.is_main or work.spec.parallel.kind == "fsdp":
+        return None
+    batches = evaluation_batches(work.stores[1], pairs_per_batch=settings.batch_pairs)
+    _, batch = next(batches)
+    source = batch.source.to(setup.device)
+    length = source.size(1) + EXTRA_TOKENS
+    setup.optimizer.zero_grad(set_to_none=True)
+    setup.model.eval()
+    begin = tracker.operations
+    with setup.precision.autocast():
+        beam_search(setup.model, source, settings.beam_size, settings.length_penalty, length)
+    setup.model.train()
+    total = StepMemory(tracker, [Interval("forward", begin, tracker.operations)]).total
+    return DecodingMemory(
+        sentences=len(source),
+        beam_size=settings.beam_size,
+        length=length,
+        weights_bytes=sum(p.nbytes for p in setup.model.parameters()),
+        functionality_bytes=int(total.max() - total[0]),
+    )
+
+
+def per_parameter(parts: Parts, parameters: int) -> BytesPerParameter:
+    """Parts over the parameters of the whole model."""
+    state = ("weights", "master_weights", "gradients", "optimizer")
+    values = {name: getattr(parts, f"{name}_bytes") / parameters for name in (*state, "buckets")}
+    return BytesPerParameter(**values, model_state=sum(values[name] for name in state))
+
+
+def account(milestones: dict[str, Milestone]) -> DeviceAccount | None:
+    """NVML's number after the last step, divided up; None where NVML tells nothing."""
+    steady, peak = milestones["steady"], milestones["peak"].tensor_bytes
+    moments = ("first_kernel", "weights", "wrapped", "steady")
+    outside = [_outside(milestones[moment], milestones["start"]) for moment in moments]
+    known = [value for value in outside if value is not None]
+    if len(known) < len(moments) or steady.reserved_bytes is None or peak is None:
+        return None
+    context, weights, wrapped, last = known
+    library = max(0, wrapped - weights)
+    return DeviceAccount(
+        nvml_bytes=last + steady.reserved_bytes,
+        context_bytes=context,
+        library_bytes=library,
+        slack_bytes=steady.reserved_bytes - peak,
+        tensor_bytes=peak,
+        residual_bytes=last - context - library,
+    )
+
+
+def _outside(milestone: Milestone, start: Milestone) -> int | None:
+    """What this process has on the device beside torch's allocator: by NVML for the process, else
+    for the device without what others had there at the start."""
+    used, reserved = milestone.process_bytes, milestone.reserved_bytes
+    if used is None and milestone.device_bytes is not None and start.device_bytes is not None:
+        used = milestone.device_bytes - start.device_bytes
+    return None if used is None or reserved is None else used - reserved
+
+
+def describe(
+    work: Work, milestones: Milestones, plain: Unfollowed, found: Followed | None
+) -> list[RankAnatomy]:
+    """The records of the devices of this rank."""
+    return [
+        RankAnatomy(
+            rank=work.process.rank,
+            device=str(device) if device.type == "cuda" else "cpu",
+            batch=largest_shape(plain.batch),
+            milestones=_with_tensors(seen, found),
+            device_account=account(seen),
+            **(_untaken(seen) if found is None else _taken_apart(found, plain.parameters)),
+        )
+        for device, seen in milestones.found.items()
+    ]
+
+
+def _untaken(seen: dict[str, Milestone]) -> dict[str, Any]:
+    """What remains to be said of a device that could not be followed."""
+    unknown = ("anatomy", "at_peak", "residual_bytes", "saved_tensor_bytes", "bytes_per_parameter")
+    peak = seen["peak"].tensor_bytes
+    return dict.fromkeys(unknown) | {"peak_tensor_bytes": peak, "timeline": []}
+
+
+def _taken_apart(found: Followed, parameters: int) -> dict[str, Any]:
+    """What the followed steps say of a device."""
+    step = found.step
+    return {
+        "anatomy": step.largest,
+        "at_peak": step.at_peak,
+        "peak_tensor_bytes": found.peak_bytes,
+        "residual_bytes": found.peak_bytes - step.at_peak.total_bytes,
+        "saved_tensor_bytes": step.saved_bytes,
+        "bytes_per_parameter": per_parameter(step.largest, parameters),
+        "timeline": step.timeline(TIMELINE_POINTS),
+    }
+
+
+def _with_tensors(seen: dict[str, Milestone], found: Followed | None) -> list[Milestone]:
+    """The milestones with what the followed steps counted, where nothing else did."""
+    if found is None:
+        return list(seen.values())
+    counted = found.tensor_bytes | {"peak": found.peak_bytes}
+    return [
+        milestone.model_copy(update={"tensor_bytes": counted.get(name)})
+        if milestone.tensor_bytes is None
+        else milestone
+        for name, milestone in seen.items()
+    ]
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, and write the file of this rank."""
+    milestones = Milestones()
+    spec = RunSpec.model_validate_json(arguments.spec.read_text())
+    process = this_process(spec.machine, spec.processes_per_node)
+    if process.is_main:
+        log_to(arguments.log_file)
+        log.info("%s: memory of %d steps", spec.variant, arguments.steps)
+    if spec.machine.threads:
+        torch.set_num_threads(spec.machine.threads)
+    devices = [process.device]
+    if spec.parallel.kind == "data_parallel":
+        devices = [torch.device("cuda", i) for i in range(spec.machine.devices_per_node)]
+    milestones.begin(devices)
+    for device in devices:
+        first_kernel(device)
+    milestones.take("first_kernel")
+    shards = arguments.data / "shards"
+    manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
+    stores = (
+        open_shards(shards / "train/manifest.json"),
+        open_shards(shards / "validation/manifest.json"),
+    )
+    work = Work(spec, process, manifest.vocabulary, stores, arguments.steps)
+    plain = unfollowed(work, milestones)
+    foreign = milestones.foreign()
+    gc.collect()
+    if process.device.type == "cuda":
+        torch.cuda.empty_cache()
+    # The replicas of DataParallel run in threads of their own, where nothing follows them.
+    found = followed(work) if len(devices) == 1 else None
+    record = {
+        "topology": plain.topology.model_dump(mode="json"),
+        "parameters": plain.parameters,
+        "ranks": [r.model_dump(mode="json") for r in describe(work, milestones, plain, found)],
+        "decoding": found and found.decoding and found.decoding.model_dump(mode="json"),
+        "foreign": [process.model_dump(mode="json") for process in foreign],
+    }
+    write_text(arguments.output / rank_file(process.rank), json.dumps(record))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--log-file", type=Path)
+    arguments = parser.parse_args()
+    with supervised(arguments.output):
+        run(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Which batch of a training needs most memory."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import islice, takewhile
+
+import torch
+
+from schemas.data import TokenBudget
+from schemas.model import AnyModel
+from schemas.results import BatchShape
+from schemas.study import RunSpec
+from transformer_core.data.feeding import Batch, Feed, GlobalBatch
+from transformer_core.data.store import PairStore
+from transformer_core.data.vocabulary import EOS
+
+SEARCHED = 200
+"""Global batches that are looked at, from the first on: shapes repeat soon."""
+
+
+def heaviest_batch(
+    spec: RunSpec, store: PairStore, vocabulary: int, shares: int
+) -> tuple[int, GlobalBatch]:
+    """Number within the first epoch, and contents as the first of ``shares`` ranks gets it, of the
+    global batch whose largest micro-batch needs most memory. Its tensors are on the CPU.
+
+    Looked for among the first batches that the training sees. The same on every rank.
+    """
+    feed = Feed(
+        store,
+        spec.batching,
+        seed=spec.training.seed,
+        rank=0,
+        world_size=shares,
+        micro_batches=spec.training.accumulation.micro_batches,
+        device=torch.device("cpu"),
+        prefetch=0,
+    )
+    with closing(feed.batches()) as batches:
+        first = takewhile(lambda batch: batch.epoch == 0, batches)
+        seen = islice(first, min(SEARCHED, spec.training.steps))
+        best = max(seen, key=lambda batch: weight(spec.model, vocabulary, largest_shape(batch)))
+    return best.index, best
+
+
+def shape_of(batch: Batch) -> BatchShape:
+    """The shape of a micro-batch, in rows."""
+    rows, source_tokens = batch.source.shape
+    return BatchShape(
+        rows=rows, source_tokens=source_tokens, target_tokens=batch.target_output.size(1)
+    )
+
+
+def largest_shape(batch: GlobalBatch) -> BatchShape:
+    """The micro-batch with most tokens of its logits and activations."""
+    shapes = [shape_of(micro) for micro in batch.micro_batches]
+    return max(shapes, key=lambda shape: shape.rows * (shape.source_tokens + shape.target_tokens))
+
+
+def expected_shape(spec: RunSpec, parts: int) -> BatchShape:
+    """The largest micro-batch that settings alone allow: rows of the longest sentences."""
+    longest = spec.filter.max_tokens + 1
+    batching = spec.batching
+    if isinstance(batching, TokenBudget):
+        pairs = batching.scaled_tokens // (2 * longest)
+    else:
+        pairs = batching.scaled_pairs
+    return BatchShape(rows=max(1, -(-pairs // parts)), source_tokens=longest, target_tokens=longest)
+
+
+def weight(model: AnyModel, vocabulary: int, shape: BatchShape) -> float:
+    """About how many numbers a micro-batch keeps for its backward pass: good for comparing batches.
+
+    A token keeps some 14 vectors of the residual stream's width and two of the feed-forward's in an
+    encoder layer, half as many again in a decoder layer; attention weights go with the square of
+    the length, and the last layer keeps logits.
+    """
+    b, s, t = shape.rows, shape.source_tokens, shape.target_tokens
+    token = 14 * model.d_model + 2 * model.d_ff
+    encoder = model.encoder_layers * s * (token + model.heads * s)
+    decoder = model.decoder_layers * t * (1.5 * token + model.heads * (s + t))
+    return b * (encoder + decoder + t * vocabulary)
+
+
+def blank_batch(shapes: Sequence[BatchShape], device: torch.device) -> GlobalBatch:
+    """A step of micro-batches of these shapes, full of the same token."""
+    micro_batches = [_blank(shape, device) for shape in shapes]
+    padded = sum(micro.padded_tokens for micro in micro_batches)
+    return GlobalBatch(
+        epoch=0,
+        index=0,
+        micro_batches=micro_batches,
+        pairs=sum(shape.rows for shape in shapes),
+        tokens=padded,
+        target_tokens=sum(shape.rows * shape.target_tokens for shape in shapes),
+        padded_tokens=padded,
+    )
+
+
+def _blank(shape: BatchShape, device: torch.device) -> Batch:
+    source, target = (
+        torch.full((shape.rows, width), EOS, device=device)
+        for width in (shape.source_tokens, shape.target_tokens)
+    )
+    count = source.numel() + target.numel()
+    return Batch(source, target, target.clone(), shape.rows, count, count)
