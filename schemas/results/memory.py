@@ -17,6 +17,8 @@ MilestoneName = Literal[
     "steady",
     "peak",
 ]
+Purpose = Literal["search", "confirmation", "one_step_more"]
+LimitKind = Literal["data_segment", "torch_allocator"]
 PARTS = (
     "weights_bytes",
     "master_weights_bytes",
@@ -310,7 +312,7 @@ class BatchTrial(Schema):
 
     pairs: int
     """Sentence pairs in the global batch."""
-    purpose: Literal["search", "confirmation", "one_step_more"]
+    purpose: Purpose
     """Why it was tried."""
     status: Status
     """How it ended; oom is an answer."""
@@ -331,10 +333,10 @@ class LargestBatchResult(Schema):
     """ok if there is an answer; oom if not even the smallest batch fits."""
     reason: str | None
     """Why there is no answer, or what limits it."""
-    limit_kind: Literal["data_segment", "torch_allocator"] | None
+    limit_kind: LimitKind
     """What counts: everything that a process can write to (RLIMIT_DATA) on a CPU, what torch's
     CUDA allocator reserves on a GPU."""
-    limit_bytes: int | None
+    limit_bytes: int
     """Memory that each process may have."""
     margin: float
     """Share of the limit that was kept free."""

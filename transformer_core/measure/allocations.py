@@ -33,13 +33,20 @@ class CpuAllocations:
             trace = Path(folder, "trace.json")
             self._profile.export_chrome_trace(str(trace))
             events = json.loads(trace.read_bytes())["traceEvents"]
-        for event in events:
-            name = str(event.get("name", ""))
-            if name == "[memory]" and event["args"]["Device Type"] == 0:
-                self._counts.append((event["ts"], event["args"]["Total Allocated"]))
-            elif name.startswith(_MARK):
+        pieces: dict[int, int] = {}
+        total = 0
+        for event in sorted(events, key=lambda event: event.get("ts", 0)):
+            name, arguments = str(event.get("name", "")), event.get("args", {})
+            if name.startswith(_MARK):
                 self._marks.setdefault(name.removeprefix(_MARK), event["ts"])
-        self._counts.sort()
+            elif name == "[memory]" and arguments["Device Type"] == 0:
+                # Not the event's own total, which may hold pieces of an earlier profile.
+                if arguments["Bytes"] > 0:
+                    pieces[arguments["Addr"]] = arguments["Bytes"]
+                    total += arguments["Bytes"]
+                else:
+                    total -= pieces.pop(arguments["Addr"], 0)
+                self._counts.append((event["ts"], total))
 
     def mark(self, moment: str) -> None:
         """Something happens now; of equal marks the first counts."""

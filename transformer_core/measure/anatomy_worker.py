@@ -48,6 +48,8 @@ from transformer_core.train.translate import EXTRA_TOKENS
 
 LAST_STEP, END = "last step", "steady"
 TIMELINE_POINTS = 160
+DECODED_TOKENS = 32
+"""Longest translation: models without a cache compute the whole prefix for every token."""
 MOMENTS: dict[str, MilestoneName] = {
     "forward": "first_forward",
     "backward": "first_backward",
@@ -121,8 +123,9 @@ def unfollowed(work: Work, milestones: Milestones) -> Unfollowed:
     return Unfollowed(batch, setup.strategy.topology(), setup.parameters)
 
 
-def followed(work: Work) -> Followed:
-    """The same steps with every tensor followed; the last of them is taken apart."""
+def followed(work: Work, translate: bool = True) -> Followed:
+    """The same steps with every tensor followed; the last of them is taken apart. Then, on request,
+    a batch is translated."""
     device = work.process.device
     counted: CudaAllocations | CpuAllocations
     counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations()
@@ -140,7 +143,7 @@ def followed(work: Work) -> Followed:
             counted.mark(LAST_STEP)
             step = followed_step(setup, batch, tracker)
             counted.mark(END)
-        decoding = decode(work, setup, tracker)
+        decoding = decode(work, setup, tracker) if translate else None
     setup.strategy.synchronise()
     return Followed(
         step=step,
@@ -155,14 +158,14 @@ def followed(work: Work) -> Followed:
 @torch.inference_mode()
 def decode(work: Work, setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
     """Translate one batch of the longest validation sentences on the main rank, as the evaluation
-    does; None elsewhere, and where the weights are in shards."""
+    does, up to a number of tokens; None elsewhere, and where the weights are in shards."""
     settings = work.spec.evaluation
     if not work.process.is_main or work.spec.parallel.kind == "fsdp":
         return None
     batches = evaluation_batches(work.stores[1], pairs_per_batch=settings.batch_pairs)
     _, batch = next(batches)
     source = batch.source.to(setup.device)
-    length = source.size(1) + EXTRA_TOKENS
+    length = min(source.size(1) + EXTRA_TOKENS, DECODED_TOKENS)
     setup.optimizer.zero_grad(set_to_none=True)
     setup.model.eval()
     begin = tracker.operations
@@ -277,7 +280,7 @@ def run(arguments: argparse.Namespace) -> None:
     if spec.machine.threads:
         torch.set_num_threads(spec.machine.threads)
     devices = [process.device]
-    if spec.parallel.kind == "data_parallel":
+    if spec.parallel.kind == "data_parallel" and process.device.type == "cuda":
         devices = [torch.device("cuda", i) for i in range(spec.machine.devices_per_node)]
     milestones.begin(devices)
     for device in devices:

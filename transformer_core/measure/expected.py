@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -19,10 +20,11 @@ _BLOCK, _SMALL = 256, 4096
 
 
 class ExpectedDdp(Strategy):
-    """The memory of DistributedDataParallel without its reducer and without messages.
+    """The memory of DistributedDataParallel without its reducer.
 
-    Buckets exist all the time. Gradients are copied into them, or are views into them; a
-    compression hook copies each full bucket once more, PowerSGD keeps the errors of all.
+    Buckets exist all the time. Gradients are copied into them, or are views into them. A
+    compression hook copies each full bucket once more. PowerSGD keeps the errors of all buckets,
+    and until the next step their gradients with and without the errors.
     """
 
     def __init__(self, spec: Ddp, process: Process, accumulation: Accumulation) -> None:
@@ -39,7 +41,7 @@ class ExpectedDdp(Strategy):
             bucket = flatten(group)
             self.kept.append(bucket)
             if isinstance(self.spec.hook, PowerSgdHook):
-                self.kept.append(torch.zeros_like(bucket))
+                self.kept += [torch.zeros_like(bucket) for _ in range(3)]
             parts = bucket.split([parameter.numel() for parameter in group])
             for parameter, part in zip(group, parts, strict=True):
                 last = bucket if parameter is group[-1] else None
@@ -54,7 +56,9 @@ class ExpectedDdp(Strategy):
         if self.spec.overlap:
             return
         for group in buckets(gradients(self.parameters)[::-1], self.spec.bucket_mb * MIB):
-            copy_back(flatten(group), group)
+            flat = flatten(group)
+            dist.all_reduce(flat)
+            copy_back(flat, group)
 
     def _reduce(self, part: Tensor, full: Tensor | None, parameter: nn.Parameter) -> None:
         if not self.reduces:

@@ -87,7 +87,7 @@ def usable_cores(root: Path = _ROOT) -> int:
     else:
         cores = os.cpu_count() or 1
     quotas = []
-    for folder in _control_groups("cpu", root):
+    for folder in control_groups("cpu", root):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if not quota:
             quota = _read(folder / "cpu.cfs_quota_us")
@@ -101,7 +101,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 def usable_memory_bytes(root: Path = _ROOT) -> int:
     """Main memory of the host, or of the control group of this process where that is smaller."""
     limits = [psutil.virtual_memory().total]
-    for folder in _control_groups("memory", root):
+    for folder in control_groups("memory", root):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         if limit.isdigit():
             limits.append(int(limit))
@@ -160,7 +160,7 @@ def _malloc_library() -> str:
     return name or "unknown"
 
 
-def _control_groups(controller: str, root: Path) -> Iterator[Path]:
+def control_groups(controller: str, root: Path) -> Iterator[Path]:
     """Folders of the control group of this process and of all above it, version 1 or 2."""
     mount = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():

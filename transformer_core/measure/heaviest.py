@@ -85,7 +85,7 @@ def weight(model: AnyModel, vocabulary: int, shape: BatchShape) -> float:
 def blank_batch(shapes: Sequence[BatchShape], device: torch.device) -> GlobalBatch:
     """A step of micro-batches of these shapes, full of the same token."""
     micro_batches = [_blank(shape, device) for shape in shapes]
-    padded = sum(micro.padded_tokens for micro in micro_batches)
+    padded = sum(shape.rows * (shape.source_tokens + shape.target_tokens) for shape in shapes)
     return GlobalBatch(
         epoch=0,
         index=0,
@@ -102,5 +102,4 @@ def _blank(shape: BatchShape, device: torch.device) -> Batch:
         torch.full((shape.rows, width), EOS, device=device)
         for width in (shape.source_tokens, shape.target_tokens)
     )
-    count = source.numel() + target.numel()
-    return Batch(source, target, target.clone(), shape.rows, count, count)
+    return Batch(source, target, target.clone(), shape.rows)

@@ -18,6 +18,7 @@ from typing import Any
 from schemas.errors import Diverged, PeerLost, Unsupported
 from schemas.results import Status
 from transformer_core.data.files import write_text
+from transformer_core.measure import out_of_memory
 
 CHECKPOINTS = "checkpoint"
 """Folder of a run's checkpoints, beside its results."""
@@ -31,6 +32,8 @@ _TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
 
 def classify(error: BaseException) -> tuple[Status, str]:
     """Status and reason of an exception."""
+    if reason := out_of_memory.reason_of(error):
+        return "oom", reason
     first_line = str(error).strip().split("\n")[0] or type(error).__name__
     match error:
         case Unsupported():
@@ -39,12 +42,6 @@ def classify(error: BaseException) -> tuple[Status, str]:
             return "diverged", str(error)
         case PeerLost():
             return "failed", str(error)
-        case RuntimeError() if type(error).__name__ == "OutOfMemoryError":  # torch's
-            return "oom", f"{first_line} Try a smaller batch or more devices."
-        case MemoryError():
-            return "oom", "The host ran out of memory. Try a smaller batch."
-        case RuntimeError() if "can't allocate memory" in str(error):
-            return "oom", f"{first_line} Try a smaller batch."
         case _:
             return "failed", f"{type(error).__name__}: {first_line}"
 

@@ -127,7 +127,7 @@ def _predict_rank(
 @contextlib.contextmanager
 def _silent_group(spec: RunSpec, process: Process) -> Iterator[None]:
     """A process group for the strategies that need one; messages in it go nowhere."""
-    if spec.parallel.kind in ("single", "ddp"):
+    if spec.parallel.kind == "single":
         yield
         return
     dist.init_process_group(

@@ -25,6 +25,7 @@ from schemas.errors import Unsupported
 from schemas.results import Repeat
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
+from transformer_core.measure import out_of_memory
 from transformer_core.measure.launch import launcher, lends_processes_only, threads_per_process
 from transformer_core.measure.outcome import (
     CHECKPOINTS,
@@ -91,7 +92,7 @@ def attempt(
 
     Ends this process if the workers were stopped before they could tell.
     """
-    code = 0
+    code, kills = 0, out_of_memory.kernel_kills()
     try:
         code = run_workers(spec, worker, options)
     except Unsupported as error:
@@ -100,6 +101,9 @@ def attempt(
         return None
     # What a worker says of its end when all were stopped is no result.
     outcome = read_outcomes(result.parent) if code >= 0 else None
+    if out_of_memory.kernel_kills() > kills and (outcome is None or outcome["status"] == "failed"):
+        # A process that the kernel ends can say nothing, and its peers only that it is gone.
+        return {"status": "oom", "reason": out_of_memory.reason_of_kill(), "traceback": None}
     if outcome is None:
         print(
             f"{result.parent}: stopped before it was done ({how_ended(code)}). The same command "

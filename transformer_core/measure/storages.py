@@ -162,7 +162,7 @@ class StepMemory:
         self.by_part = np.zeros((len(PARTS), self.end - self.start + 2), np.int64)
         saved = np.zeros(self.end - self.start + 2, np.int64)
         for record in tracker.storages:
-            if record.born > self.end or (record.died is not None and record.died < self.start):
+            if record.born > self.end or (record.died is not None and record.died <= self.start):
                 continue
             first = max(record.born, self.start) - self.start
             # A result exists together with the arguments that its operation lets go.

@@ -1,0 +1,47 @@
+"""Memory of a small training, measured with every tensor followed and predicted without a run."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from schemas.results import Parts, PredictedRank
+from schemas.study import RunSpec
+from tests.train.small_training import VOCABULARY, small_spec, small_store
+from transformer_core.measure.anatomy import steps_of
+from transformer_core.measure.anatomy_worker import Followed, Work, followed
+from transformer_core.measure.prediction import predict_ranks
+from transformer_core.parallel.topology import Process
+
+STORES = small_store(200), small_store(60, seed=1)
+
+
+def memory_spec(**sections: Any) -> RunSpec:
+    """A model of some 50,000 parameters on batches of 32 pairs."""
+    sections.setdefault("model", {})
+    sections["model"] = {"d_model": 32, "d_ff": 64} | sections["model"]
+    return small_spec(batching={"pairs": 32}, **sections)
+
+
+def measure(spec: RunSpec) -> Followed:
+    """What this rank, of the process group if there is one, finds."""
+    joined = dist.is_initialized()
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
+    return followed(Work(spec, process, VOCABULARY, STORES, steps_of(spec)), translate=False)
+
+
+def measure_all(specs: dict[str, RunSpec]) -> dict[str, tuple[int, Parts, Parts, int]]:
+    """Of each spec: the allocator's peak, the parts at the peak and at their largest, and what
+    autograd saved."""
+    found = {name: measure(spec) for name, spec in specs.items()}
+    return {
+        name: (one.peak_bytes, one.step.at_peak, one.step.largest, one.step.saved_bytes)
+        for name, one in found.items()
+    }
+
+
+def predict(spec: RunSpec) -> list[PredictedRank]:
+    """The prediction for the same batches."""
+    ranks, _ = predict_ranks(spec, VOCABULARY, torch.device("cpu"), STORES)
+    return ranks

@@ -1,0 +1,146 @@
+"""The search for the largest batch that fits."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.data import TokenBudget
+from schemas.memory import LargestBatch
+from schemas.results import BatchTrial
+from tests.train.small_training import small_spec
+from transformer_core.measure import largest_batch
+from transformer_core.measure.largest_batch import Trials, find, first_size, memory_limit, search
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("start", [1, 3, 64, 100, 1000])
+@pytest.mark.parametrize("largest", [1, 2, 63, 64, 65, 99, 100, 1234])
+@pytest.mark.parametrize("resolution", [0.0001, 0.1])
+def test_the_search_ends_next_to_the_border(start: int, largest: int, resolution: float) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= largest
+
+    found = search(fits, start, resolution)
+    assert found is not None
+    low, high = found
+    assert low <= largest < high
+    assert high - low <= max(1, resolution * low)
+    assert {low, high} <= set(tried)
+    assert len(tried) == len(set(tried))
+    assert len(tried) < 30
+
+
+def test_nothing_fits() -> None:
+    tried: list[int] = []
+    assert search(lambda size: bool(tried.append(size)), 9, 0.02) is None
+    assert tried == [9, 4, 2, 1]
+
+
+class Pretended(Trials):
+    """Trials whose ends are made up: ``border`` pairs fit, and a list says what comes otherwise."""
+
+    border = 40
+    surprises: dict[int, str]
+
+    def _attempt(self, pairs: int) -> dict[str, Any]:
+        status = "ok" if pairs <= self.border else "oom"
+        status = self.surprises.pop(len(self.trials), status)
+        ok = status == "ok"
+        reason = None if ok else f"{status} at {pairs}"
+        return {"status": status, "reason": reason, "peak_bytes": pairs if ok else None}
+
+
+def pretended(tmp_path: Path, surprises: dict[int, str] | None = None, border: int = 40) -> Trials:
+    spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
+    trials = Pretended(spec, argparse.Namespace(output=tmp_path), LargestBatch(), [])
+    trials.border, trials.surprises = border, surprises or {}
+    return trials
+
+
+def test_the_answer_is_confirmed_and_a_step_more_fails_again(tmp_path: Path) -> None:
+    trials = pretended(tmp_path)
+    found = find(trials, 4)
+    assert (found["status"], found["largest_pairs"], found["confirmed"]) == ("ok", 40, True)
+    last = [(trial.pairs, trial.purpose, trial.status) for trial in trials.trials[-2:]]
+    assert last == [
+        (40, "confirmation", "ok"),
+        (40 + found["step_pairs"], "one_step_more", "oom"),
+    ]
+    # A pair for each of two devices.
+    assert found["step_pairs"] == 2
+
+
+def test_a_size_that_does_not_fit_again_is_no_answer(tmp_path: Path) -> None:
+    trials = pretended(tmp_path)
+    find(trials, 4)
+    confirmation = len(trials.trials) - 2
+    found = find(pretended(tmp_path, {confirmation: "oom"}), 4)
+    assert (found["largest_pairs"], found["step_pairs"]) == (38, 2)
+
+
+def test_a_step_more_that_fits_after_all_is_told(tmp_path: Path) -> None:
+    trials = pretended(tmp_path)
+    find(trials, 4)
+    found = find(pretended(tmp_path, {len(trials.trials) - 1: "ok"}), 4)
+    assert found["confirmed"] is False
+    assert "fitted when it was tried again" in found["reason"]
+
+
+@pytest.mark.parametrize("status", ["failed", "unsupported"])
+def test_another_end_is_no_answer(tmp_path: Path, status: str) -> None:
+    found = find(pretended(tmp_path, {2: status}), 4)
+    assert (found["status"], found["largest_pairs"]) == (status, None)
+    assert found["reason"].startswith(f"{status} at")
+
+
+def test_not_even_the_smallest(tmp_path: Path) -> None:
+    found = find(pretended(tmp_path, border=1), 4)
+    assert found["status"] == "oom"
+    assert found["reason"].startswith("Not even the smallest batch fits. oom at 2")
+
+
+def test_sizes_start_at_those_of_the_study() -> None:
+    ddp = {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}}
+    assert first_size(small_spec(**ddp), 10) == 4  # 8 pairs for two devices
+    budget = small_spec(**ddp).model_copy(update={"batching": TokenBudget(tokens=700)})
+    assert first_size(budget, 70) == 5
+
+
+def test_without_a_limit_ranks_share_the_host() -> None:
+    spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
+    kind, limit = memory_limit(spec, LargestBatch())
+    assert kind == "data_segment"
+    assert limit == largest_batch.read_hardware().memory_bytes // 2
+    assert memory_limit(spec, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
+def test_a_real_process_runs_out_of_its_limit(tmp_path: Path) -> None:
+    spec = small_spec()
+    (tmp_path / "spec.json").write_text(spec.canonical_json())
+    options = argparse.Namespace(
+        spec=tmp_path / "spec.json",
+        vocabulary=1000,
+        source_tokens=20,
+        target_tokens=20,
+        limit=1200 * MIB,
+        output=tmp_path,
+    )
+    trials = Trials(spec, options, LargestBatch(), [])
+    assert trials.fits(4)
+    assert not trials.fits(200_000)
+    small, large = trials.trials
+    assert small.peak_bytes is not None
+    assert small.peak_bytes < options.limit
+    assert large.reason is not None
+    assert "asked for" in large.reason
+    assert isinstance(large, BatchTrial)
+    assert json.loads((tmp_path / "outcome-0.json").read_text())["traceback"] is None

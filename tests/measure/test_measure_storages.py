@@ -1,0 +1,127 @@
+"""Storages from their first to their last moment, and what they are for."""
+
+import torch
+from torch import nn
+
+from schemas.results import PARTS
+from transformer_core.measure.storages import Interval, StepMemory, Storage, StorageTracker
+
+N = 1000
+SIZE = 4 * N
+
+
+def alive(tracker: StorageTracker) -> int:
+    return sum(record.size for record, _ in tracker.alive.values())
+
+
+def test_storages_live_as_long_as_a_tensor_needs_them() -> None:
+    with StorageTracker("cpu") as tracker:
+        x = torch.ones(N)
+        view = x[: N // 2]
+        assert alive(tracker) == SIZE
+        del x
+        assert alive(tracker) == SIZE
+        del view
+        assert alive(tracker) == 0
+        y = torch.ones(N) + 1  # the first is gone with the sum
+        assert alive(tracker) == SIZE
+        first, second = tracker.storages[1:]
+        assert first.died == second.born
+    assert y.sum() == 2 * N
+
+
+def test_memory_that_autograd_keeps_lives_until_backward() -> None:
+    x = torch.ones(N, requires_grad=True)
+    with StorageTracker("cpu") as tracker, tracker.saving():
+        loss = (x * 2).exp().sum()
+        kept = [record for record, _ in tracker.alive.values() if "saved" in record.labels]
+        assert [record.size for record in kept] == [SIZE]
+        loss.backward()
+        assert kept[0].died is not None
+
+
+def test_a_storage_that_is_resized_changes_its_size() -> None:
+    with StorageTracker("cpu") as tracker:
+        x = torch.ones(N)
+        tracker.label([x], "weights")
+        x.untyped_storage().resize_(0)
+        assert alive(tracker) == 0
+        x.untyped_storage().resize_(SIZE)
+        assert alive(tracker) == SIZE
+        (record,) = (record for record, _ in tracker.alive.values())
+        assert record.labels == {"weights"}
+    assert torch.UntypedStorage.resize_.__name__ != "followed"
+
+
+def test_other_devices_do_not_count() -> None:
+    with StorageTracker("cuda") as tracker:
+        torch.ones(N)
+    assert not tracker.storages
+
+
+def test_copies_of_weights_in_16_bits_make_master_weights_of_them() -> None:
+    linear = nn.Linear(8, 8)
+    with StorageTracker("cpu") as tracker:
+        tracker.label(linear.parameters(), "weights")
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = linear(torch.ones(3, 8)).float().sum()
+            step = StepMemory(tracker, [Interval("forward", 0, tracker.operations)])
+    parameters = 8 * 8 + 8
+    assert step.largest.master_weights_bytes == 4 * parameters
+    assert step.largest.weights_bytes == 2 * parameters
+    assert loss.requires_grad
+
+
+def tracked(*records: Storage) -> StorageTracker:
+    tracker = StorageTracker("cpu")
+    tracker.storages = list(records)
+    return tracker
+
+
+PHASES = [Interval("forward", 10, 20), Interval("backward", 20, 30), Interval("update", 30, 40)]
+
+
+def test_each_storage_belongs_to_one_part() -> None:
+    step = StepMemory(
+        tracked(
+            Storage(1, 0, labels={"weights", "saved"}),
+            Storage(2, 0, labels={"weights", "master"}),
+            Storage(4, 12, 24, {"copy", "saved"}),
+            Storage(8, 22, None, {"gradients", "message"}),
+            Storage(16, 3, None, {"optimizer"}),
+            Storage(32, 5, None, {"message"}),  # alive since before the step: a bucket
+            Storage(64, 11, 35, {"message", "saved"}),
+            Storage(128, 15, 22, {"saved"}),
+            Storage(256, 15, 16),
+            Storage(512, 3, None, {"other"}),
+            Storage(1024, 2, 9),  # gone before the step
+            Storage(2048, 41),  # comes after it
+        ),
+        PHASES,
+    )
+    values = [getattr(step.largest, part) for part in PARTS]
+    assert values == [1 + 4, 2, 8, 16, 32, 64, 128, 256 + 512]
+    assert step.saved_bytes == 64 + 128
+
+
+def test_the_parts_at_the_peak_add_up_to_it() -> None:
+    step = StepMemory(
+        tracked(Storage(10, 0, None, {"weights"}), Storage(5, 14, 25), Storage(7, 25, 33)), PHASES
+    )
+    # What lets go and what takes its place exist together for a moment.
+    assert step.total.max() == 22
+    assert step.at_peak.total_bytes == 22
+    assert step.at_peak.activations_bytes == 5
+    assert step.at_peak.temporary_bytes == 7
+
+
+def test_the_timeline_keeps_the_peak_and_the_order() -> None:
+    step = StepMemory(tracked(Storage(10, 0), Storage(90, 23, 24)), PHASES)
+    timeline = step.timeline(6)
+    assert [point.phase for point in timeline] == sorted(
+        (point.phase for point in timeline), key=["forward", "backward", "update"].index
+    )
+    positions = [point.position for point in timeline]
+    assert positions == sorted(positions)
+    assert 0 <= positions[0] <= positions[-1] <= 1
+    assert max(point.parts.total_bytes for point in timeline) == 100

@@ -1,0 +1,246 @@
+"""The largest batch of a variant that fits: ``python -m transformer_core.measure.largest_batch``.
+
+Sizes double until one does not fit, then the interval is halved. Every size is tried in fresh
+processes, and running out of memory is an answer. The size found runs a second time, and the one a
+step larger must fail again.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from schemas.data import FixedSize
+from schemas.errors import Unsupported
+from schemas.memory import LargestBatch
+from schemas.results import BatchTrial, LargestBatchResult, ShardManifest
+from schemas.results.memory import LimitKind, Purpose
+from schemas.study import RunSpec
+from transformer_core.data.files import write_text
+from transformer_core.measure import out_of_memory
+from transformer_core.measure.hardware import read_hardware
+from transformer_core.measure.outcome import classify, clear_outcomes, read_outcomes
+from transformer_core.measure.progress import log, log_to
+from transformer_core.measure.provenance import collect
+from transformer_core.measure.run import (
+    exclusive,
+    how_ended,
+    reproducing_command,
+    run_workers,
+    worker_options,
+)
+
+WORKER = "transformer_core.measure.batch_trial"
+RESULT = "trial.json"
+
+
+class NoAnswerError(Exception):
+    """A trial that ended otherwise than by running out of memory."""
+
+    def __init__(self, trial: BatchTrial) -> None:
+        super().__init__(trial.reason)
+        self.trial = trial
+
+
+def search(fits: Callable[[int], bool], start: int, resolution: float) -> tuple[int, int] | None:
+    """The largest size that fits and the smallest that was found not to; None if 1 does not fit.
+
+    They are at most ``resolution`` of the first apart, or 1.
+    """
+    low = high = start
+    if fits(start):
+        while fits(high := 2 * low):
+            low = high
+    else:
+        while True:
+            if high == 1:
+                return None
+            low = high // 2
+            if fits(low):
+                break
+            high = low
+    while high - low > step_of(low, resolution):
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+def step_of(size: int, resolution: float) -> int:
+    """The largest step from ``size`` to one that does not fit."""
+    return max(1, int(resolution * size))
+
+
+@dataclass
+class Trials:
+    """Trials of one variant, and what they share. Sizes are counted in pairs for every micro-batch
+    of every device."""
+
+    spec: RunSpec
+    options: argparse.Namespace
+    settings: LargestBatch
+    trials: list[BatchTrial]
+
+    def fits(self, size: int, purpose: Purpose = "search") -> bool:
+        """Whether a batch of this size trains; NoAnswerError if that cannot be told."""
+        pairs = size * self.spec.parts
+        folder: Path = self.options.output
+        clear_outcomes(folder)
+        (folder / RESULT).unlink(missing_ok=True)
+        began = time.perf_counter()
+        ended = self._attempt(pairs)
+        trial = BatchTrial.model_validate(
+            ended | {"pairs": pairs, "purpose": purpose, "seconds": time.perf_counter() - began}
+        )
+        self.trials.append(trial)
+        log.info(
+            "%s: %s pairs, %s: %s",
+            *(self.spec.variant, f"{pairs:,}", purpose.replace("_", " "), trial.status),
+        )
+        if trial.status not in ("ok", "oom"):
+            raise NoAnswerError(trial)
+        return trial.status == "ok"
+
+    def _attempt(self, pairs: int) -> dict[str, Any]:
+        options = argparse.Namespace(**vars(self.options), pairs=pairs)
+        result: Path = self.options.output / RESULT
+        kills, code = out_of_memory.kernel_kills(), 0
+        try:
+            code = run_workers(self.spec, WORKER, worker_options(options))
+        except Unsupported as error:
+            status, reason = classify(error)
+            return {"status": status, "reason": reason, "peak_bytes": None}
+        if code == 0 and result.exists():
+            peak = json.loads(result.read_text())["peak_bytes"]
+            return {"status": "ok", "reason": None, "peak_bytes": peak}
+        if code in (-signal.SIGTERM, -signal.SIGINT):
+            print(f"{result.parent}: stopped ({how_ended(code)})", file=sys.stderr)
+            sys.exit(1)
+        outcome = read_outcomes(result.parent)
+        status, reason = ("failed", how_ended(code))
+        if outcome is not None:
+            status, reason = outcome["status"], outcome["reason"]
+        if out_of_memory.kernel_kills() > kills:
+            status, reason = "oom", out_of_memory.reason_of_kill()
+        elif outcome is None and code < 0:
+            # Libraries that cannot get memory under the limit end their process.
+            status, reason = "oom", f"A process ended by itself under the limit: {how_ended(code)}."
+        return {"status": status, "reason": reason, "peak_bytes": None}
+
+
+def find(trials: Trials, start: int) -> dict[str, Any]:
+    """The answer, confirmed, as fields of its record."""
+    resolution = trials.settings.resolution
+    no_answer = {"largest_pairs": None, "step_pairs": None, "confirmed": False}
+    try:
+        found = search(trials.fits, start, resolution)
+        if found is None:
+            reason = f"Not even the smallest batch fits. {trials.trials[-1].reason}"
+            return no_answer | {"status": "oom", "reason": reason}
+        low, high = found
+        while not trials.fits(low, "confirmation"):
+            low, high = low - step_of(low, resolution), low
+            if low < 1:
+                reason = "No size fitted a second time."
+                return no_answer | {"status": "oom", "reason": reason}
+        failed_again = not trials.fits(high, "one_step_more")
+    except NoAnswerError as error:
+        return no_answer | {"status": error.trial.status, "reason": error.trial.reason}
+    parts = trials.spec.parts
+    return {
+        "status": "ok",
+        "reason": None if failed_again else "The size that failed fitted when it was tried again.",
+        "largest_pairs": low * parts,
+        "step_pairs": (high - low) * parts,
+        "confirmed": failed_again,
+    }
+
+
+def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]:
+    """What bounds a process, and by how many bytes: as the study says, else the whole device."""
+    hardware = read_hardware()
+    cuda = spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(hardware.gpus))
+    kind: LimitKind = "torch_allocator" if cuda else "data_segment"
+    if settings.limit is not None:
+        return kind, settings.limit
+    if cuda and hardware.gpus:
+        return kind, min(gpu.memory_bytes for gpu in hardware.gpus)
+    return kind, hardware.memory_bytes // spec.processes_per_node
+
+
+def first_size(spec: RunSpec, tokens: int) -> int:
+    """The size of the spec's own batches, of rows of ``tokens``."""
+    batching = spec.batching
+    if isinstance(batching, FixedSize):
+        return max(1, batching.scaled_pairs // spec.parts)
+    return max(1, batching.scaled_tokens // tokens // spec.parts)
+
+
+def measure(
+    spec: RunSpec, settings: LargestBatch, manifest: ShardManifest, given: argparse.Namespace
+) -> LargestBatchResult:
+    """Search in the folder beside the result."""
+    started = datetime.now(UTC)
+    kind, limit = memory_limit(spec, settings)
+    source_tokens, target_tokens = (
+        max(lengths) + 1 for lengths in (manifest.lengths.source, manifest.lengths.target)
+    )
+    options = argparse.Namespace(
+        spec=given.spec,
+        vocabulary=manifest.vocabulary,
+        source_tokens=source_tokens,
+        target_tokens=target_tokens,
+        limit=round(limit * (1 - settings.margin)),
+        output=given.output.with_suffix(""),
+    )
+    trials = Trials(spec, options, settings, [])
+    answer = find(trials, first_size(spec, source_tokens + target_tokens))
+    return LargestBatchResult.model_validate(
+        answer
+        | {
+            "variant": spec.variant,
+            "limit_kind": kind,
+            "limit_bytes": limit,
+            "margin": settings.margin,
+            "source_tokens": source_tokens,
+            "target_tokens": target_tokens,
+            "trials": trials.trials,
+            "provenance": collect(spec, reproducing_command(given.output), started),
+        }
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.measure.largest_batch",
+        description="Find the largest batch of a variant that fits into memory.",
+    )
+    parser.add_argument("--spec", type=Path, required=True, help="spec.json of the variant")
+    parser.add_argument("--settings", default="{}", help="largest_batch of the study, as JSON")
+    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
+    given = parser.parse_args()
+    log_to(given.log_file)
+    spec = RunSpec.model_validate_json(given.spec.read_text())
+    settings = LargestBatch.model_validate_json(given.settings)
+    manifest_file = given.data / "shards/train/manifest.json"
+    manifest = ShardManifest.model_validate_json(manifest_file.read_text())
+    folder: Path = given.output.with_suffix("")
+    with exclusive(folder):
+        result = measure(spec, settings, manifest, given)
+        write_text(given.output, result.model_dump_json(indent=1) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
