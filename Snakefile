@@ -22,6 +22,7 @@ include: "workflow/rules/runs.smk"
 include: "workflow/rules/equivalence.smk"
 include: "workflow/rules/profiles.smk"
 include: "workflow/rules/comparisons.smk"
+include: "workflow/rules/self_test.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/report.smk"
 
