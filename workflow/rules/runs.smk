@@ -29,6 +29,8 @@ rule train:
         weights="results/runs/{variant}/repeat-{repeat}/model.safetensors",
     log:
         "results/runs/{variant}/repeat-{repeat}/run.log",
+    wildcard_constraints:
+        repeat="1",
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: workflow.cores
     resources:
@@ -42,6 +44,14 @@ rule train:
     shell:
         "python -m transformer_core.measure.run --spec {input.spec} --data {params.data}"
         " --repeat {wildcards.repeat} --output {params.folder} --log-file {log}"
+
+
+# Every variant is run once before any is run again: a machine that changes in the course of hours
+# changes for all of them.
+use rule train as train_again with:
+    wildcard_constraints:
+        repeat="|".join(map(str, REPEATS[1:])) or "none",
+    priority: -1
 
 
 rule evaluate:
