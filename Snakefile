@@ -24,7 +24,9 @@ include: "workflow/rules/profiles.smk"
 include: "workflow/rules/comparisons.smk"
 include: "workflow/rules/self_test.smk"
 include: "workflow/rules/claims.smk"
+include: "workflow/rules/search.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/against.smk"
 
 
 rule all:
