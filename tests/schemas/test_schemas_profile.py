@@ -1,0 +1,54 @@
+"""Settings of profiles, and profiles that users bring."""
+
+import pytest
+
+from schemas.errors import ConfigError
+from schemas.resolve import check_study
+from schemas.study import RunSpec, Study
+from schemas.targets import check_targets, known_targets
+
+STUDY = {"name": "mine", "variants": ["single"]}
+
+
+def test_settings_of_profiles_and_limits_rerun_no_training() -> None:
+    assert not {"profiling", "limits", "traces"} & set(RunSpec.model_fields)
+
+
+def test_traces_are_targets_beside_the_variants() -> None:
+    study = check_study(STUDY | {"traces": {"other": ["a.sqlite"]}}, "study")
+    known = known_targets(study)
+    for name in ("single", "other"):
+        assert f"results/profiles/{name}/breakdown.json" in known
+    assert "results/profiles/single/capture.json" in known
+    assert "results/profiles/other/capture.json" not in known
+    with pytest.raises(ConfigError, match="did you mean results/profiles/other/breakdown"):
+        check_targets(["results/profiles/othr/breakdown.json"], known)
+
+
+@pytest.mark.parametrize(
+    ("traces", "message", "remedy"),
+    [
+        ({"single": ["a.sqlite"]}, "is that of a variant", "choose another name"),
+        ({"other": []}, "has no file for other", "name a file"),
+    ],
+)
+def test_traces_that_cannot_be_read(traces: dict, message: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        check_study(STUDY | {"traces": traces}, "study")
+    assert error.value.problems[0].field == "traces"
+    assert error.value.problems[0].remedy == remedy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"profiling": {"profiler": "perf"}}, {"profiling": {"steps": 0}}, {"limits": {"seconds": 0}}],
+)
+def test_settings_are_checked(change: dict) -> None:
+    with pytest.raises(ConfigError):
+        check_study(STUDY | change, "study")
+
+
+def test_defaults_are_short() -> None:
+    study = Study.model_validate(STUDY)
+    assert study.profiling.warmup_steps + study.profiling.steps <= 10
+    assert study.limits.seconds <= 0.1
