@@ -149,6 +149,7 @@ def test_backward_against_forward() -> None:
         product("aten::bmm", "forward", 100, 7),
         work("add", 0, 4, operator_class="element_wise", phase="forward"),
         work("mul", 0, 6, operator_class="element_wise", phase="backward"),
+        work("adam", 0, 50, operator_class="element_wise", phase="optimizer"),
     )
     ratios = {r.operators: (r.forward_ns, r.backward_ns, r.ratio) for r in found.forward_backward}
     assert ratios == {

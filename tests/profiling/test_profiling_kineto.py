@@ -121,6 +121,20 @@ def test_renamed_collective_kernels(tmp_path: Path) -> None:
     assert device.span.compute_ns == 1000
 
 
+def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path: Path) -> None:
+    rows = [
+        complete("cpu_op", "c10d::allgather_", 0, 30),
+        complete("user_annotation", "nccl:all_gather", 2, 25),
+        complete("cpu_op", "aten::copy_", 5, 4),
+        complete("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=1),
+        complete("cuda_runtime", "cudaLaunchKernel", 15, 1, correlation=2),
+        on_device("kernel", "copy_kernel", 20, 5, 1),
+        on_device("kernel", "renamed", 30, 7, 2),
+    ]
+    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    assert (device.span.compute_ns, device.span.communication_ns) == (5000, 7000)
+
+
 def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path: Path) -> None:
     dims = {"Input Dims": [[394241]], "Input type": ["float"]}
     for collective, factor in (("all_reduce", 1), ("_allgather_base", 8)):

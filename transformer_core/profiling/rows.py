@@ -50,7 +50,7 @@ class _Rows:
         operator = self._around(self.trace.operators, thread, launched)
         annotation = self._around(self.trace.collectives, thread, launched)
         kernel = device["kind"] == self.id("kernel")
-        collective = self._collectives(kernel, annotation)
+        collective = self._collectives(kernel, self._directly(annotation, operator))
         talks = collective != NULL
         size, group = device["bytes"].copy(), device["group"].copy()
         sizes, groups = self._messages
@@ -172,6 +172,17 @@ class _Rows:
             asked = np.flatnonzero(thread == number)
             owner = innermost(rows["t0"][mine], rows["t1"][mine]).at(time[asked])
             found[asked[owner >= 0]] = mine[owner[owner >= 0]]
+        return found
+
+    def _directly(self, annotation: Integers, operator: Integers) -> Integers:
+        """The ranges of collectives around launches, but -1 where an operator inside the range
+        launched: what it copies is no communication."""
+        inside = (annotation >= 0) & (operator >= 0)
+        begins = self.trace.operators["t0"][operator[inside]]
+        found = annotation.copy()
+        found[inside] = np.where(
+            begins > self.trace.collectives["t0"][annotation[inside]], -1, annotation[inside]
+        )
         return found
 
     def _collectives(self, kernel: NDArray[np.bool_], annotation: Integers) -> Integers:
