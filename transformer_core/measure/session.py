@@ -56,8 +56,8 @@ Enough = Callable[[Sequence[Round], float], bool]
 
 _LAST_WORDS_SECONDS = 5.0
 """How long a side that ended may take to say why."""
-_LEAVE_SECONDS = 20.0
-"""How long a side may take to end that is not needed any more."""
+_LEAVE_SECONDS = 1.0
+"""How long a side may take to end that is not needed any more. All it has to tell is told."""
 
 
 @dataclass(frozen=True)
