@@ -63,7 +63,7 @@ def speedup(results: Results) -> Drawing:
         axes.plot([ratio.low, ratio.high], [row, row], color=color)
         axes.plot(ratio.median, row, "o", color=color, mfc=color if clear else "none", ms=6)
         axes.annotate(
-            f"{ratio.median:.2f}× {comparison.verdict}",
+            f"{ratio.median:.2f}× {comparison.verdict if comparison.counts else 'not counted'}",
             (1, row),
             xycoords=axes.get_yaxis_transform(),
             xytext=(6, 0),
@@ -85,7 +85,8 @@ def speedup(results: Results) -> Drawing:
         f"Speed-up against {baseline}",
         "Ratio of the throughputs with its interval, which holds for all of them at once. Right of "
         f"the dashed line is faster; the shaded band is the margin of {margin:.1%} within which "
-        "they are the same. A filled dot is a verdict of FASTER or SLOWER on the same training."
+        "they are the same. A filled dot is a verdict of FASTER or SLOWER; not counted is what is "
+        "not the same training."
         f"{left_out(results, names)}",
     )
 
