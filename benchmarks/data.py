@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import _feeding
+import _tokenizing
 import torch
 from _rounds import Row, show, write_csv
 
@@ -21,12 +22,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="turns that count (default: 5)")
     parser.add_argument("--threads", type=int, default=2, help="of torch (default: 2)")
     parser.add_argument("--output", type=Path, help="CSV file of the table")
+    _tokenizing.add_options(parser)
     _feeding.add_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows: list[Row] = list(_feeding.measure(options))
+    rows: list[Row] = [*_tokenizing.measure(options), *_feeding.measure(options)]
     if not rows:
-        parser.error("nothing to measure: give --shards or --study-data")
+        parser.error("nothing to measure: give --multi30k, --rare, --shards or --study-data")
     print(show(rows))
     if options.output is not None:
         write_csv(rows, options.output)

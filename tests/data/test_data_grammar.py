@@ -6,7 +6,7 @@ from itertools import islice
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_core.data.grammar import CHUNK, generate
@@ -53,6 +53,7 @@ def pairs() -> list[tuple[str, str]]:
 # The stream
 
 
+@settings(deadline=None)
 @given(st.integers(0, 9), st.integers(1, 2 * CHUNK + 1), st.integers(1, 2 * CHUNK + 1))
 def test_a_longer_corpus_begins_with_the_shorter_one(seed: int, one: int, other: int) -> None:
     few, many = sorted([one, other])

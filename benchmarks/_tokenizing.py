@@ -1,0 +1,345 @@
+"""From sentence pairs as text to files of token ids, by everybody from the same file."""
+
+import argparse
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from _adversarial import adversarial_lines
+from _rounds import Row, compare, missing, take_turns
+from tokenizers import Tokenizer as Bpe
+
+from schemas.data import Filter, TextCorpus, TextPair, Tokenizer
+from transformer_core.data.corpora import read_split
+from transformer_core.data.encoding import Encoder
+from transformer_core.data.files import write_text
+from transformer_core.data.pairs import PairFile
+from transformer_core.data.shards import write_shards
+from transformer_core.data.tokenizer import load_tokenizer, train
+
+REFERENCE = "datasets.map, 2 processes"
+SIDES = ("source", "target")
+_ROWS = 10_000
+_RULES = Filter(max_tokens=1_000, max_characters=1_000_000)
+Contender = Callable[[Path], None]
+"""Writes what it makes to a new folder."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this half."""
+    group = parser.add_argument_group("tokenizing")
+    group.add_argument(
+        "--multi30k", type=Path, metavar="FOLDER", help="folder with train.en.gz and train.de.gz"
+    )
+    group.add_argument(
+        "--times", type=int, default=10, help="that Multi30k is repeated (default: 10)"
+    )
+    group.add_argument(
+        "--rare",
+        type=int,
+        default=0,
+        metavar="PAIRS",
+        help="pairs of a text with many rare words; 0 leaves it out (default: 0)",
+    )
+    group.add_argument(
+        "--vocabulary", type=int, default=8_000, help="of all tokenizers (default: 8000)"
+    )
+
+
+def measure(options: argparse.Namespace) -> Iterator[Row]:
+    """Everything about tokenizing."""
+    texts: dict[str, Callable[[Path], Path]] = {}
+    if options.multi30k is not None:
+        texts[f"Multi30k, {options.times} times"] = lambda folder: _multi30k(
+            folder, options.multi30k, options.times
+        )
+    if options.rare:
+        texts["rare words"] = lambda folder: _rare(folder, options.rare)
+    for name, write in texts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            pairs = write(Path(folder))
+            yield from _text(name, pairs, options)
+
+
+def _text(name: str, pairs: Path, options: argparse.Namespace) -> Iterator[Row]:
+    part = f"tokenize + shard, {name}"
+    tokenizer = pairs.with_name("tokenizer.json")
+    bpe, _ = train(PairFile(pairs), Tokenizer(vocabulary=options.vocabulary))
+    write_text(tokenizer, bpe.to_str())
+    note = f"{len(PairFile(pairs)):,} pairs, {_identical(pairs, tokenizer)}"
+    makers: dict[str, Callable[[], Contender]] = {
+        "this project": lambda: lambda folder: _project(pairs, tokenizer, folder),
+        REFERENCE: lambda: _datasets(pairs, tokenizer),
+        "encode_batch_fast to Arrow": lambda: lambda folder: _plain(pairs, tokenizer, folder),
+        "SentencePiece to Arrow, 2 threads": lambda: _sentencepiece(pairs, options.vocabulary),
+        "mosaicml-streaming": lambda: _streaming(pairs, tokenizer),
+        "litdata, 2 workers": lambda: _litdata(pairs, tokenizer),
+    }
+    contenders, absent = {}, []
+    for contender, make in makers.items():
+        try:
+            contenders[contender] = _rate(make(), pairs)
+        except (ImportError, OSError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            absent.append(missing(part, contender, f"cannot be imported: {reason}"))
+    found = take_turns(contenders, options.rounds)
+    yield from compare(part, "pairs/s", found, REFERENCE, {"this project": note})
+    yield from absent
+    peak = [_peak_memory(pairs, tokenizer)]
+    yield from compare(part, "MB", {"this project, peak memory of a process": peak})
+
+
+def _rate(make: Contender, pairs: Path) -> Callable[[], float]:
+    """Pairs per second, files written; what was written is then removed."""
+    count = len(PairFile(pairs))
+
+    def run() -> float:
+        folder = Path(tempfile.mkdtemp(dir=pairs.parent))
+        began = time.perf_counter()
+        make(folder)
+        seconds = time.perf_counter() - began
+        shutil.rmtree(folder)
+        return count / seconds
+
+    return run
+
+
+def _identical(pairs: Path, tokenizer: Path) -> str:
+    """Compare the ids of the whole text and of adversarial lines with the tokenizer's own."""
+    bpe = load_tokenizer(tokenizer)
+    encoder = Encoder(bpe)
+    columns = [batch.column(side) for batch in PairFile(pairs) for side in SIDES]
+    columns.append(pa.array(adversarial_lines(10_000), pa.large_string()))
+    lines = 0
+    for texts in columns:
+        found = encoder.encode(texts)
+        wanted = bpe.encode_batch(texts.to_pylist(), add_special_tokens=False)
+        rows = np.split(found.ids, found.offsets[1:-1])
+        for row, encoding in zip(rows, wanted, strict=True):
+            if row.tolist() != encoding.ids:
+                raise AssertionError(f"the ids of a line differ: {encoding.tokens}")
+        lines += len(texts)
+    return f"ids of {lines:,} lines identical, 10,000 of them adversarial"
+
+
+# What the system says of a process that has ended includes what its parent had; so it tells itself.
+_JOB = """
+import sys
+from transformer_core.data.shards import main
+code = main()
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+sys.exit(code)
+"""
+
+
+def _peak_memory(pairs: Path, tokenizer: Path) -> float:
+    """MB that the job of the workflow has resident at most."""
+    arguments = ["--tokenizer", tokenizer, "--filter", _RULES.model_dump_json(), "--pairs", pairs]
+    with tempfile.TemporaryDirectory(dir=pairs.parent) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", _JOB, *map(str, arguments), "--output", folder],
+            check=True,
+            capture_output=True,
+        )
+    return int(done.stdout) / 1024
+
+
+# The contenders
+
+
+def _project(pairs: Path, tokenizer: Path, folder: Path) -> None:
+    write_shards(PairFile(pairs), tokenizer, _RULES, folder, threads=2)
+
+
+def _plain(pairs: Path, tokenizer: Path, folder: Path) -> None:
+    """The tokenizer's own threads on lists of text, the ids to Arrow."""
+    bpe = load_tokenizer(tokenizer)
+    _write(
+        pairs,
+        folder,
+        lambda texts: [e.ids for e in bpe.encode_batch_fast(texts, add_special_tokens=False)],
+    )
+
+
+def _write(pairs: Path, folder: Path, encode: Callable[[list[str]], list[list[int]]]) -> None:
+    kind = pa.large_list(pa.uint16())
+    schema = pa.schema(dict.fromkeys(SIDES, kind))
+    with pa.ipc.new_file(str(folder / "ids.arrow"), schema) as sink:
+        for batch in PairFile(pairs):
+            columns = [pa.array(encode(batch.column(side).to_pylist()), kind) for side in SIDES]
+            sink.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _datasets(pairs: Path, tokenizer: Path) -> Contender:
+    import datasets
+
+    datasets.disable_progress_bars()
+    bpe = load_tokenizer(tokenizer)
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        return {
+            side: [e.ids for e in bpe.encode_batch_fast(batch[side], add_special_tokens=False)]
+            for side in SIDES
+        }
+
+    ids = datasets.Sequence(datasets.Value("uint16"))
+
+    def run(folder: Path) -> None:
+        table = pa.ipc.open_file(pa.memory_map(str(pairs))).read_all()
+        datasets.Dataset(table).map(
+            encode,
+            batched=True,
+            num_proc=2,
+            remove_columns=table.column_names,
+            features=datasets.Features(dict.fromkeys(SIDES, ids)),
+            cache_file_name=str(folder / "ids.arrow"),
+        )
+
+    return run
+
+
+def _sentencepiece(pairs: Path, vocabulary: int) -> Contender:
+    import sentencepiece
+
+    # It takes the best of its own pieces, so that nobody reads the text for it twice.
+    sentences = itertools.islice(
+        (text for batch in PairFile(pairs) for side in SIDES for text in batch[side].to_pylist()),
+        100_000,
+    )
+    prefix = pairs.with_name("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=sentences,
+        model_prefix=str(prefix),
+        vocab_size=vocabulary,
+        model_type="bpe",
+        character_coverage=1.0,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    return lambda folder: _write(
+        pairs, folder, lambda texts: processor.encode(texts, num_threads=2)
+    )
+
+
+def _samples(pairs: Path, tokenizer: Path) -> Iterator[dict[str, Any]]:
+    bpe = load_tokenizer(tokenizer)
+    for batch in PairFile(pairs):
+        sides = [
+            bpe.encode_batch_fast(batch[side].to_pylist(), add_special_tokens=False)
+            for side in SIDES
+        ]
+        for source, target in zip(*sides, strict=True):
+            yield {
+                "source": np.array(source.ids, np.uint16),
+                "target": np.array(target.ids, np.uint16),
+            }
+
+
+def _streaming(pairs: Path, tokenizer: Path) -> Contender:
+    from streaming import MDSWriter
+
+    columns = dict.fromkeys(SIDES, "ndarray:uint16")
+
+    def run(folder: Path) -> None:
+        with MDSWriter(out=str(folder), columns=columns) as writer:
+            for sample in _samples(pairs, tokenizer):
+                writer.write(sample)
+
+    return run
+
+
+def _litdata(pairs: Path, tokenizer: Path) -> Contender:
+    import litdata
+
+    def run(folder: Path) -> None:
+        litdata.optimize(
+            fn=_LitdataPart(pairs, tokenizer),
+            inputs=list(range(pa.ipc.open_file(str(pairs)).num_record_batches)),
+            output_dir=str(folder / "ids"),
+            chunk_bytes="64MB",
+            num_workers=2,
+            verbose=False,
+        )
+
+    return run
+
+
+class _LitdataPart:
+    """The samples of one record batch, made by a worker process."""
+
+    def __init__(self, pairs: Path, tokenizer: Path) -> None:
+        self.pairs, self.tokenizer = pairs, tokenizer
+        self.bpe: Bpe | None = None
+
+    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
+        if self.bpe is None:
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+            self.bpe = load_tokenizer(self.tokenizer)
+        batch = pa.ipc.open_file(pa.memory_map(str(self.pairs))).get_batch(number)
+        sides = [
+            self.bpe.encode_batch_fast(batch[side].to_pylist(), add_special_tokens=False)
+            for side in SIDES
+        ]
+        for source, target in zip(*sides, strict=True):
+            yield {
+                "source": np.array(source.ids, np.uint16),
+                "target": np.array(target.ids, np.uint16),
+            }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pairs": self.pairs, "tokenizer": self.tokenizer, "bpe": None}
+
+
+# The texts
+
+
+def _read(folder: Path, source: Path, target: Path) -> Path:
+    """The two files as the workflow reads them."""
+    pair = TextPair(source=str(source), target=str(target))
+    corpus = TextCorpus(kind="text", name="text", train=pair, validation=pair, test=pair)
+    pairs = folder / "pairs.arrow"
+    read_split(corpus, _RULES, "train", pairs, pairs.with_suffix(".json"))
+    return pairs
+
+
+def _multi30k(folder: Path, multi30k: Path, times: int) -> Path:
+    for language in ("en", "de"):
+        with (folder / f"train.{language}.gz").open("wb") as stream:
+            # Members of a gzip file in a row are one text.
+            for _ in range(times):
+                stream.write((multi30k / f"train.{language}.gz").read_bytes())
+    return _read(folder, folder / "train.en.gz", folder / "train.de.gz")
+
+
+def _rare(folder: Path, count: int) -> Path:
+    """Words by Zipf's law, the n-th with a probability of 1/n, of a vocabulary of 200,000."""
+    random = np.random.default_rng(1)
+    vocabulary = 200_000
+    starts = ["", *"bcdfghjklmnprstvwz", "sch", "st", "tr", "ch"]
+    nuclei = [*"aeiouäöü", "ei", "au", "ie"]
+    ends = ["", "", "n", "r", "s", "t", "ng", "l"]
+    syllables = np.array(["".join(parts) for parts in itertools.product(starts, nuclei, ends)])
+    words: dict[str, None] = {}
+    while len(words) < vocabulary:
+        lengths = random.integers(1, 5, 10_000)
+        pieces = random.choice(syllables, lengths.sum())
+        words |= dict.fromkeys(map("".join, np.split(pieces, np.cumsum(lengths)[:-1])))
+    spelled = np.array(list(words)[:vocabulary], object)
+    paths = []
+    for language in ("en", "de"):
+        lengths = random.integers(5, 20, count)
+        # The inverse of the distribution's logarithm.
+        ranks = (vocabulary + 1) ** random.random(lengths.sum())
+        drawn = np.split(spelled[ranks.astype(np.int64) - 1], np.cumsum(lengths)[:-1])
+        paths.append(folder / f"train.{language}")
+        write_text(paths[-1], "".join(" ".join(sentence) + ".\n" for sentence in drawn))
+    return _read(folder, *paths)
