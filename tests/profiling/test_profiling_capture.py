@@ -110,6 +110,12 @@ def test_which_step_the_timers_of_ddp_describe() -> None:
     assert ddp_delay(spec(micro_batches=4, synchronise="every")) == 0
 
 
+def test_a_supervisor_starts_without_torch() -> None:
+    modules = "transformer_core.profiling.capture, transformer_core.measure.collectives"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def run_capture(folder: Path, spec: RunSpec, profiler: str = "torch") -> Capture:
     """Capture ``spec`` as the workflow does."""
     data = folder / "data"

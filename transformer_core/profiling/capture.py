@@ -29,18 +29,17 @@ from schemas.results import Capture, RankCapture, Topology
 from schemas.study import RunSpec
 from transformer_core.data.files import write_text
 from transformer_core.measure import nvml
-from transformer_core.measure.launch import lends_processes_only
+from transformer_core.measure.launch import launcher, lends_processes_only, threads_per_process
 from transformer_core.measure.outcome import clear_outcomes, end_with_parent, read_outcomes
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.measure.run import (
+    ALLOCATOR,
     attempt,
     exclusive,
     how_ended,
-    launcher,
     reproducing_command,
     run_workers,
-    threads_per_process,
     worker_options,
 )
 from transformer_core.profiling.capture_nsys import (
@@ -135,7 +134,9 @@ def capture_with_nsys(
         threads = str(threads_per_process(spec))
         child = subprocess.Popen(
             [*under(within, launcher(spec, WORKER)), *options, "--profiler", "nsys"],
-            env=environment() | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            env=ALLOCATOR
+            | environment()
+            | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
             stdout=text,
             stderr=subprocess.STDOUT,
             preexec_fn=end_with_parent,
@@ -296,6 +297,8 @@ def main() -> None:
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
     profiling = Profiling.model_validate_json(arguments.profiling)
     if lends_processes_only():
+        if profiling.profiler == "nsys":
+            sys.exit()  # as the first host will say, it cannot be
         options = [*worker_options(arguments), "--profiler", "torch"]
         sys.exit(run_workers(spec, WORKER, options))
     with exclusive(arguments.output):
