@@ -29,6 +29,26 @@ include: "workflow/rules/report.smk"
 include: "workflow/rules/against.smk"
 
 
+# On a cluster, a queue for what takes a second is not worth it.
+localrules:
+    all,
+    resolve_spec,
+    short_spec,
+    describe_study,
+    certify,
+    combine,
+    compare,
+    families,
+    claims,
+    utilisation,
+    tables,
+    figures,
+    page,
+    against,
+    compare_page,
+    self_test,
+
+
 rule all:
     default_target: True
     input:

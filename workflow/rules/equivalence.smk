@@ -9,7 +9,6 @@ rule short_spec:
         "results/logs/short_spec-{run}.log",
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
-    localrule: True
     params:
         spec=lambda wildcards: dump(SHORT_RUNS[wildcards.run].spec),
     message:

@@ -30,7 +30,6 @@ rule describe_study:
         variants="results/variants.json",
     log:
         "results/logs/describe_study.log",
-    localrule: True
     params:
         study=dump(STUDY),
         variants=json.dumps(

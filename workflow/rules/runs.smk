@@ -7,7 +7,6 @@ rule resolve_spec:
         "results/runs/{variant}/spec.json",
     log:
         "results/logs/resolve_spec-{variant}.log",
-    localrule: True
     params:
         spec=lambda wildcards: dump(SPECS[wildcards.variant]),
     message:
