@@ -1,5 +1,6 @@
 """A copy of the project with a tiny study, for tests that run the DAG or change its files."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -40,6 +41,9 @@ TINY: dict[str, Any] = {
     "machine": {"device": "cpu", "devices_per_node": 2},
     "measurement": {"warmup_steps": 2, "window_steps": 2},
     "repeats": 1,
+    "profiling": {"warmup_steps": 1, "steps": 2},
+    "limits": {"seconds": 0.001, "largest_matrix": 512, "largest_message": 65536},
+    "comparison": {"warmup_steps": 2, "window_seconds": 0.02, "pairs": 5, "budget": 0},
     "search": None,
     "evaluation": {"beam_size": 2, "max_pairs": 8, "samples": 2},
     "variants": ["single", "ddp"],
@@ -100,5 +104,6 @@ class Project:
 
 def kill_group(process: subprocess.Popen[str]) -> None:
     """Kill -9 for a process and all that it started."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()

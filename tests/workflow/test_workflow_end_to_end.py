@@ -9,7 +9,15 @@ import pytest
 import yaml
 from project import TINY, Project
 
-from schemas.results import EvaluationResult, Repeat, VariantResult
+from schemas.results import (
+    Capture,
+    EvaluationResult,
+    PairedRun,
+    Repeat,
+    Roofline,
+    Utilisation,
+    VariantResult,
+)
 
 REPORT = "results/report.html"
 
@@ -43,6 +51,23 @@ def test_both_variants_are_ok_and_measured(project: Project) -> None:
         assert result.evaluation.pairs == 8
         assert len(result.repeats[0].windows) == 5
     assert results(project, "ddp").repeats[0].topology.world_size == 2  # type: ignore[union-attr]
+
+
+def test_limits_of_the_machine_and_profiles_are_made_beside_the_runs(project: Project) -> None:
+    folder = project.folder / "results"
+    limits = Roofline.model_validate_json((folder / "machine/roofline.json").read_text())
+    assert (limits.status, limits.kind) == ("ok", "cpu")
+    assert pd.read_parquet(folder / "machine/collectives.parquet")["error"].max() == 0
+    for record in json.loads((folder / "utilisation.json").read_text()):
+        found = Utilisation.model_validate(record)
+        assert found.flops_per_second is not None
+        assert found.of_ceiling is not None
+        assert 0 < found.of_ceiling.median < found.padded_of_ceiling.median  # type: ignore[union-attr]
+    for variant in TINY["variants"]:
+        text = (folder / f"profiles/{variant}/capture.json").read_text()
+        capture = Capture.model_validate_json(text)
+        assert (capture.status, capture.profiler) == ("ok", "torch")
+        assert len(capture.ranks) == results(project, variant).repeats[0].topology.world_size  # type: ignore[union-attr]
 
 
 def test_one_and_two_ranks_train_alike_on_the_same_global_batches(project: Project) -> None:
@@ -105,6 +130,7 @@ def test_changing_one_variant_reruns_that_variant_and_the_report(project: Projec
     assert planned["train"] == 1
     assert planned["resolve_spec"] == 1
     assert planned["evaluate"] == 1
+    assert planned["pair"] == 1
     assert "Train ddp" in said
     assert "Train single" not in said
     assert "read_corpus" not in planned
@@ -126,7 +152,9 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
         ("transformer_core/model/layers.py", {"train", "evaluate", "page"}, {"shards"}),
         ("transformer_core/data/shards.py", {"shards", "train"}, {"tokenizer"}),
         ("transformer_core/report/summary.py", {"page"}, {"train", "evaluate", "combine"}),
-        ("transformer_core/measure/progress.py", set(), {"train"}),
+        ("transformer_core/measure/progress.py", set(), {"train", "pair"}),
+        ("transformer_core/measure/turns.py", {"pair", "compare", "page"}, {"train"}),
+        ("transformer_core/analysis/verdicts.py", {"compare"}, {"train", "pair"}),
     ],
 )
 def test_editing_a_source_reruns_what_it_changes(
@@ -141,6 +169,40 @@ def test_editing_a_source_reruns_what_it_changes(
         file.write_text(before)
     assert stale <= planned
     assert not fresh & planned
+
+
+def test_sides_take_turns_in_two_sessions(project: Project) -> None:
+    path = project.folder / "results/pairs/single/ddp.json"
+    run = PairedRun.model_validate_json(path.read_text())
+    assert (run.status, run.reason, len(run.sessions)) == ("ok", None, 2)
+    for session in run.sessions:
+        assert [side.topology.world_size for side in session.sides if side.topology] == [1, 2]
+        assert len(session.rounds) == 5
+        for rnd in session.rounds:
+            ours, theirs = sorted(rnd.windows, key=lambda window: window.side)
+            # Both trained on the same batches, in the same order.
+            assert (ours.steps, ours.tokens) == (theirs.steps, theirs.tokens)
+    assert not path.with_suffix("").exists(), "work files are gone"
+    assert run.provenance["ddp"].command.startswith("snakemake --cores all results/pairs/single/")
+
+
+def test_another_margin_judges_anew_and_times_nothing(project: Project) -> None:
+    asked = TINY["comparison"]
+    try:
+        project.write_study(TINY | {"comparison": asked | {"margin": 0.1}})
+        judged = project.planned("results/comparisons.json")
+        project.write_study(TINY | {"comparison": asked | {"pairs": 7}})
+        timed = project.planned("results/comparisons.json")
+    finally:
+        project.write_study(TINY)
+    assert judged == {"compare": 1}
+    assert timed == {"compare": 1, "pair": 1}
+
+
+def test_a_pair_that_the_study_does_not_compare_is_refused(project: Project) -> None:
+    code, output = project.snakemake("-n", "results/pairs/ddp/single.json")
+    assert code != 0
+    assert "results/pairs/single/ddp.json" in output
 
 
 def test_one_variant_alone(project: Project) -> None:
