@@ -55,6 +55,8 @@ BASELINE = "baseline"
 NAME = "recommended"
 FINAL_SHARE = 0.5
 """Share of the budget that is kept for the final comparison."""
+FEWEST_TURNS = 5
+"""Turns of a round at least: a trimmed mean of fewer leaves nothing out."""
 MOST_CERTIFIED = 3
 """Combinations that are certified at most until one holds."""
 
@@ -176,7 +178,7 @@ def halve(bench: Bench, trials: list[Trial], together: int) -> None:
             progress_log.info("search: no time for round %d", number)
             return
         began = time.monotonic()
-        pairs = comparing.pairs * 2 ** (number - 1) // 2
+        pairs = max(FEWEST_TURNS, comparing.pairs * 2 ** (number - 1) // 2)
         for start in range(0, len(alive), together - 1):
             _round(bench, alive[start : start + together - 1], pairs, f"round-{number}-{start}")
         spent = time.monotonic() - began

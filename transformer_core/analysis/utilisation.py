@@ -89,13 +89,13 @@ def step_flops(spec: RunSpec, store: PairStore, steps: pd.DataFrame, file: Path)
             counts = {"tokens": rows.tokens, "padded_tokens": rows.padded_tokens}
             of_window = pd.DataFrame(
                 {
-                    **counts,
+                    **{f"{name}_planned": count for name, count in counts.items()},
                     "model": training_flops(spec.model, vocabulary, non_padding(rows)),
                     "with_padding": training_flops(spec.model, vocabulary, padded(rows)),
                 },
                 index=range(window.first_batch, window.first_batch + len(window)),
             )
-            there = wanted.join(of_window, how="inner", rsuffix="_planned")
+            there = wanted.join(of_window, how="inner")
             for name in counts:
                 wrong = there[there[name] != there[f"{name}_planned"]]
                 if len(wrong):
