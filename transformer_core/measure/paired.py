@@ -28,13 +28,20 @@ from schemas.measure import Comparing
 from schemas.results import PairedRun, Provenance, Round, Session
 from schemas.study import RunSpec
 from transformer_core.data.files import write_text
-from transformer_core.measure.launch import spans_machines
+from transformer_core.measure.launch import lends_processes_only, spans_machines
 from transformer_core.measure.pairs import session_ratio
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.measure.run import exclusive, reproducing_command
-from transformer_core.measure.session import Enough, SessionEndedError, Sessions, Side
-from transformer_core.measure.turns import Desk
+from transformer_core.measure.session import (
+    DESK,
+    Enough,
+    SessionEndedError,
+    Sessions,
+    Side,
+    start_side,
+)
+from transformer_core.measure.turns import POLL_SECONDS, Desk
 
 Stopped = Literal["precision", "sessions", "budget"]
 LINE_SECONDS = 10.0
@@ -146,7 +153,7 @@ def compare(
     stopped: Stopped | None = None
     ended: SessionEndedError | None = None
     several_hosts = any(spans_machines(side.spec) for side in sides)
-    with Desk(folder / "desk.json", several_hosts) as desk:
+    with Desk(folder / DESK, several_hosts) as desk:
         sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)
         while not (stopped := stop(done, reference, variant, comparing)):
             lines.session = len(done) + 1
@@ -175,6 +182,28 @@ def compare(
         seconds=sum(session.seconds for session in done),
         provenance=sessions.provenance or _provenance(sides, command, started),
     )
+
+
+def lend(sides: Sequence[Side], data: Path, output: Path) -> None:
+    """On every host but the first: start its processes of the sides that span hosts, for one
+    session after the other, until the first host has written the record."""
+    began, folder = time.time(), output.with_suffix("")
+
+    def recorded() -> bool:
+        return output.exists() and output.stat().st_mtime >= began
+
+    while not recorded():
+        children = {
+            side.name: start_side(side, place, data, folder)
+            for place, side in enumerate(sides)
+            if spans_machines(side.spec)
+        }
+        # For the next session they wait at the meeting point, which may be never.
+        while not recorded() and any(child.poll() is None for child in children.values()):
+            time.sleep(POLL_SECONDS)
+        for child in children.values():
+            child.kill()
+            child.wait()
 
 
 def _provenance(sides: Sequence[Side], command: str, started: datetime) -> dict[str, Provenance]:
@@ -207,6 +236,9 @@ def main() -> None:
     output: Path = arguments.output
     sides = read_side(arguments.reference), read_side(arguments.variant)
     comparing = Comparing.model_validate_json(arguments.comparing)
+    if lends_processes_only():
+        lend(sides, arguments.data, output)
+        return
     with exclusive(output.with_suffix("")):
         run = compare(sides, comparing, arguments.data, output, reproducing_command(output))
         write_text(output, run.model_dump_json(indent=1) + "\n")

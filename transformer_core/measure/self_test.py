@@ -27,7 +27,7 @@ from transformer_core.measure.paired import Kept, Lines, end_on_request, precise
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.measure.run import exclusive, reproducing_command
-from transformer_core.measure.session import Enough, SessionEndedError, Sessions, Side
+from transformer_core.measure.session import DESK, Enough, SessionEndedError, Sessions, Side
 from transformer_core.measure.turns import Desk
 
 REFERENCE = "reference"
@@ -73,7 +73,7 @@ def measure(
     judge = enough(sides, comparing)
     lines = Lines("self-test")
     began, first = time.monotonic(), len(done)
-    with Desk(folder / "desk.json", spans_machines(sides[0].spec)) as desk:
+    with Desk(folder / DESK, spans_machines(sides[0].spec)) as desk:
         sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)
         while len(done) < count:
             lines.session = len(done) + 1

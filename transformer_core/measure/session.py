@@ -42,6 +42,8 @@ from transformer_core.measure.turns import (
 )
 
 WORKER = "transformer_core.measure.paired_worker"
+DESK = "desk.json"
+"""File that tells the processes where the desk is, in the folder of a comparison."""
 LEAD_STEPS = 1
 """Steps of a turn before those that are timed: caches and clocks are another side's at first."""
 
@@ -108,7 +110,7 @@ class Sessions:
             raise self._why(error, children) from None
         finally:
             self.desk.dismiss()
-            _stop(children)
+            stop_sides(children)
         return Session(
             number=number,
             started=started.isoformat(timespec="seconds"),
@@ -199,14 +201,11 @@ class Sessions:
         """Start the processes of all sides; SessionEndedError where this host cannot."""
         children: dict[str, subprocess.Popen[bytes]] = {}
         for place, side in enumerate(self.sides):
-            output = self.folder / side.name
-            output.mkdir(parents=True, exist_ok=True)
-            clear_outcomes(output)
+            clear_outcomes(self.folder / side.name)
             try:
-                options = self._options(side, output)
-                children[side.name] = start_workers(side.spec, WORKER, options, place)
+                children[side.name] = start_side(side, place, self.data, self.folder)
             except Unsupported as error:
-                _stop(children)
+                stop_sides(children)
                 raise SessionEndedError(side.name, *classify(error), None) from None
         return children
 
@@ -230,20 +229,28 @@ class Sessions:
         how = f" ({how_ended(code)})" if code is not None else ""
         return SessionEndedError(error.side, "failed", f"{error.reason}{how}", None)
 
-    def _options(self, side: Side, output: Path) -> list[str]:
-        options: dict[str, Any] = {
-            "spec": side.file,
-            "data": self.data,
-            "side": side.name,
-            "desk": self.desk.file,
-            "output": output,
-        }
-        if side.planted is not None:
-            options["planted"] = side.planted
-        return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+def start_side(side: Side, place: int, data: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """Start this host's processes of a side, which come to the desk in ``folder``.
+
+    ``place`` is the number of the side; Unsupported where this host cannot.
+    """
+    output = folder / side.name
+    output.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {
+        "spec": side.file,
+        "data": data,
+        "side": side.name,
+        "desk": folder / DESK,
+        "output": output,
+    }
+    if side.planted is not None:
+        options["planted"] = side.planted
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return start_workers(side.spec, WORKER, words, place)
 
 
-def _stop(children: dict[str, subprocess.Popen[bytes]]) -> None:
+def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:
     """Wait until all processes have ended, but not long."""
     end = time.monotonic() + _LEAVE_SECONDS
     for child in children.values():
