@@ -126,26 +126,27 @@ UNLIKE = [0.03] * 7 + [0.06] * 6
 
 
 @pytest.mark.parametrize(
-    ("noise", "between", "sessions"),
+    ("noise", "between", "sessions", "pairs"),
     [
-        (ALIKE, 0.0, 2),
-        (ALIKE, 0.01, 2),
-        (ALIKE, 0.03, 2),
-        (UNLIKE, 0.01, 2),
-        (UNLIKE, 0.01, 4),
-        ([0.03] * 3, 0.01, 3),
-        ([0.03], 0.02, 4),
+        (ALIKE, 0.0, 2, 6),
+        (ALIKE, 0.01, 2, 8),
+        (ALIKE, 0.03, 2, 8),
+        (UNLIKE, 0.01, 2, 6),
+        (UNLIKE, 0.01, 4, 12),
+        ([0.03] * 12 + [0.12], 0.01, 2, 8),
+        ([0.03] * 3, 0.01, 3, 8),
+        ([0.03], 0.02, 4, 8),
     ],
 )
 def test_all_intervals_of_a_study_hold_at_once(
-    noise: list[float], between: float, sessions: int
+    noise: list[float], between: float, sessions: int, pairs: int
 ) -> None:
     """At least 95 % of studies may have no interval that misses; 99 % sure with 300 studies."""
     random = np.random.default_rng(5)
     studies = 300
     failed = 0
     for _ in range(studies):
-        intervals = simultaneous_ratios(study(random, noise, between, sessions))
+        intervals = simultaneous_ratios(study(random, noise, between, sessions, pairs))
         failed += any(interval.low > 1 or interval.high < 1 for interval in intervals)
     assert failed <= stats.binom.ppf(0.99, studies, 1 - CONFIDENCE)
 
@@ -158,6 +159,21 @@ def test_a_real_difference_is_found() -> None:
         for interval in simultaneous_ratios(study(random, ALIKE, 0.003, truth=np.log(1 / 1.06)))
     ]
     assert np.mean(found) > 0.95
+
+
+def test_errors_are_moderated_the_more_the_more_alike_they_are() -> None:
+    random = np.random.default_rng(8)
+
+    def spread_of_widths(noise: Sequence[float]) -> float:
+        """Standard deviation of the logarithm of the widths of equally noisy comparisons."""
+        intervals = simultaneous_ratios(study(random, noise, 0.0, pairs=6))
+        widths = [np.log(interval.high / interval.low) for interval in intervals[:13]]
+        return float(np.std(np.log(widths)))
+
+    alike = np.mean([spread_of_widths(ALIKE) for _ in range(20)])
+    among_others = np.mean([spread_of_widths(ALIKE + [0.3] * 13) for _ in range(20)])
+    # Six windows alone would scatter by a third.
+    assert alike < 0.1 < among_others < 0.35
 
 
 def test_variance_between_sessions_is_estimated_from_all_comparisons() -> None:
