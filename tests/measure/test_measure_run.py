@@ -82,6 +82,23 @@ def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
     assert found.read_text() == "1"
 
 
+def test_workers_keep_freed_memory_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "show_environment.py").write_text(
+        "import json, os, pathlib, sys\n"
+        "pathlib.Path(sys.argv[1]).write_text(json.dumps(dict(os.environ)))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    found = tmp_path / "environment"
+    assert run_workers(spec("single"), "show_environment", [str(found)]) == 0
+    environment = json.loads(found.read_text())
+    assert environment["MALLOC_TRIM_THRESHOLD_"] == ALLOCATOR["MALLOC_TRIM_THRESHOLD_"]
+    assert environment["MALLOC_MMAP_THRESHOLD_"] == "65536"
+
+
 @pytest.mark.parametrize("job", ["run", "short_run"])
 def test_a_supervisor_starts_without_torch(job: str) -> None:
     """It would wait a second or two for torch before every run, and never use it."""
