@@ -1,5 +1,6 @@
 """Starting, sharing out and protecting a run."""
 
+import json
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schemas.study import RunSpec
-from transformer_core.measure.run import exclusive, reproducing_command, run_workers
+from transformer_core.measure.run import ALLOCATOR, exclusive, reproducing_command, run_workers
 
 
 def spec(parallel: str, **machine: int | str) -> RunSpec:
