@@ -9,7 +9,7 @@ from jmespath.exceptions import JMESPathError
 from pydantic import Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from schemas.base import Count, Name, Schema
+from schemas.base import Count, Fraction, Name, Schema
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.families import FAMILIES_FILE, Family
 from schemas.resolve import VARIANTS_FILE, read_entries
@@ -93,6 +93,9 @@ class Number(Schema):
     """The variant, where the file has a place for it."""
     value: str = Field(min_length=1)
     """Where in the file: an expression of JMESPath (jmespath.org)."""
+    uncertainty: Fraction = 0.0
+    """Share by which the number may be another when it is measured again, added to both ends of its
+    interval; 0 for what is counted, and for a result that tells its own interval."""
 
     @field_validator("value")
     @classmethod

@@ -233,6 +233,18 @@ def test_a_list_of_numbers_is_a_range(study: Path) -> None:
     assert (evidence.number.low, evidence.number.high, evidence.number.samples) == (0.7, 0.8, 2)
 
 
+def test_a_number_measured_once_is_as_uncertain_as_the_claim_says(study: Path) -> None:
+    number = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "per_parameter"}
+    doubtful = number | {"uncertainty": 0.1}
+    assert verdict(study, measured("x", number=number, at_most=19)).verdict == "REPRODUCED"
+    found = verdict(study, measured("x", number=doubtful, at_most=19))
+    assert found.verdict == "UNDECIDED"
+    ends = found.evidence[0].number
+    assert ends is not None
+    assert (ends.median, ends.low, ends.high) == pytest.approx((18.0, 16.2, 19.8))
+    assert verdict(study, measured("x", number=doubtful, at_most=16)).verdict == "REFUTED"
+
+
 def test_a_ratio_of_two_numbers(study: Path) -> None:
     one = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "ranks[0].peak"}
     other = one | {"value": "max(ranks[1:].peak)"}

@@ -63,8 +63,8 @@ def judge_claim(name: str, claim: Claim, findings: Findings, command: str) -> Cl
 def _reason(verdict: ClaimVerdict, evidence: Sequence[Evidence]) -> str:
     missing = [item for item in evidence if item.outcome == "not_testable"]
     if verdict == "NOT_TESTABLE":
-        reasons = dict.fromkeys(item.reason for item in missing)
-        return "; ".join(reasons)
+        first, *others = dict.fromkeys(item.reason for item in missing)
+        return f"{first}; more beside the tests" if others else first
     made = len(evidence) - len(missing)
     left_out = f" ({made} of {len(evidence)})" if missing else ""
     return f"{REASONS[verdict]}{left_out}"

@@ -20,6 +20,13 @@ def range_of(values: Sequence[float]) -> Interval:
     return Interval(median=median(values), low=min(values), high=max(values), samples=len(values))
 
 
+def widened(interval: Interval, share: float) -> Interval:
+    """``interval`` with each end moved outwards by a share of itself."""
+    low = interval.low - share * abs(interval.low)
+    high = interval.high + share * abs(interval.high)
+    return interval.model_copy(update={"low": low, "high": high})
+
+
 def quotient(above: Interval, below: Interval) -> Interval:
     """One number over another; ValueError unless both are 0 or more, and the second is above 0."""
     if above.low < 0 or below.low <= 0:

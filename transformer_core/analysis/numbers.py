@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from schemas.claims import Number
 from schemas.results import Interval
-from transformer_core.analysis.intervals import exact, range_of
+from transformer_core.analysis.intervals import exact, range_of, widened
 
 
 class Unmeasured(LookupError):
@@ -22,7 +22,7 @@ def read_number(number: Number, folder: Path) -> Interval:
     """The number in the results below ``folder``; Unmeasured if there is none.
 
     A single number is exact, a list of numbers gives their median and range, and an interval is
-    taken as it is.
+    taken as it is; each with the uncertainty that the claim states.
     """
     content = _read(number.target, folder)
     try:
@@ -34,7 +34,7 @@ def read_number(number: Number, folder: Path) -> Interval:
     found = _as_interval(value)
     if found is None:
         raise Unmeasured(f"{number.target} has no number at {number.value}")
-    return found
+    return widened(found, number.uncertainty)
 
 
 def _read(target: str, folder: Path) -> Any:
