@@ -1,7 +1,12 @@
 """What all tests share."""
 
+import os
 import sys
 from pathlib import Path
+
+# Tests run side by side, one process per core: threads of each would fight for the cores.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Helper modules of a test folder (builders, fixtures) are imported by their plain names.
 for folder in sorted(Path(__file__).parent.iterdir()):
