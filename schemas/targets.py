@@ -8,7 +8,16 @@ from schemas.data import SPLITS
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.study import Study
 
-TABLES = ("claims", "variants", "equivalence", "families", "profiles", "operators", "corpus", "machine")
+TABLES = (
+    "claims",
+    "variants",
+    "equivalence",
+    "families",
+    "profiles",
+    "operators",
+    "corpus",
+    "machine",
+)
 """Tables of the report, by file name."""
 
 FIGURES = (

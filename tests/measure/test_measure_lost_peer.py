@@ -15,7 +15,7 @@ from transformer_core.measure.run import run_workers
 
 TIMEOUT = 4.0
 
-WORKER = '''
+WORKER = """
 import os, signal, sys, time
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +38,7 @@ with supervised(folder):
                 case "asleep": time.sleep(600)
                 case "raised": raise ValueError("a mistake of its own")
         strategy.sum(torch.ones(1))
-'''
+"""
 
 
 def end_of(

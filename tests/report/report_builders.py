@@ -285,9 +285,7 @@ def paired_run_of(run: Repeat, baseline: str) -> PairedRun:
         return ended(run.status, str(run.reason), run.variant, baseline)
     ratio = SPEED[run.variant] / SPEED[baseline]
     changes = {"sides": [side(baseline, 345 << 20), side(run.variant, 350 << 20)]}
-    return paired(
-        0.999 * ratio, 1.001 * ratio, reference=baseline, variant=run.variant, **changes
-    )
+    return paired(0.999 * ratio, 1.001 * ratio, reference=baseline, variant=run.variant, **changes)
 
 
 def write_corpus(folder: Path, corpus: str) -> None:
@@ -336,7 +334,15 @@ def write_corpus(folder: Path, corpus: str) -> None:
         )
     write(
         folder / "tokenizer.report.json",
-        TokenizerReport(vocabulary=2_000, sample_pairs=20_000, seconds=0.8, sha256=SHA),
+        TokenizerReport(
+            vocabulary=2_000,
+            source=None,
+            sample_pairs=20_000,
+            different=None,
+            inexact=None,
+            seconds=0.8,
+            sha256=SHA,
+        ),
     )
 
 

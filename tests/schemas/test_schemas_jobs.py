@@ -47,7 +47,9 @@ def test_parameters_are_those_of_the_matrices() -> None:
 
 def test_bigger_models_batches_and_longer_trainings_take_more() -> None:
     small = reservation([spec()], VOCABULARY)
-    wide = reservation([spec(model={"kind": "transformer", "d_model": 4096, "d_ff": 16384})], VOCABULARY)
+    wide = reservation(
+        [spec(model={"kind": "transformer", "d_model": 4096, "d_ff": 16384})], VOCABULARY
+    )
     long = reservation([spec(training={"steps": 10**7})], VOCABULARY)
     batch = reservation([spec(batching={"kind": "token_budget", "tokens": 10**6})], VOCABULARY)
     assert wide.memory_mb > 2 * small.memory_mb

@@ -79,8 +79,8 @@ def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
     if reason is None:
         return "namespaces"
     parallel = spec.parallel
-    native = isinstance(parallel, Ddp) and isinstance(parallel.hook, CompressHook | None)
-    if native and parallel.overlap:
+    buckets = isinstance(parallel, Ddp) and parallel.overlap
+    if buckets and isinstance(getattr(parallel, "hook", None), CompressHook | None):
         return "emulated"
     raise Unsupported(
         f"needs a link of limited bandwidth, which is not made here ({reason}), and can be "
