@@ -4,14 +4,24 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jmespath
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from schemas.claims import Claims, Number, claim_files, claim_pairs, read_claims, variants_of
+from schemas.claims import (
+    Claims,
+    Number,
+    claim_files,
+    claim_pairs,
+    numbers_of,
+    read_claims,
+    variants_of,
+)
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.families import Families, Family, family_pairs, members_in, read_families
 from schemas.resolve import read_variants
+from schemas.results import Breakdown, MemoryResult, Roofline
 from schemas.study import Study, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,3 +207,33 @@ def test_the_examples_of_the_document_are_valid() -> None:
     assert TypeAdapter(Claims).validate_python(yaml.safe_load(claims))
     assert Number.model_validate(yaml.safe_load(number)["number"])
     assert TypeAdapter(Families).validate_python(yaml.safe_load(families))
+
+
+RECORDS = {"memory": MemoryResult, "profiles": Breakdown, "machine": Roofline}
+
+
+def fields_of(model: Any) -> set[str]:
+    """Names of all fields of a schema and of what it holds."""
+    schema = TypeAdapter(model).json_schema()
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return {name for part in parts for name in part.get("properties", {})}
+
+
+def fields_in(node: Any) -> set[str]:
+    """Names of all fields that a parsed expression of JMESPath looks up."""
+    if not isinstance(node, dict):  # the ends of a slice
+        return set()
+    own = {node["value"]} if node["type"] == "field" else set()
+    return own.union(*(fields_in(child) for child in node["children"]))
+
+
+def test_the_original_claims_look_up_fields_that_results_have() -> None:
+    variants = read_variants(ROOT / "config/variants.yaml")
+    families = read_families(ROOT / "config/families.yaml", variants)
+    found = read_claims(ROOT / "config/claims.yaml", variants, families)
+    numbers = [n for claim in found.values() for test in claim.tests for n in numbers_of(test)]
+    assert {number.file.split("/")[1] for number in numbers} == set(RECORDS)
+    for number in numbers:
+        asked = fields_in(jmespath.compile(number.value).parsed)
+        assert asked, number.value
+        assert asked <= fields_of(RECORDS[number.file.split("/")[1]]), number.value
