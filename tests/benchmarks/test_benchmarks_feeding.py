@@ -54,4 +54,4 @@ def test_a_table_with_ratios_and_reasons(tmp_path: Path) -> None:
 def test_nothing_to_measure_is_an_error() -> None:
     done = benchmark()
     assert done.returncode == 2
-    assert "give --shards or --study-data" in done.stderr
+    assert "--shards or --study-data" in done.stderr
