@@ -171,8 +171,8 @@ class Study(Schema):
     baseline: Name = "single"
     """The variant that the others are compared with; one of variants."""
     traces: dict[Name, list[str]] = Field(default_factory=dict)
-    """Profiles of your own, by a name for each: SQLite exports of Nsight Systems or Kineto traces of
-    torch.profiler (.json, .json.gz), one file per rank. They are read, not made."""
+    """Profiles of your own, by a name for each: SQLite exports of Nsight Systems or Kineto traces
+    of torch.profiler (.json, .json.gz), one file per rank. They are read, not made."""
     replace_results: bool = False
     """Allow results/ to be overwritten when it holds another study."""
 
