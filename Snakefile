@@ -25,6 +25,8 @@ include: "workflow/rules/comparisons.smk"
 include: "workflow/rules/self_test.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/search.smk"
+include: "workflow/rules/links.smk"
+include: "workflow/rules/projection.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/against.smk"
 
@@ -41,6 +43,9 @@ localrules:
     families,
     claims,
     utilisation,
+    link_trial_specs,
+    link_error,
+    projection,
     tables,
     figures,
     page,

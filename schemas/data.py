@@ -1,8 +1,8 @@
 """Corpora, filters, tokenizer and batching: what ``transformer_core.data`` works from."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from schemas.base import Count, Name, Schema
 
@@ -189,6 +189,39 @@ class PackedRows(Schema):
 
 
 AnyRows = Annotated[PaddedRows | PackedRows, Field(discriminator="kind")]
+
+
+class TokenizerFile(Schema):
+    """A tokenizer that is there already, as the Hugging Face library writes it."""
+
+    kind: Literal["file"]
+    path: str = Field(min_length=1)
+    """Path of its tokenizer.json."""
+    vocabulary: int = Field(ge=5, le=1_000_000)
+    """Size of its vocabulary in tokens, with padding, begin, end and unknown, which are added where
+    it lacks them."""
+
+
+class SentencePieceModel(Schema):
+    """A SentencePiece model that is there already, of type unigram or bpe."""
+
+    kind: Literal["sentencepiece"]
+    path: str = Field(min_length=1)
+    """Path of its .model file."""
+    vocabulary: int = Field(ge=5, le=1_000_000)
+    """Size of its vocabulary in tokens, with padding, begin, end and unknown, which are added where
+    it lacks them."""
+
+
+def _trained_unless_said(section: Any) -> Any:
+    return {"kind": "bpe"} | section if isinstance(section, dict) else section
+
+
+AnyTokenizer = Annotated[
+    Tokenizer | TokenizerFile | SentencePieceModel,
+    Field(discriminator="kind"),
+    BeforeValidator(_trained_unless_said),
+]
 
 
 class TokenBudget(Schema):

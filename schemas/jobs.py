@@ -70,6 +70,15 @@ def on_one_device(spec: RunSpec) -> RunSpec:
     return RunSpec.model_validate(spec.model_dump() | {"parallel": {"kind": "single"}})
 
 
+def on_one_host(spec: RunSpec) -> RunSpec:
+    """The spec with those of its processes that share a machine, as DistributedDataParallel."""
+    machine = spec.machine
+    devices = machine.devices_per_node * (machine.nodes if machine.link else 1)
+    alone = machine.model_copy(update={"nodes": 1, "devices_per_node": devices, "link": None})
+    data = spec.model_dump() | {"machine": alone.model_dump(), "parallel": {"kind": "ddp"}}
+    return RunSpec.model_validate(data)
+
+
 def hosts(spec: RunSpec) -> int:
     """Hosts of the cluster that a run needs: those of a limited link are made on one of them."""
     return 1 if spec.machine.link else spec.machine.nodes

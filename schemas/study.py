@@ -6,7 +6,15 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import Count, Name, Schema
-from schemas.data import AnyBatching, AnyCorpus, Filter, GrammarCorpus, TokenBudget, Tokenizer
+from schemas.data import (
+    AnyBatching,
+    AnyCorpus,
+    AnyTokenizer,
+    Filter,
+    GrammarCorpus,
+    TokenBudget,
+    Tokenizer,
+)
 from schemas.equivalence import AnyEquivalence, Certification
 from schemas.errors import nearest
 from schemas.measure import Comparing, Measurement, SelfTest
@@ -14,6 +22,7 @@ from schemas.memory import LargestBatch
 from schemas.model import AnyModel, Transformer
 from schemas.parallel import AnyParallel, Machine, Single
 from schemas.profile import Limits, Profiling
+from schemas.projection import LinkCheck, Projecting
 from schemas.search import Search
 from schemas.train import Evaluation, Training
 
@@ -27,7 +36,7 @@ class RunSpec(Schema):
     """The sentence pairs."""
     filter: Filter = Filter()
     """What happens to pairs that cannot be used."""
-    tokenizer: Tokenizer = Tokenizer()
+    tokenizer: AnyTokenizer = Tokenizer()
     """How sentences become tokens."""
     batching: AnyBatching = TokenBudget()
     """How pairs become global batches."""
@@ -133,7 +142,7 @@ class Study(Schema):
     """The sentence pairs."""
     filter: Filter = Filter()
     """What happens to pairs that cannot be used."""
-    tokenizer: Tokenizer = Tokenizer()
+    tokenizer: AnyTokenizer = Tokenizer()
     """How sentences become tokens."""
     batching: AnyBatching = TokenBudget()
     """How pairs become global batches."""
@@ -166,6 +175,10 @@ class Study(Schema):
     """The search for the largest batch that fits, of which variants."""
     search: Search | None = Search()
     """The search for the best combination of techniques; null for none."""
+    link_check: LinkCheck | None = None
+    """Whether the emulated link is held against a real one, and how; null for not."""
+    projection: Projecting | None = Projecting()
+    """How step times are projected to more devices; null for not."""
     variants: list[Name] = Field(min_length=1)
     """Names from config/variants.yaml."""
     baseline: Name = "single"

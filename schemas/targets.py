@@ -48,6 +48,10 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
     data = f"results/data/{study.corpus.name}"
     targets = ["results/report.html", "results/machine/hardware.json", "results/comparisons.json"]
     targets += ["results/families.json", "results/claims.json", f"{data}/tokenizer.json"]
+    if study.link_check:
+        targets += ["results/links/error.json"]
+    if study.projection:
+        targets += ["results/projection/compute.json", "results/projection/projection.json"]
     targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]

@@ -58,10 +58,17 @@ class TokenizerReport(Schema):
 
     vocabulary: int
     """Tokens in the vocabulary, special ones included."""
+    source: str | None
+    """The file that it was made from; null for one that was trained on this corpus."""
     sample_pairs: int
-    """Training pairs that the tokenizer was trained on."""
+    """Training pairs that it was trained on, or that it was compared with its source on."""
+    different: int | None
+    """Sentences of them that it encodes otherwise than its source; null where it was trained."""
+    inexact: int | None
+    """Sentences of them that do not come back exactly from their ids, so that BLEU is computed
+    against a little less than the corpus says; null where it was trained: then there are none."""
     seconds: float
-    """Time that the training took."""
+    """Time that the training or the conversion took."""
     sha256: Sha256
     """Checksum of tokenizer.json."""
 

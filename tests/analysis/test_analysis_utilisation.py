@@ -15,7 +15,6 @@ from schemas.results import MatrixRate, Roofline, Topology, VendorPeak
 from schemas.study import RunSpec
 from transformer_core.analysis.utilisation import (
     ceiling,
-    feed_parts,
     number_format,
     rates,
     step_flops,
@@ -27,28 +26,27 @@ from transformer_core.measure.flops import Lengths, training_flops
 STEPS = 9
 
 
-def ranks_of(spec: RunSpec) -> list[Feed]:
-    """The feeds of all ranks of a run."""
+def feeds_of(spec: RunSpec, readers: int) -> list[Feed]:
+    """The feeds of all ranks that read batches."""
     micro_batches = spec.training.accumulation.micro_batches
-    ranks = feed_parts(spec) // micro_batches
     return [
         Feed(
             small_store(),
             spec.batching,
             seed=spec.training.seed,
             rank=rank,
-            world_size=ranks,
+            world_size=readers,
             micro_batches=micro_batches,
             device=torch.device("cpu"),
         )
-        for rank in range(ranks)
+        for rank in range(readers)
     ]
 
 
-def counted(spec: RunSpec) -> tuple[pd.DataFrame, list[float], list[float]]:
+def counted(spec: RunSpec, readers: int = 1) -> tuple[pd.DataFrame, list[float], list[float]]:
     """steps.parquet, and the FLOPs of every step without and with padding, batch by batch."""
     steps, model, whole = [], [], []
-    streams = [feed.batches() for feed in ranks_of(spec)]
+    streams = [feed.batches() for feed in feeds_of(spec, readers)]
     for step in range(1, STEPS + 1):
         batches = [next(stream) for stream in streams]
         first = batches[0]
@@ -77,20 +75,25 @@ def flops(spec: RunSpec, pairs: list[tuple[int, int]]) -> float:
     return float(total)
 
 
-SPECS: dict[str, dict[str, Any]] = {
-    "single": {},
-    "token_budget": {"batching": {"kind": "token_budget", "tokens": 120}},
-    "accumulation": {"training": {"accumulation": {"micro_batches": 3}}},
-    "two_ranks": {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}},
-    "central": {"parallel": {"kind": "central"}, "machine": {"devices_per_node": 2}},
+TWO = {"devices_per_node": 2}
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "single": ({}, 1),
+    "token_budget": ({"batching": {"kind": "token_budget", "tokens": 120}}, 1),
+    "accumulation": ({"training": {"accumulation": {"micro_batches": 3}}}, 1),
+    "two_ranks": ({"parallel": {"kind": "ddp"}, "machine": TWO}, 2),
+    # One process reads for all.
+    "central": ({"parallel": {"kind": "central"}, "machine": TWO}, 1),
+    "data_parallel": ({"parallel": {"kind": "data_parallel"}, "machine": TWO}, 1),
 }
+"""Sections of a run spec, and how many processes read batches."""
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_steps_are_those_that_the_feed_gave(name: str) -> None:
     """Over more than an epoch: 40 pairs in batches of 8."""
-    spec = small_spec(**SPECS[name])
-    steps, model, whole = counted(spec)
+    sections, readers = CASES[name]
+    spec = small_spec(**sections)
+    steps, model, whole = counted(spec, readers)
     assert steps["epoch"].max() > 0
     found = step_flops(spec, small_store(), steps, Path("steps.parquet"))
     assert found.model[1:].tolist() == model

@@ -107,8 +107,9 @@ def test_idle_time_until_a_launch_is_bound_by_the_host() -> None:
         work("b", 50, 60, launch_ns=40),  # idle 10 to 50, launched at 40: 30 of it
         work("c", 70, 80, launch_ns=5),  # launched long before: waits for something else
         work("d", 90, 95),  # launch unknown
+        work("e", 100, 110, launch_ns=130),  # clocks differ: no more than the gap of 5
     )
-    assert (found.span.idle_ns, found.host_bound_ns) == (60, 30)
+    assert (found.span.idle_ns, found.host_bound_ns) == (65, 35)
 
 
 def test_a_cpu_has_no_gpu_fields() -> None:

@@ -81,6 +81,13 @@ def test_the_flags_are_those_that_a_version_knows() -> None:
     ]
 
 
+def test_a_value_that_a_version_lacks_is_not_asked_for() -> None:
+    no_sqlite = nsys(NEW_HELP.replace("none sqlite text json", "none hdf"))
+    command = no_sqlite.command(Path("/out"), cuda=True)
+    assert not [word for word in command if word.startswith("--export")]
+    assert "--trace=cuda,nvtx" in command
+
+
 def test_without_a_gpu_a_range_starts_the_capture() -> None:
     command = nsys().command(Path("/out"), cuda=False)
     assert {"--capture-range=nvtx", "--nvtx-capture=capture@transformer_core"} <= set(command)
@@ -200,6 +207,20 @@ def test_auto_takes_torch_where_nsys_cannot(on_path: Any, monkeypatch: pytest.Mo
     record = captured(on_path(RUNS + "b.exported(output, kernels=0, ranges=7)"), "auto")
     assert (record.status, record.profiler) == ("ok", "torch")
     assert "Nsight Systems could not: nsys recorded no kernel" in record.profiler_reason
+
+
+def test_a_run_that_cannot_be_is_not_tried_again(
+    on_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "capture_with_torch", lambda *_: pytest.fail("tried again"))
+    folder = on_path(
+        "record = dict(status='unsupported', reason='needs 8 GPUs', rank=0, time=1)\n"
+        "record['traceback'] = None\n"
+        "pathlib.Path(output).with_name('outcome-0.json').write_text(json.dumps(record))\n"
+        "sys.exit(1)"
+    )
+    record = captured(folder, "auto")
+    assert (record.status, record.reason) == ("unsupported", "needs 8 GPUs")
 
 
 def test_rows_of_tables_that_are_not_there(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Train one byte-level BPE for both languages: ``python -m transformer_core.data.tokenizer``.
+"""One tokenizer for both languages: ``python -m transformer_core.data.tokenizer``.
 
-Byte-level BPE (Sennrich et al., arXiv 1508.07909, over UTF-8 bytes) has a token for every byte, so
-that any text comes back exactly and nothing is unknown. The text is not normalised.
+It is trained, or one that is there already is taken. What is trained is a byte-level BPE (Sennrich
+et al., arXiv 1508.07909, over UTF-8 bytes): it has a token for every byte, so that any text comes
+back exactly and nothing is unknown. The text is not normalised.
 """
 
 import argparse
@@ -14,19 +15,24 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
 
-from schemas.data import Tokenizer
+from schemas.data import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
 from schemas.errors import ConfigError, from_validation
 from schemas.results import TokenizerReport
 from transformer_core.data.arrays import evenly_spaced
 from transformer_core.data.files import CorpusError, write_text
+from transformer_core.data.foreign import convert, special_names, speller
 from transformer_core.data.pairs import PairFile, remake
-from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES
+from transformer_core.data.progress import Progress
+from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES, UNK
 
 logger = logging.getLogger(__name__)
+
+_COMPARED = 1_000
+"""Pairs that a tokenizer from elsewhere is tried on."""
 
 # Letters (with their combining marks), numbers, other signs, or white space: never two of them in
 # one token. The contractions of the usual GPT-2 expression are English only and are left out.
@@ -76,12 +82,33 @@ def train(pairs: PairFile, settings: Tokenizer) -> tuple[Bpe, int]:
 def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
     """Both sides of the pairs ``rows`` (ascending), one list per side and record batch."""
     first = 0
-    for batch in pairs:
-        start, end = np.searchsorted(rows, [first, first + batch.num_rows])
-        chosen = pa.array(rows[start:end] - first)
-        yield batch.column("source").take(chosen).to_pylist()
-        yield batch.column("target").take(chosen).to_pylist()
-        first += batch.num_rows
+    with Progress("read for the tokenizer", "pairs", len(rows)) as progress:
+        for batch in pairs:
+            start, end = np.searchsorted(rows, [first, first + batch.num_rows])
+            chosen = pa.array(rows[start:end] - first)
+            yield batch.column("source").take(chosen).to_pylist()
+            yield batch.column("target").take(chosen).to_pylist()
+            first += batch.num_rows
+            progress.update(int(end - start))
+
+
+def take(
+    pairs: PairFile, settings: TokenizerFile | SentencePieceModel
+) -> tuple[Bpe, int, int, int]:
+    """A tokenizer that is there already. It is tried on some pairs of the corpus: how many, how
+    many of their sentences its source spells otherwise, and how many do not come back exactly.
+    """
+    tokenizer, theirs = convert(settings)
+    names = special_names(tokenizer)
+    assert names is not None  # that is what was converted
+    ours = speller(tokenizer, names[UNK])
+    sample = evenly_spaced(len(pairs), _COMPARED)
+    different = inexact = 0
+    for texts in _texts(pairs, sample):
+        different += sum(a != b for a, b in zip(ours(texts), theirs(texts), strict=True))
+        ids = [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        inexact += sum(a != b for a, b in zip(tokenizer.decode_batch(ids), texts, strict=True))
+    return tokenizer, len(sample), different, inexact
 
 
 def load_tokenizer(path: str | Path) -> Bpe:
@@ -94,12 +121,12 @@ def load_tokenizer(path: str | Path) -> Bpe:
     except Exception as error:  # tokenizers raises bare Exception on a damaged file
         message = f"is no tokenizer ({error})"
         raise CorpusError(message, file=path, remedy=remake(path)) from None
-    found = [bpe.token_to_id(name) for name in SPECIAL_NAMES]
-    if found != list(range(len(SPECIAL_NAMES))):
+    if special_names(bpe) is None:
+        found = [bpe.token_to_id(name) for name in SPECIAL_NAMES]
         raise CorpusError(
             f"gives {' '.join(SPECIAL_NAMES)} the ids {found} instead of 0 to 3",
             file=path,
-            remedy="take a tokenizer that this project trained",
+            remedy="name it in the study, tokenizer: {kind: file, path: ...}; it is then converted",
         )
     bpe.encode_special_tokens = True
     return bpe
@@ -120,7 +147,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 if the tokenizer was written, 2 if the input is at fault."""
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.data.tokenizer",
-        description="Train one byte-level BPE tokenizer on both sides of the training pairs.",
+        description="Train one byte-level BPE tokenizer on both sides of the training pairs, "
+        "or take one that is there already.",
     )
     parser.add_argument(
         "--tokenizer", required=True, metavar="JSON", help="the tokenizer section of a run spec"
@@ -140,31 +168,58 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(settings_json: str, pairs_path: Path, output: Path, report_path: Path) -> None:
     try:
-        settings = Tokenizer.model_validate_json(settings_json)
+        settings = TypeAdapter(AnyTokenizer).validate_json(settings_json)
     except ValidationError as error:
-        raise from_validation(error, Tokenizer, "--tokenizer") from None
-    started = time.perf_counter()
-    bpe, sample_pairs = train(PairFile(pairs_path), settings)
-    text = bpe.to_str()
+        raise from_validation(error, AnyTokenizer, "--tokenizer") from None
+    began = time.perf_counter()
+    pairs = PairFile(pairs_path)
+    source = different = inexact = None
+    if settings.kind == "bpe":
+        tokenizer, sample_pairs = train(pairs, settings)
+    else:
+        source = settings.path
+        tokenizer, sample_pairs, different, inexact = take(pairs, settings)
+    text = tokenizer.to_str()
     report = TokenizerReport(
-        vocabulary=bpe.get_vocab_size(),
+        vocabulary=tokenizer.get_vocab_size(),
+        source=source,
         sample_pairs=sample_pairs,
-        seconds=time.perf_counter() - started,
+        different=different,
+        inexact=inexact,
+        seconds=time.perf_counter() - began,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
     write_text(output, text)
     write_text(report_path, report.model_dump_json(indent=2) + "\n")
-    if report.vocabulary < settings.vocabulary:
+    _tell(report, settings.vocabulary, output)
+
+
+def _tell(report: TokenizerReport, asked: int, output: Path) -> None:
+    if report.vocabulary < asked:
         logger.warning(
             "%d tokens, fewer than the %d asked for: the corpus has no more repeated pieces",
             report.vocabulary,
-            settings.vocabulary,
+            asked,
+        )
+    if report.different:
+        logger.warning(
+            "%d of %d sentences are encoded otherwise than by %s",
+            report.different,
+            2 * report.sample_pairs,
+            report.source,
+        )
+    if report.inexact:
+        logger.warning(
+            "%d of %d sentences do not come back exactly from their ids: BLEU is computed "
+            "against what comes back",
+            report.inexact,
+            2 * report.sample_pairs,
         )
     logger.info(
         "%s: %d tokens from %d pairs in %.1f s",
         output,
         report.vocabulary,
-        sample_pairs,
+        report.sample_pairs,
         report.seconds,
     )
 

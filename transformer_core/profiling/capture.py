@@ -217,7 +217,8 @@ def supervise(arguments: argparse.Namespace, spec: RunSpec, profiling: Profiling
             outcome = capture_with_torch(spec, options, output)
         else:
             outcome = capture_with_nsys(spec, options, output, choice.nsys)
-            if outcome and outcome["status"] == "unsupported" and profiling.profiler == "auto":
+            # With a rank, it is the run itself that ended so, under whatever profiler.
+            if outcome and "rank" not in outcome and profiling.profiler == "auto":
                 log.info("%s, profile: %s Trying torch.profiler.", spec.variant, outcome["reason"])
                 clear(output)
                 choice = Choice("torch", f"Nsight Systems could not: {outcome['reason']}")

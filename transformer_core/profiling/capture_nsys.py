@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,7 +152,8 @@ def rank_files(nsys: Nsys, output: Path, rank: int) -> list[str]:
 
 def rows(export_file: Path) -> tuple[int, int]:
     """How many kernels and NVTX events an export holds; its tables exist only if they have rows."""
-    with sqlite3.connect(f"file:{export_file}?mode=ro", uri=True) as database:
+    place = f"{export_file.resolve().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(place, uri=True)) as database:
         names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
 
         def count(table: str) -> int:

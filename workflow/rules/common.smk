@@ -14,7 +14,8 @@ from schemas.comparisons import compared_pairs
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
 from schemas.families import FAMILIES_FILE, family_pairs, read_families
-from schemas.jobs import largest, on_one_device, reservation
+from schemas.jobs import largest, on_one_device, on_one_host, reservation
+from schemas.link_trials import link_trials
 from schemas.resolve import VARIANTS_FILE, check_study, lineage, read_variants, resolve_all
 from schemas.results import PredictedMemory
 from schemas.targets import FIGURES, TABLES, check_owner, check_targets, known_targets

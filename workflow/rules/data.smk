@@ -28,6 +28,7 @@ rule read_corpus:
 rule tokenizer:
     input:
         pairs=f"results/data/{CORPUS}/pairs/train.arrow",
+        source=[STUDY.tokenizer.path] if STUDY.tokenizer.kind != "bpe" else [],
         code=sources("transformer_core.data.tokenizer"),
     output:
         tokenizer=f"results/data/{CORPUS}/tokenizer.json",
@@ -38,7 +39,7 @@ rule tokenizer:
     params:
         tokenizer=dump(STUDY.tokenizer),
     message:
-        "Train the tokenizer"
+        "Train the tokenizer" if STUDY.tokenizer.kind == "bpe" else "Convert the tokenizer"
     shell:
         "python -m transformer_core.data.tokenizer --tokenizer {params.tokenizer:q}"
         " --pairs {input.pairs} --output {output.tokenizer} --report {output.report}"

@@ -1,0 +1,58 @@
+"""The runs with which the emulated link is held against a real one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from schemas.base import kinds_of, merge
+from schemas.errors import from_validation
+from schemas.projection import LINK_CHECKS
+from schemas.study import RunSpec, Study
+
+
+@dataclass(frozen=True)
+class TrialSpecs:
+    """The same work over both links."""
+
+    change: str
+    """Name of the change to DistributedDataParallel."""
+    bandwidth: float
+    """Bits per second."""
+    real: RunSpec
+    emulated: RunSpec
+
+
+def link_trials(
+    study: Study, changes: Mapping[str, dict[str, Any]] = LINK_CHECKS, file: str = "study"
+) -> dict[str, TrialSpecs]:
+    """Every change at every bandwidth that the study checks, by name; none if it checks none.
+
+    Raises ConfigError for a study whose sections do not make a run spec.
+    """
+    if study.link_check is None:
+        return {}
+    shared = study.model_dump(mode="json", include=set(RunSpec.model_fields))
+    trials = {}
+    for bandwidth in study.link_check.bandwidths:
+        for change, fields in changes.items():
+            real, emulated = (
+                _spec(shared, fields, name, {"bandwidth": bandwidth, "emulate": emulate}, file)
+                for name, emulate in (("real_link", False), ("emulated_link", True))
+            )
+            name = f"{change}_{bandwidth / 1e6:g}mbit"
+            trials[name] = TrialSpecs(change, bandwidth, real, emulated)
+    return trials
+
+
+def _spec(
+    shared: dict[str, Any], change: dict[str, Any], name: str, link: dict[str, Any], file: str
+) -> RunSpec:
+    machine = {"nodes": 2, "devices_per_node": 1, "link": link}
+    data = merge(shared, {"parallel": {"kind": "ddp"}, "machine": machine})
+    data = merge(data, change, kinds_of(RunSpec))
+    try:
+        return RunSpec.model_validate(data | {"variant": name})
+    except ValidationError as error:
+        raise from_validation(error, RunSpec, file) from None

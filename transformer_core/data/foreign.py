@@ -1,0 +1,270 @@
+"""Tokenizers that are there already, with the special tokens of this project.
+
+The tokens keep their order; padding, begin, end and unknown come before them. What a tokenizer does
+besides (its own ends, truncation, padding) goes: batches have their ends from elsewhere.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from schemas.data import SentencePieceModel, TokenizerFile
+from transformer_core.data.files import CorpusError
+from transformer_core.data.vocabulary import SPECIAL_NAMES, UNK
+
+_MARK = "\ufdd0\ufdd1"
+"""Ends the names of special tokens where a model would find the plain ones in text. Two
+noncharacters of Unicode, which no text for interchange holds."""
+
+
+Spell = Callable[[list[str]], list[list[str | None]]]
+"""Gives the tokens of texts as text, None for the unknown ones."""
+
+
+def convert(settings: TokenizerFile | SentencePieceModel) -> tuple[Tokenizer, Spell]:
+    """The tokenizer that ``settings`` names, and how its source spells texts, to compare with.
+
+    CorpusError if it cannot be used here.
+    """
+    path = Path(settings.path)
+    if settings.kind == "sentencepiece":
+        source = read_sentencepiece(path)
+        spell = _sentencepiece_spell(path)
+    else:
+        source = read_file(path)
+        source.encode_special_tokens = True
+        source.no_truncation()
+        source.no_padding()
+        spell = speller(source, _unknown(json.loads(source.to_str())["model"]))
+    converted = with_special_tokens(source, path)
+    if converted.get_vocab_size() != settings.vocabulary:
+        raise CorpusError(
+            f"has {converted.get_vocab_size()} tokens with the special ones, "
+            f"tokenizer.vocabulary is {settings.vocabulary}",
+            file=path,
+            remedy=f"set tokenizer.vocabulary: {converted.get_vocab_size()}",
+        )
+    return converted, spell
+
+
+def speller(tokenizer: Tokenizer, unknown: str | None) -> Spell:
+    """How ``tokenizer`` spells texts."""
+    number = None if unknown is None else tokenizer.token_to_id(unknown)
+
+    def spell(texts: list[str]) -> list[list[str | None]]:
+        return [
+            [None if token == number else tokenizer.id_to_token(token) for token in encoding.ids]
+            for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)
+        ]
+
+    return spell
+
+
+def _sentencepiece_spell(path: Path) -> Spell:
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    def spell(texts: list[str]) -> list[list[str | None]]:
+        return [
+            [None if processor.is_unknown(n) else processor.id_to_piece(n) for n in numbers]
+            for numbers in processor.encode(texts)
+        ]
+
+    return spell
+
+
+def special_names(tokenizer: Tokenizer) -> list[str] | None:
+    """The tokens 0 to 3 if they are the special ones; None if the tokenizer is a foreign one."""
+    found = [tokenizer.id_to_token(number) or "" for number in range(len(SPECIAL_NAMES))]
+    plain = tuple(name.removesuffix(_MARK) for name in found)
+    return found if plain == SPECIAL_NAMES else None
+
+
+def read_file(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; CorpusError if it is none."""
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception on a damaged file
+        raise CorpusError(
+            f"is no tokenizer ({error})",
+            file=path,
+            remedy="give the path of a tokenizer.json of the tokenizers library",
+        ) from None
+
+
+def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
+    """The same tokenizer, with the special tokens of this project as the ids 0 to 3.
+
+    Its own special tokens, which no text gives, are left out; its own unknown becomes ours.
+    """
+    settings = json.loads(source.to_str())
+    model = settings["model"]
+    tokens = _in_order(model, path)
+    # Byte pairs are merged, never looked up as a whole; the others would find <s> in a text.
+    mark = "" if model["type"] == "BPE" else _MARK
+    names = [name + mark for name in SPECIAL_NAMES]
+    dropped = {token["content"] for token in settings["added_tokens"] if token["special"]}
+    dropped |= {_unknown(model), *SPECIAL_NAMES, *names}
+    kept = [token for token in tokens if token not in dropped]
+    numbered = [*names, *kept]
+    if model["type"] == "Unigram":
+        scores = dict(model["vocab"])
+        lowest = min(scores.values(), default=0.0)
+        model["vocab"] = [[token, scores.get(token, lowest)] for token in numbered]
+        model["unk_id"] = UNK
+    else:
+        model["vocab"] = {token: number for number, token in enumerate(numbered)}
+        if model.get("unk_token") is not None:
+            model["unk_token"] = names[UNK]
+    if model["type"] == "BPE":
+        model["merges"] = [pair for pair in model["merges"] if not dropped & set(_pair(pair))]
+    settings["added_tokens"] = [
+        *(_added(number, name, special=True) for number, name in enumerate(names)),
+        *(token for token in settings["added_tokens"] if not token["special"]),
+    ]
+    settings |= {"post_processor": None, "truncation": None, "padding": None}
+    converted = Tokenizer.from_str(json.dumps(settings))
+    converted.encode_special_tokens = True
+    return converted
+
+
+def _in_order(model: dict[str, Any], path: Path) -> list[str]:
+    match model["type"]:
+        case "Unigram":
+            return [token for token, _ in model["vocab"]]
+        case "BPE" | "WordPiece" | "WordLevel":
+            return sorted(model["vocab"], key=model["vocab"].__getitem__)
+        case other:
+            raise CorpusError(
+                f"is a model of type {other}",
+                file=path,
+                remedy="take BPE, Unigram, WordPiece or WordLevel",
+            )
+
+
+def _unknown(model: dict[str, Any]) -> str | None:
+    if model["type"] == "Unigram":
+        number = model["unk_id"]
+        return None if number is None else model["vocab"][number][0]
+    return model.get("unk_token")
+
+
+def _pair(merge: str | list[str]) -> list[str]:
+    # Older files write the two sides as one text.
+    return merge.split(" ") if isinstance(merge, str) else merge
+
+
+def _added(number: int, content: str, special: bool) -> dict[str, Any]:
+    return {
+        "id": number,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def read_sentencepiece(path: Path) -> Tokenizer:
+    """The tokenizer of a SentencePiece model; CorpusError if it is none, or of a type that the
+    tokenizers library does not have."""
+    proto = _read_proto(path)
+    pieces = proto.pieces
+    kind = type(pieces[0])
+    unknown = next((n for n, piece in enumerate(pieces) if piece.type == kind.UNKNOWN), None)
+    byte_fallback = any(piece.type == kind.BYTE for piece in pieces)
+    usable = {kind.NORMAL, kind.USER_DEFINED, kind.BYTE, kind.UNKNOWN}
+    vocabulary = [(piece.piece, piece.score) for piece in pieces if piece.type in usable]
+    numbers = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    unknown_piece = None if unknown is None else pieces[unknown].piece
+    model: models.Model
+    match proto.trainer_spec.model_type:
+        case proto.trainer_spec.UNIGRAM:
+            model = models.Unigram(
+                vocabulary,
+                unk_id=None if unknown_piece is None else numbers[unknown_piece],
+                byte_fallback=byte_fallback,
+            )
+        case proto.trainer_spec.BPE:
+            model = models.BPE(
+                numbers,
+                _merges(vocabulary, numbers),
+                unk_token=unknown_piece,
+                fuse_unk=True,
+                byte_fallback=byte_fallback,
+            )
+        case _:
+            raise CorpusError(
+                "is a SentencePiece model of words or characters",
+                file=path,
+                remedy="take one of type unigram or bpe",
+            )
+    tokenizer = Tokenizer(model)
+    _set_spaces(tokenizer, proto)
+    own = [piece.piece for piece in pieces if piece.type == kind.USER_DEFINED]
+    if any("▁" in piece for piece in own):
+        raise CorpusError(
+            f"has symbols with spaces ({', '.join(own)})",
+            file=path,
+            remedy="train it without them",
+        )
+    tokenizer.add_tokens(own)
+    return tokenizer
+
+
+def _read_proto(path: Path) -> Any:
+    try:
+        from sentencepiece import sentencepiece_model_pb2 as schema
+    except ImportError as error:
+        raise CorpusError(
+            f"cannot be read without the package sentencepiece ({error})",
+            file=path,
+            remedy='pip install -c constraints.txt -e ".[sentencepiece]"',
+        ) from None
+    from google.protobuf.message import DecodeError
+
+    proto: Any = schema.ModelProto()  # type: ignore[attr-defined]
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise CorpusError(
+            f"is no SentencePiece model ({error})", file=path, remedy="give the path of a .model"
+        ) from None
+    if not proto.pieces:
+        raise CorpusError("holds no pieces", file=path, remedy="give the path of a .model")
+    return proto
+
+
+def _merges(
+    vocabulary: Sequence[tuple[str, float]], numbers: dict[str, int]
+) -> list[tuple[str, str]]:
+    """The pairs that make the pieces, those of high scores first, as SentencePiece merges them."""
+    found = []
+    for piece, score in vocabulary:
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in numbers and right in numbers:
+                found.append((-score, numbers[left], numbers[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _set_spaces(tokenizer: Tokenizer, proto: Any) -> None:
+    """How the model normalises and what it does to spaces."""
+    rules = proto.normalizer_spec
+    stages: list[Any] = []
+    if rules.precompiled_charsmap:
+        stages.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
+        stages += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if stages:
+        tokenizer.normalizer = normalizers.Sequence(stages)
+    scheme = "always" if rules.add_dummy_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme), decoders.Fuse()]
+    )

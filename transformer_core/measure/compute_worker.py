@@ -1,0 +1,214 @@
+"""One process that times its own work. Started by :mod:`transformer_core.measure.compute_times`."""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from schemas.parallel import Single
+from schemas.projection import Projecting
+from schemas.results import ComputeTimes, ReadyGradient, ShardManifest
+from schemas.study import RunSpec
+from transformer_core.data.feeding import GlobalBatch
+from transformer_core.data.files import write_text
+from transformer_core.data.store import open_shards
+from transformer_core.measure.followed_step import watched_step
+from transformer_core.measure.outcome import supervised
+from transformer_core.measure.provenance import collect
+from transformer_core.parallel.fsdp import repeated_layers
+from transformer_core.parallel.topology import Process, this_process
+from transformer_core.train.assemble import Setup, assemble
+
+Moment = float | torch.cuda.Event
+
+
+class Timeline:
+    """Moments on the device's own clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def now(self) -> Moment:
+        """This moment, on CUDA as the device will reach it."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, first: Moment, second: Moment) -> float:
+        """Seconds between two moments; on CUDA, after :meth:`wait`."""
+        if isinstance(first, torch.cuda.Event):
+            assert isinstance(second, torch.cuda.Event)
+            return first.elapsed_time(second) / 1000
+        assert isinstance(second, float)
+        return second - first
+
+    def wait(self) -> None:
+        """Let the device reach all moments."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class StepTimes:
+    """The times of all parts of some steps."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.clock = Timeline(setup.device)
+        self.parameters = [p for p in setup.model.parameters() if p.requires_grad]
+        self.forward: list[float] = []
+        self.backward: list[float] = []
+        self.update: list[float] = []
+        self.whole: list[float] = []
+        self.ready: list[list[float]] = [[] for _ in self.parameters]
+        self._found: dict[int, Moment] = {}
+        for number, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(self._note(number))
+
+    def step(self, batch: GlobalBatch, record: bool) -> None:
+        """Train one step, and keep its times if they are to ``record``."""
+        began = self.clock.now()
+        ends: dict[str, list[Moment]] = {"forward": [], "backward": [], "update": []}
+        found: list[dict[int, Moment]] = []
+
+        def watch(moment: str) -> None:
+            ends[moment].append(self.clock.now())
+            if moment == "forward":
+                found.append({})
+                self._found = found[-1]
+
+        watched_step(self.setup, batch, watch)
+        (updated,) = ends["update"]
+        self.clock.wait()
+        if not record:
+            return
+        between = self.clock.between
+        starts = [began, *ends["backward"]]
+        for start, middle, end, ready in zip(
+            starts, ends["forward"], ends["backward"], found, strict=False
+        ):
+            self.forward.append(between(start, middle))
+            self.backward.append(between(middle, end))
+            for number, moment in ready.items():
+                self.ready[number].append(between(middle, moment))
+        self.update.append(between(starts[-1], updated))
+        self.whole.append(between(began, updated))
+
+    def _note(self, number: int) -> Callable[[torch.Tensor], None]:
+        def note(parameter: torch.Tensor) -> None:
+            self._found[number] = self.clock.now()
+
+        return note
+
+    def gradients(self) -> list[ReadyGradient]:
+        """All parameters, in the order in which their gradients are there."""
+        layers = _layers(self.setup.model)
+        found = [
+            ReadyGradient(
+                bytes=parameter.numel() * parameter.element_size(),
+                seconds=median(times),
+                layer=layers.get(id(parameter)),
+            )
+            for parameter, times in zip(self.parameters, self.ready, strict=True)
+            if times
+        ]
+        return sorted(found, key=lambda gradient: gradient.seconds)
+
+
+def _layers(model: nn.Module) -> dict[int, int]:
+    """Number of the repeated layer of each parameter that belongs to one."""
+    return {
+        id(parameter): number
+        for number, layer in enumerate(repeated_layers(model))
+        for parameter in layer.parameters()
+    }
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Time the steps; the first process writes them."""
+    started = datetime.now(UTC)
+    spec = RunSpec.model_validate_json(arguments.spec.read_text())
+    settings = Projecting.model_validate_json(arguments.settings)
+    process = this_process(spec.machine, spec.processes_per_node)
+    if spec.machine.threads:
+        torch.set_num_threads(spec.machine.threads)
+    shards = arguments.data / "shards"
+    manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
+    setup = assemble(
+        spec.model_copy(update={"parallel": Single()}),
+        # As one of all processes of the run it gets its share of the batches, and no more.
+        replace(process, world_size=arguments.shares),
+        manifest.vocabulary,
+        open_shards(shards / "train/manifest.json"),
+        open_shards(shards / "validation/manifest.json"),
+    )
+    times = StepTimes(setup)
+    setup.module.train()
+    source, target = [], []
+    batches = setup.strategy.batches(setup.feed, 0, 0)
+    for number in range(settings.warmup_steps + settings.steps):
+        batch = next(batches)
+        times.step(batch, record=number >= settings.warmup_steps)
+        source += [micro.source.numel() for micro in batch.micro_batches]
+        target += [micro.target_output.numel() for micro in batch.micro_batches]
+    batches.close()
+    if process.is_main:
+        _write(arguments, spec, process, times, source, target, manifest.vocabulary, started)
+
+
+def _write(
+    arguments: argparse.Namespace,
+    spec: RunSpec,
+    process: Process,
+    times: StepTimes,
+    source: list[int],
+    target: list[int],
+    vocabulary: int,
+    started: datetime,
+) -> None:
+    micro_batches = spec.training.accumulation.micro_batches
+    forward, backward, update = (
+        median(values) for values in (times.forward, times.backward, times.update)
+    )
+    rest = median(times.whole) - micro_batches * (forward + backward) - update
+    record = ComputeTimes(
+        variant=spec.variant,
+        status="ok",
+        reason=None,
+        micro_batches=micro_batches,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        update_seconds=update,
+        other_seconds=max(0.0, rest),
+        gradients=times.gradients(),
+        source_tokens=sum(source) / len(source),
+        target_tokens=sum(target) / len(target),
+        vocabulary=vocabulary,
+        topology=process.describe(None, [process.place], None),
+        provenance=collect(spec, arguments.command, started),
+    )
+    write_text(arguments.output / "times.json", record.model_dump_json(indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--settings", required=True)
+    parser.add_argument("--shares", type=int, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--command", required=True)
+    arguments = parser.parse_args()
+    with supervised(arguments.output):
+        run(arguments)
+
+
+if __name__ == "__main__":
+    main()

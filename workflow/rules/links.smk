@@ -1,0 +1,78 @@
+# runs over a limited link, real and emulated -> how far the emulated one is off
+
+LINK_TRIALS = link_trials(STUDY)
+
+
+rule link_trial_specs:
+    # No input, like resolve_spec.
+    output:
+        real="results/links/{trial}/real_link.json",
+        emulated="results/links/{trial}/emulated_link.json",
+    log:
+        "results/logs/links/{trial}.specs.log",
+    wildcard_constraints:
+        trial="|".join(LINK_TRIALS) or "none",
+    params:
+        real=lambda wildcards: dump(LINK_TRIALS[wildcards.trial].real),
+        emulated=lambda wildcards: dump(LINK_TRIALS[wildcards.trial].emulated),
+    message:
+        "Write the run specs of the trial {wildcards.trial}"
+    shell:
+        "(printf '%s\\n' {params.real:q} > {output.real};"
+        " printf '%s\\n' {params.emulated:q} > {output.emulated}) 2> {log}"
+
+
+rule link_trial:
+    input:
+        real="results/links/{trial}/real_link.json",
+        emulated="results/links/{trial}/emulated_link.json",
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+        code=sorted(
+            {
+                *sources("transformer_core.measure.paired", without=OBSERVERS),
+                *sources("transformer_core.measure.paired_worker", without=OBSERVERS),
+                *sources("transformer_core.measure.linked_hosts", without=OBSERVERS),
+            }
+        ),
+    output:
+        "results/links/{trial}.json",
+    log:
+        "results/logs/links/{trial}.log",
+    wildcard_constraints:
+        trial="|".join(LINK_TRIALS) or "none",
+    # All cores and the one slot: nothing else may disturb a timed run.
+    threads: workflow.cores
+    resources:
+        **needs(lambda wildcards: [LINK_TRIALS[wildcards.trial].real]),
+        timed=1,
+    params:
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        comparing=STUDY.comparison.model_dump_json(exclude={"margin"}),
+    message:
+        "Time {wildcards.trial} over a real and an emulated link"
+    shell:
+        "python -m transformer_core.measure.paired --reference {input.real}"
+        " --variant {input.emulated} --comparing {params.comparing:q} --data {params.data}"
+        " --output {output} --log-file {log}"
+
+
+rule link_error:
+    input:
+        trials=expand("results/links/{trial}.json", trial=LINK_TRIALS),
+        code=sources("transformer_core.analysis.link_error"),
+    output:
+        "results/links/error.json",
+    log:
+        "results/logs/link_error.log",
+    params:
+        trials=lambda wildcards, input: [
+            f"--trial {trial.change} {trial.bandwidth} {file}"
+            for trial, file in zip(LINK_TRIALS.values(), input.trials)
+        ],
+    message:
+        "Compare the emulated link with the real one"
+    shell:
+        "python -m transformer_core.analysis.link_error {params.trials} --output {output}"
+        " 2>&1 | tee {log}"

@@ -1,0 +1,55 @@
+# the work of one device + a link -> step times of more devices
+
+DISTRIBUTED = [name for name, spec in SPECS.items() if spec.world_size > 1]
+
+
+rule compute_times:
+    input:
+        specs=expand("results/runs/{variant}/spec.json", variant=DISTRIBUTED),
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+        code=sorted(
+            {
+                *sources("transformer_core.measure.compute_times", without=OBSERVERS),
+                *sources("transformer_core.measure.compute_worker", without=OBSERVERS),
+            }
+        ),
+    output:
+        "results/projection/compute.json",
+    log:
+        "results/logs/compute_times.log",
+    # All cores and the one slot: nothing else may disturb what is timed.
+    threads: workflow.cores
+    resources:
+        **needs(lambda wildcards: [on_one_host(largest(SPECS.values()))]),
+        timed=1,
+    params:
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        settings=dump(STUDY.projection) if STUDY.projection else "",
+    message:
+        "Time the work of one device"
+    shell:
+        "python -m transformer_core.measure.compute_times --specs {input.specs}"
+        " --data {params.data} --settings {params.settings:q} --output {output} --log-file {log}"
+
+
+rule projection:
+    input:
+        compute="results/projection/compute.json",
+        specs=expand("results/runs/{variant}/spec.json", variant=DISTRIBUTED),
+        results=expand("results/runs/{variant}/metrics.json", variant=DISTRIBUTED),
+        collectives="results/machine/collectives.parquet",
+        code=sources("transformer_core.analysis.projection"),
+    output:
+        "results/projection/projection.json",
+    log:
+        "results/logs/projection.log",
+    params:
+        settings=dump(STUDY.projection) if STUDY.projection else "",
+    message:
+        "Project step times to more devices"
+    shell:
+        "python -m transformer_core.analysis.projection --compute {input.compute}"
+        " --specs {input.specs} --results {input.results} --collectives {input.collectives}"
+        " --settings {params.settings:q} --output {output} 2>&1 | tee {log}"
