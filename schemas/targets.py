@@ -55,6 +55,7 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
     targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
+        targets += [f"{data}/parquet/{split}.parquet"]
     targets += ["results/self_test/report.json"]
     pairs = compared_pairs(study, extra_pairs)
     targets += [f"results/pairs/{reference}/{variant}.json" for variant, reference in pairs]
