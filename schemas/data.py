@@ -105,6 +105,25 @@ class ParquetCorpus(OneFileCorpus):
     """Column of the target sentence; dots reach into struct columns (translation.de)."""
 
 
+class DatasetsCorpus(Corpus):
+    """A folder of the library datasets: written by save_to_disk, or with Parquet or Arrow files for
+    each split, as on the Hugging Face Hub."""
+
+    kind: Literal["datasets"]
+    folder: str = Field(min_length=1)
+    """Path of the folder."""
+    train: str = Field(default="train", min_length=1)
+    """Name of the split to train on."""
+    validation: str = Field(default="validation", min_length=1)
+    """Name of the split for the validation loss."""
+    test: str = Field(default="test", min_length=1)
+    """Name of the split for BLEU."""
+    source_field: str = Field(default="source", min_length=1)
+    """Column of the source sentence; dots reach into struct columns (translation.en)."""
+    target_field: str = Field(default="target", min_length=1)
+    """Column of the target sentence; dots reach into struct columns (translation.de)."""
+
+
 class RemoteFile(Schema):
     """A file on the web and the checksum it must have."""
 
@@ -142,7 +161,13 @@ class UrlCorpus(Corpus):
 
 
 AnyCorpus = Annotated[
-    GrammarCorpus | TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | UrlCorpus,
+    GrammarCorpus
+    | TextCorpus
+    | TsvCorpus
+    | JsonlCorpus
+    | ParquetCorpus
+    | DatasetsCorpus
+    | UrlCorpus,
     Field(discriminator="kind"),
 ]
 

@@ -184,6 +184,85 @@ def test_parquet_mistakes_name_the_remedy(tmp_path: Path) -> None:
         rows("parquet", str(tmp_path / "nowhere.parquet"))
 
 
+PAIRS = {"source": ["one", "two", "three"], "target": ["eins", "zwei", "drei"]}
+EXPECTED = [Pair(1, "one", "eins"), Pair(2, "two", "zwei"), Pair(3, "three", "drei")]
+
+
+def datasets_reader(folder: Path, **fields: Any) -> Reader:
+    data = {"kind": "datasets", "name": "mine", "folder": str(folder)} | fields
+    corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
+    return open_split(corpus, "train")
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+        return
+    new = pa.ipc.new_stream if path.name.startswith("data-") else pa.ipc.new_file
+    with new(str(path), table.schema) as sink:
+        sink.write_table(table)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["train/data-00000-of-00002.arrow", "train/data-00001-of-00002.arrow"],
+        ["train/0.arrow", "train/1.arrow"],
+        ["train/0.parquet", "train/1.parquet"],
+        ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+        ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
+    ],
+)
+def test_folders_of_datasets_are_read_in_order(tmp_path: Path, files: list[str]) -> None:
+    table = pa.table(PAIRS)
+    for name, part in zip(files, (table[:2], table[2:]), strict=True):
+        write_table(tmp_path / name, part)
+    write_table(tmp_path / "test-0.parquet", table)
+    write_table(tmp_path / "train" / "cache-1.txt.arrow", table) if "data-" in files[0] else None
+    found = datasets_reader(tmp_path)
+    assert list(found.rows()) == EXPECTED
+    assert found.files == [str(tmp_path / name) for name in files]
+
+
+def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"translation": {"en": p.source, "de": p.target}} for p in EXPECTED]
+    saved = datasets.DatasetDict({"training": datasets.Dataset.from_list(rows)})
+    saved.save_to_disk(str(tmp_path), num_shards={"training": 2})
+    fields = {"source_field": "translation.en", "target_field": "translation.de"}
+    assert list(datasets_reader(tmp_path, train="training", **fields).rows()) == EXPECTED
+
+
+def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"split train
+.*there are none"):
+        datasets_reader(tmp_path)
+    write_table(tmp_path / "dev" / "data-0.arrow", pa.table({"source": ["a"], "target": [None]}))
+    write_table(tmp_path / "all.parquet", pa.table(PAIRS))
+    with pytest.raises(CorpusError, match=r"split train
+.*there are all, dev"):
+        datasets_reader(tmp_path)
+    with pytest.raises(CorpusError, match="column target is null, not text"):
+        list(datasets_reader(tmp_path, train="dev").rows())
+    path = tmp_path / "train" / "data-0.arrow"
+    write_table(path, pa.table({"source": ["a", None], "target": ["b", "c"]}))
+    invalid = list(datasets_reader(tmp_path).rows())[1]
+    name = f"{tmp_path}, split train"
+    assert invalid == Invalid(2, name, "", "column source is null")
+    path.write_bytes(b"nothing of the kind at all, though long enough")
+    with pytest.raises(CorpusError, match=r"data-0\.arrow: is no Arrow file"):
+        list(datasets_reader(tmp_path).rows())
+
+
+def test_a_grammar_corpus_is_the_same_from_several_processes() -> None:
+    data = {"kind": "grammar", "train_pairs": 2_500, "seed": 5}
+    corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
+    alone = list(open_split(corpus, "train").rows())
+    assert len(alone) == 2_500
+    assert list(open_split(corpus, "train", processes=2).rows()) == alone
+
+
 def test_grammar_corpus_knows_its_size_and_splits() -> None:
     data = {"kind": "grammar", "train_pairs": 30, "validation_pairs": 20, "test_pairs": 10}
     corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from schemas.data import (
     AnyCorpus,
+    DatasetsCorpus,
     GrammarCorpus,
     JsonlCorpus,
     ParquetCorpus,
@@ -96,7 +97,10 @@ def open_split(
             )
         case ParquetCorpus():
             fields = corpus.source_field, corpus.target_field
-            return _one_file(getattr(corpus, split), partial(_parquet_rows, fields=fields))
+            return _one_file(getattr(corpus, split), partial(_one_table, fields=fields))
+        case DatasetsCorpus():
+            fields = corpus.source_field, corpus.target_field
+            return _datasets(Path(corpus.folder), getattr(corpus, split), fields)
         case TsvCorpus():
             columns = corpus.source_column, corpus.target_column
             tsv = partial(_split_columns, columns=columns)
@@ -239,26 +243,91 @@ def _text_at(record: Any, field: str) -> str:
     return node
 
 
-def _parquet_rows(path: Path, fields: tuple[str, str]) -> Iterator[Row]:
-    """Two columns of a Parquet file, as bytes, so that one bad row does not end the reading."""
+_LAYOUTS = (
+    "{}/data-*.arrow",
+    "{}/*.arrow",
+    "{}/*.parquet",
+    "{}-*.parquet",
+    "{}.parquet",
+    "data/{}-*.parquet",
+    "{}-*.arrow",
+    "{}.arrow",
+)
+"""Where the library datasets puts the files of a split, the likeliest first."""
+
+
+def _datasets(folder: Path, split: str, fields: tuple[str, str]) -> Reader:
+    """The files of a split, in the order of their names, with the rows numbered through."""
+    found = next(filter(None, (sorted(folder.glob(p.format(split))) for p in _LAYOUTS)), [])
+    if not found:
+        raise CorpusError(
+            f"holds no Arrow or Parquet files of a split {split}",
+            file=folder,
+            remedy=f"check corpus.folder and the names of the splits ({_splits(folder)})",
+        )
+    name = f"{folder}, split {split}"
+    rows = partial(_table_rows, found, name, fields)
+    return Reader([str(path) for path in found], name, name, rows)
+
+
+def _splits(folder: Path) -> str:
+    """What could be names of splits, for people."""
+    files = [*folder.glob("*.parquet"), *folder.glob("*.arrow"), *folder.glob("data/*.parquet")]
+    names = {path.stem.partition("-")[0] for path in files}
+    names |= {path.name for path in folder.glob("*") if any(path.glob("*.arrow"))}
+    return f"there are {', '.join(sorted(names))}" if names else "there are none"
+
+
+def _one_table(path: Path, fields: tuple[str, str]) -> Iterator[Row]:
+    return _table_rows([path], str(path), fields)
+
+
+def _table_rows(paths: list[Path], name: str, fields: tuple[str, str]) -> Iterator[Row]:
+    """Two columns of Parquet or Arrow files, as bytes, so that one bad row does not end it all."""
     number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for field in fields:
-                _check_column(path, file.schema_arrow, field)
-            for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(fields))):
+    for path in paths:
+        try:
+            for batch in _batches(path, fields):
                 columns = [_column(batch, field) for field in fields]
                 for pair in zip(*columns, strict=True):
                     number += 1
-                    yield _parquet_row(number, str(path), pair, fields)
-    except pa.ArrowException as error:
-        message = f"is no Parquet file, or damaged after row {number} ({error})"
-        raise CorpusError(message, file=path, remedy="get the file again") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+                    yield _table_row(number, name, pair, fields)
+        except pa.ArrowException as error:
+            kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
+            message = f"is no {kind} file, or damaged after row {number} ({error})"
+            raise CorpusError(message, file=path, remedy="get the file again") from error
+        except OSError as error:
+            raise unreadable(path, error) from error
 
 
-def _parquet_row(
+def _batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+    if path.suffix == ".arrow":
+        yield from _arrow_batches(path, fields)
+        return
+    with pq.ParquetFile(path) as file:
+        for field in fields:
+            _check_column(path, file.schema_arrow, field)
+        yield from file.iter_batches(_ROWS, columns=list(dict.fromkeys(fields)))
+
+
+def _arrow_batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+    """Of an Arrow stream, which the library datasets writes, or of an Arrow file."""
+    with pa.OSFile(str(path)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(source)
+            batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
+        else:
+            batches = reader = pa.ipc.open_stream(source)
+        for field in fields:
+            _check_column(path, reader.schema, field)
+        for batch in batches:
+            for start in range(0, batch.num_rows, _ROWS):
+                yield batch.slice(start, _ROWS)
+
+
+def _table_row(
     number: int, file: str, pair: tuple[bytes | None, bytes | None], fields: tuple[str, str]
 ) -> Row:
     texts = []

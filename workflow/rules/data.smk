@@ -124,3 +124,19 @@ rule verify_data:
     shell:
         "python -m transformer_core.data.integrity --output {output.record} {input.manifests}"
         " 2>&1 | tee {log}"
+
+
+rule export_parquet:
+    input:
+        manifest=f"results/data/{CORPUS}/shards/{{split}}/manifest.json",
+        tokenizer=f"results/data/{CORPUS}/tokenizer.json",
+        code=sources("transformer_core.data.export"),
+    output:
+        table=f"results/data/{CORPUS}/parquet/{{split}}.parquet",
+    log:
+        f"results/logs/export_parquet-{CORPUS}-{{split}}.log",
+    message:
+        "Write the {wildcards.split} split as Parquet"
+    shell:
+        "python -m transformer_core.data.export --manifest {input.manifest}"
+        " --tokenizer {input.tokenizer} --output {output.table} 2>&1 | tee {log}"
