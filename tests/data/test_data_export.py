@@ -1,4 +1,4 @@
-"""The shards and their export in other programs, as docs/data.md says."""
+"""The shards and their export in other programs."""
 
 import pandas as pd
 import pyarrow.parquet as pq
