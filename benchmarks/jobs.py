@@ -1,0 +1,229 @@
+"""Time, memory and disk of a command and of all jobs it starts: ``python benchmarks/jobs.py``.
+
+For example, all that a study of five million pairs prepares, in one call of Snakemake::
+
+    python benchmarks/jobs.py --disk results/data/grammar_5m --output preparation.json -- \\
+        snakemake --cores all results/data/grammar_5m/verify.json \\
+        --configfile config/studies/original.yaml
+
+A job is a process ``python -m transformer_core...`` with all that it starts. Linux only.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+_PACKAGES = ("numba", "numpy", "pyarrow", "snakemake", "tokenizers")
+_MB = 1_000_000
+
+
+@dataclass
+class Job:
+    """What was seen of a job."""
+
+    module: str
+    """What Python ran."""
+    output: str
+    """The first file that it was asked to write."""
+    first: float
+    """When it was first seen, in seconds from the beginning."""
+    last: float
+    """When it was last seen, in seconds from the beginning."""
+    processes: int = 0
+    """Most processes at a time."""
+    process_mb: float = 0.0
+    """Most memory that one of its processes had resident, in MB, files in memory included."""
+    all_mb: float = 0.0
+    """Most memory of all its processes together, where pages that they share count for each."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it was seen."""
+        return self.last - self.first
+
+
+@dataclass
+class Record:
+    """What was seen of a command."""
+
+    command: list[str]
+    """As it was started."""
+    code: int = 0
+    """Its exit status."""
+    seconds: float = 0.0
+    """From start to end."""
+    all_mb: float = 0.0
+    """Most memory of all processes together, Snakemake's own included, in MB."""
+    disk_mb: float = 0.0
+    """Most that the folders took on disk, in MB."""
+    disk_end_mb: float = 0.0
+    """What they took in the end, in MB."""
+    jobs: list[Job] = field(default_factory=list)
+    """In the order in which they began."""
+    machine: dict[str, str | int] = field(default_factory=dict)
+    """Where that was."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the packages that do the work."""
+
+
+def watch(command: list[str], folders: list[Path], interval: float) -> Record:
+    """Run a command and look at it every ``interval`` seconds."""
+    record = Record(command, machine=_machine(), versions={p: version(p) for p in _PACKAGES})
+    began = time.perf_counter()
+    running = psutil.Popen(command)
+    jobs: dict[int, Job] = {}
+    turn = 0
+    while running.poll() is None:
+        now = time.perf_counter() - began
+        record.all_mb = max(record.all_mb, _look(running, jobs, now) / _MB)
+        # A walk through folders takes longer than a look at processes.
+        if turn % 20 == 0:
+            record.disk_mb = max(record.disk_mb, _disk(folders))
+        turn += 1
+        time.sleep(interval)
+    record.code = running.returncode
+    record.seconds = time.perf_counter() - began
+    record.disk_end_mb = _disk(folders)
+    record.disk_mb = max(record.disk_mb, record.disk_end_mb)
+    record.jobs = list(jobs.values())
+    return record
+
+
+def _look(command: psutil.Process, jobs: dict[int, Job], now: float) -> float:
+    """Bytes that all processes have now; what is seen of the jobs goes to ``jobs``."""
+    processes = [command]
+    try:
+        processes += command.children(recursive=True)
+    except psutil.Error:
+        return 0.0
+    parents, resident, highest = {}, {}, {}
+    for process in processes:
+        try:
+            with process.oneshot():
+                parents[process.pid] = process.ppid()
+                resident[process.pid] = process.memory_info().rss
+                highest[process.pid] = _highest(process.pid)
+                if process.pid not in jobs and (job := _job(process.cmdline(), now)):
+                    jobs[process.pid] = job
+        except (psutil.Error, OSError):
+            continue
+    members: dict[int, list[int]] = {}
+    for pid in resident:
+        if (owner := _owner(pid, parents, jobs)) is not None:
+            members.setdefault(owner, []).append(pid)
+    for owner, pids in members.items():
+        job = jobs[owner]
+        job.last = now
+        job.processes = max(job.processes, len(pids))
+        job.process_mb = max(job.process_mb, *(highest.get(pid, 0) / _MB for pid in pids))
+        job.all_mb = max(job.all_mb, job.process_mb, sum(resident[pid] for pid in pids) / _MB)
+    return sum(resident.values())
+
+
+def _job(command: list[str], now: float) -> Job | None:
+    if len(command) < 3 or command[1] != "-m" or not command[2].startswith("transformer_core."):
+        return None
+    outputs = [
+        command[place + 1]
+        for place, word in enumerate(command[:-1])
+        if word == "--output" or (word == "--pairs" and command[2].endswith(".corpora"))
+    ]
+    return Job(command[2], outputs[0] if outputs else "", now, now)
+
+
+def _owner(pid: int, parents: Mapping[int, int], jobs: Mapping[int, Job]) -> int | None:
+    """The job that a process belongs to."""
+    while pid not in jobs:
+        if pid not in parents:
+            return None
+        pid = parents[pid]
+    return pid
+
+
+def _highest(pid: int) -> int:
+    """The most bytes that a process has had resident: no peak between two looks is missed."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _disk(folders: list[Path]) -> float:
+    """MB that the folders take on disk."""
+    size = 0
+    for folder in folders:
+        for path in folder.rglob("*"):
+            try:
+                size += path.lstat().st_blocks * 512
+            except OSError:  # it was a temporary file
+                continue
+    return size / _MB
+
+
+def _machine() -> dict[str, str | int]:
+    model = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "processor": model[0] if model else platform.machine(),
+        "cores": psutil.cpu_count() or 0,
+        "memory_mb": round(psutil.virtual_memory().total / _MB),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def show(record: Record) -> str:
+    """The record as a table in Markdown."""
+    lines = [
+        "| job | seconds | processes | MB of the largest | MB of all |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for job in record.jobs:
+        name = f"{job.module.removeprefix('transformer_core.')} {job.output}".strip()
+        sizes = f"{job.process_mb:,.0f} | {job.all_mb:,.0f}"
+        lines.append(f"| {name} | {job.seconds:.1f} | {job.processes} | {sizes} |")
+    largest = max((job.process_mb for job in record.jobs), default=0.0)
+    lines.append(f"| everything | {record.seconds:.1f} | | {largest:,.0f} | {record.all_mb:,.0f} |")
+    disk = f"Disk: {record.disk_end_mb:,.0f} MB in the end, {record.disk_mb:,.0f} MB at most."
+    return "\n".join([*lines, "", disk])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/jobs.py", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--output", type=Path, help="JSON file of the record")
+    parser.add_argument(
+        "--disk",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="whose size is recorded, too; may be given again",
+    )
+    parser.add_argument(
+        "--interval", type=float, default=0.1, help="seconds between two looks (default: 0.1)"
+    )
+    parser.add_argument("command", nargs="+", help="after --: what to run")
+    options = parser.parse_args()
+    record = watch(options.command, options.disk, options.interval)
+    print(show(record))
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(asdict(record), indent=2) + "\n")
+    return record.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
