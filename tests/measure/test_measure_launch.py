@@ -57,11 +57,23 @@ def test_a_single_run_is_plain_python() -> None:
     assert launcher(spec("single"), WORKER) == [sys.executable, "-m", WORKER]
 
 
-def test_one_process_per_device_through_torchrun() -> None:
-    command = launcher(spec("ddp", devices_per_node=3), WORKER)
+@pytest.mark.parametrize(("gpus", "anew"), [(["GPU-1"], False), ([], True)])
+def test_one_process_per_device_through_torchrun(
+    gpus: list[str], anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "visible_gpus", lambda: gpus)
+    command = launcher(spec("ddp", devices_per_node=3), WORKER, anew=anew)
     assert "torch.distributed.run" in command
     assert {"--nproc-per-node=3", "--standalone"} <= set(command)
     assert command[-2:] == ["-m", WORKER]
+
+
+def test_without_gpus_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "visible_gpus", list)
+    command = launcher(spec("ddp", devices_per_node=3), WORKER)
+    assert command[1:] == ["-m", "transformer_core.measure.forked", "--processes=3", WORKER]
+    asked = launcher(spec("ddp", device="cuda"), WORKER)
+    assert "torch.distributed.run" in asked, "the run itself says that there is no GPU"
 
 
 def test_several_hosts_need_slurm_or_a_meeting_point() -> None:
@@ -108,7 +120,9 @@ def test_a_slurm_job_starts_all_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    assert "--standalone" in launcher(spec("ddp", devices_per_node=2), WORKER)
+    command = launcher(spec("ddp", devices_per_node=2), WORKER)
+    assert command[0] == sys.executable
+    assert "transformer_core.measure.one_host" not in command
 
 
 def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,6 +139,19 @@ def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert other.port != host.port, "two steps of a job would take each other for their own"
     command = launcher(spec("ddp", nodes=2), WORKER)
     assert command[:3] == [sys.executable, "-m", "transformer_core.measure.one_host"]
+
+
+def test_the_first_host_knows_where_the_others_find_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(one_host.socket, "gethostname", lambda: "seven")
+    assert one_host.own_address() == "seven"
+    slurm_commands(tmp_path, monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    assert one_host.own_address() == "10.1.2.3", "its name need not lead there"
+    monkeypatch.setenv("RENDEZVOUS", "first:29500")
+    assert one_host.own_address() == "first"
 
 
 def test_one_host_becomes_its_torchrun(tmp_path: Path) -> None:

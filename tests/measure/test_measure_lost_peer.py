@@ -25,19 +25,23 @@ from transformer_core.measure.outcome import supervised
 from transformer_core.parallel.process_group import ProcessGroupStrategy
 from transformer_core.parallel.topology import this_process
 
-folder, end = Path(sys.argv[1]), sys.argv[2]
-with supervised(folder):
-    spec = RunSpec.model_validate_json((folder / "spec.json").read_text())
-    process = this_process(spec.machine, spec.processes_per_node)
-    strategy = ProcessGroupStrategy(process, spec.machine)
-    for step in range(1000):
-        if process.rank == 1 and step == 3:
-            match end:
-                case "killed": os.kill(os.getpid(), signal.SIGKILL)
-                case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
-                case "asleep": time.sleep(600)
-                case "raised": raise ValueError("a mistake of its own")
-        strategy.sum(torch.ones(1))
+def main():
+    folder, end = Path(sys.argv[1]), sys.argv[2]
+    with supervised(folder):
+        spec = RunSpec.model_validate_json((folder / "spec.json").read_text())
+        process = this_process(spec.machine, spec.processes_per_node)
+        strategy = ProcessGroupStrategy(process, spec.machine)
+        for step in range(1000):
+            if process.rank == 1 and step == 3:
+                match end:
+                    case "killed": os.kill(os.getpid(), signal.SIGKILL)
+                    case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
+                    case "asleep": time.sleep(600)
+                    case "raised": raise ValueError("a mistake of its own")
+            strategy.sum(torch.ones(1))
+
+if __name__ == "__main__":
+    main()
 """
 
 

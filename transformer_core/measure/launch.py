@@ -12,14 +12,17 @@ from transformer_core.measure.gpus import visible_gpus
 from transformer_core.measure.hardware import read_hardware
 
 ONE_HOST = "transformer_core.measure.one_host"
+FORKED = "transformer_core.measure.forked"
 LINKED_HOSTS = "transformer_core.measure.linked_hosts"
 
 
-def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
-    """The start of the command line: plain Python for a single process, torchrun for more.
+def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
+    """The start of the command line: plain Python for a single process, torchrun for more, or where
+    there are no GPUs the faster :mod:`transformer_core.measure.forked`.
 
     ``worker`` is the module that the processes run. Runs at the same time need a ``place`` of their
-    own, which is added to the port of the rendezvous.
+    own, which is added to the port of the rendezvous. With ``anew``, no process is forked from
+    another, so that each can be started within another program.
 
     A run over several hosts is started
 
@@ -33,6 +36,8 @@ def launcher(spec: RunSpec, worker: str, place: int = 0) -> list[str]:
     if spec.parallel.kind in ("single", "data_parallel"):
         return [sys.executable, "-m", worker]
     if machine.nodes == 1:
+        if not anew and _no_gpus(spec):
+            return [sys.executable, "-m", FORKED, f"--processes={processes}", worker]
         return [*one_host.torchrun(processes), "--standalone", "-m", worker]
     hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
     hosts += [f"--timeout={machine.timeout}"]
@@ -71,6 +76,11 @@ def threads_per_process(spec: RunSpec) -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
     cores = min(cores, int(given)) if given.isdigit() and int(given) else cores
     return spec.machine.threads or max(1, cores // sharing)
+
+
+def _no_gpus(spec: RunSpec) -> bool:
+    """Whether no process of the run can use CUDA."""
+    return spec.machine.device != "cuda" and not visible_gpus()
 
 
 def _link_kind(spec: RunSpec, link: Link) -> LinkKind:

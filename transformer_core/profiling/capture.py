@@ -133,7 +133,7 @@ def capture_with_nsys(
     with (output / NSYS_LOG).open("wb") as text:
         threads = str(threads_per_process(spec))
         child = subprocess.Popen(
-            [*under(within, launcher(spec, WORKER)), *options, "--profiler", "nsys"],
+            [*under(within, launcher(spec, WORKER, anew=True)), *options, "--profiler", "nsys"],
             env=ALLOCATOR
             | environment()
             | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},

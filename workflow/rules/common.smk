@@ -14,7 +14,7 @@ from schemas.comparisons import compared_pairs
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
 from schemas.families import FAMILIES_FILE, family_pairs, read_families
-from schemas.jobs import largest, on_one_device, on_one_host, reservation
+from schemas.jobs import largest, on_all_devices, on_one_device, on_one_host, reservation
 from schemas.link_trials import link_trials
 from schemas.resolve import VARIANTS_FILE, check_study, lineage, read_variants, resolve_all
 from schemas.results import PredictedMemory
@@ -29,6 +29,9 @@ STUDY_FILE = " + ".join(
 OWNER = Path("results/.study")
 # Another folder of results, for results/compare.html. Not a part of the study.
 AGAINST = config.pop("against", None)
+# A folder on a disk of every host for copies of the shards. Where bytes lie changes no result.
+if local_shards := config.pop("local_shards", None):
+    os.environ["LOCAL_SHARDS"] = str(local_shards)
 
 
 # Jobs that share the tokenizing of the training pairs: --set-scatter tokenize=16.
@@ -103,6 +106,11 @@ workflow.global_resources.setdefault("timed", 1)
 onstart:
     OWNER.parent.mkdir(exist_ok=True)
     OWNER.write_text(f"{STUDY.name}\n")
+    # With a limit on the rate of jobs, Snakemake 9 looks for new ones ever more often, in the end
+    # dozens of times a second, and takes a good part of a core from what is timed. One machine
+    # needs no such limit.
+    if workflow.local_exec:
+        workflow.scheduler.job_rate_limiter = None
 
 
 def generating_processes(wildcards):
