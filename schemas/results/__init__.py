@@ -107,6 +107,7 @@ from schemas.results.projection import (
     Projection,
     ProjectionCheck,
     ReadyGradient,
+    TriedBucket,
 )
 from schemas.results.runs import (
     STEP_COLUMNS,
@@ -228,6 +229,7 @@ __all__ = [
     "Trajectory",
     "Transfer",
     "Translation",
+    "TriedBucket",
     "TurnWindow",
     "Utilisation",
     "Validation",

@@ -92,8 +92,17 @@ class ProjectedCurve(Schema):
     it never does."""
 
 
+class TriedBucket(Schema):
+    """A bucket size and its step."""
+
+    bucket_mb: float
+    """Size in MiB."""
+    step_seconds: float
+    """Time of a step with it."""
+
+
 class BestBucket(Schema):
-    """The bucket size with the shortest step."""
+    """The bucket size with the shortest step of DistributedDataParallel."""
 
     link: str
     """Name of the link."""
@@ -105,6 +114,8 @@ class BestBucket(Schema):
     """Time of a step with it."""
     default_step_seconds: float
     """Time of a step with buckets of 25 MiB."""
+    tried: list[TriedBucket]
+    """All sizes, from the smallest on."""
 
 
 class ProjectionCheck(Schema):
@@ -185,7 +196,7 @@ class Projection(Schema):
     measured_link: MeasuredLink | None
     """The link between the devices of this machine; null where it was not measured."""
     curves: list[ProjectedCurve]
-    """Strategies and links."""
+    """Strategies, bucket sizes and links."""
     buckets: list[BestBucket]
     """The best bucket size by link and number of devices."""
     checks: list[ProjectionCheck]

@@ -13,6 +13,7 @@ from claim_inputs import write_claims
 from machine_builders import write_limits
 from pair_builders import ended, paired, side
 from profile_builders import write_profile
+from scaling_builders import write_scaling
 from search_builders import write_search
 
 from schemas.equivalence import Different
@@ -366,6 +367,7 @@ def build(
         training={"steps": 140, "schedule": {"kind": "noam", "warmup": 40}},
         repeats=repeats,
         variants=list(VARIANTS),
+        link_check={},
     )
     write(folder / "study.json", study)
     write(
@@ -403,8 +405,10 @@ def build(
     assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
     write_limits(folder, EVIL)
     write_claims(folder, EVIL)
-    baseline = resolve_all(study, VARIANTS)[study.baseline]
+    specs = resolve_all(study, VARIANTS)
+    baseline = specs[study.baseline]
     example = repeat_of(baseline, 1, 1.0)
+    write_scaling(folder, study, specs, example.provenance, EVIL)
     write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
     return folder
 

@@ -103,6 +103,8 @@ NOTHING = {
     "collective_bandwidth": "Not measured",
     "operator_roofline": "No trace holds the shapes of operators",
     "profile_communication": "No variant communicates",
+    "scaling": "Nothing to project",
+    "bucket_sizes": "Nothing to project",
 }
 """What figures that do not show variant by variant say when there is nothing to show."""
 

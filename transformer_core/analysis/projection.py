@@ -30,6 +30,7 @@ from schemas.results import (
     ProjectedStrategy,
     Projection,
     ProjectionCheck,
+    TriedBucket,
     VariantResult,
 )
 from schemas.study import RunSpec
@@ -43,6 +44,9 @@ from transformer_core.measure.compute_times import work
 MEASURED = "measured"
 DEFAULT_BUCKET_MB = 25.0
 BUCKETS_MB = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)
+"""Sizes of which the best is looked for."""
+CURVE_BUCKETS_MB = (0.25, 1, 5, DEFAULT_BUCKET_MB, 100)
+"""Sizes with a curve of their own."""
 BUCKET_DEVICES = (2, 8, 64, 512)
 EQUAL = 1.001
 """Steps that differ by less than this factor are equally good."""
@@ -51,15 +55,18 @@ EQUAL = 1.001
 def curves(
     times: Sequence[ComputeTimes], links: Mapping[str, LinkModel], most: int
 ) -> Iterator[ProjectedCurve]:
-    """Every strategy on every link, from 1 device on in powers of two up to ``most``."""
+    """Every strategy with every bucket size on every link, from 1 device on in powers of two up
+    to ``most``."""
     for name, link in links.items():
         for strategy in get_args(ProjectedStrategy):
             accumulates = strategy.startswith("accumulation")
             found = [t for t in times if (t.micro_batches > 1) == accumulates]
             if not found:
                 continue
-            bucketed = strategy not in ("fsdp", "central")
-            yield _curve(strategy, name, link, Compute.of(found[0]), most, bucketed)
+            compute = Compute.of(found[0])
+            sizes = (None,) if strategy in ("fsdp", "central") else CURVE_BUCKETS_MB
+            for bucket_mb in sizes:
+                yield _curve(strategy, name, link, compute, most, bucket_mb)
 
 
 def _curve(
@@ -68,12 +75,14 @@ def _curve(
     link: LinkModel,
     compute: Compute,
     most: int,
-    bucketed: bool,
+    bucket_mb: float | None,
 ) -> ProjectedCurve:
     points = []
     devices = 1
     while devices <= most:
-        seconds = step_seconds(strategy, compute, link, devices, DEFAULT_BUCKET_MB)
+        # Strategies without buckets take no notice of their size.
+        size = DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb
+        seconds = step_seconds(strategy, compute, link, devices, size)
         points.append(
             ProjectedPoint(
                 devices=devices,
@@ -86,7 +95,7 @@ def _curve(
     return ProjectedCurve(
         strategy=strategy,
         link=name,
-        bucket_mb=DEFAULT_BUCKET_MB if bucketed else None,
+        bucket_mb=bucket_mb,
         points=points,
         knee=next((p.devices for p in points if p.exposed_seconds > p.step_seconds / 2), None),
     )
@@ -111,6 +120,10 @@ def best_buckets(
                 bucket_mb=best,
                 step_seconds=seconds[best],
                 default_step_seconds=seconds[DEFAULT_BUCKET_MB],
+                tried=[
+                    TriedBucket(bucket_mb=size, step_seconds=value)
+                    for size, value in seconds.items()
+                ],
             )
 
 

@@ -10,6 +10,7 @@ from transformer_core.report.claims_section import claims_context, families_cont
 from transformer_core.report.inputs import Results
 from transformer_core.report.machine_section import machine_context
 from transformer_core.report.profile_section import profiles_context
+from transformer_core.report.scaling_section import scaling_context
 from transformer_core.report.search_section import recommendation
 from transformer_core.report.summary import summarise, translations
 from transformer_core.report.techniques import shown_techniques
@@ -88,6 +89,12 @@ SECTIONS = (
         "Sweeps of one number",
         figures=("families", "family_costs"),
         context=families_context,
+    ),
+    Section(
+        "scaling",
+        "Slow links and more devices",
+        figures=("link_error", "scaling", "bucket_sizes", "projection_check"),
+        context=scaling_context,
     ),
     Section("techniques", "Technique by technique", context=shown_techniques),
     Section("translations", "Translations", context=_translations),

@@ -19,6 +19,8 @@ STUDY_FILES = [
     *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
     *expand("results/equivalence/{variant}.json", variant=SPECS),
     *expand("results/profiles/{variant}/breakdown.json", variant=SPECS),
+    *["results/links/error.json"] * (STUDY.link_check is not None),
+    *["results/projection/projection.json"] * (STUDY.projection is not None),
     *VARIANT_FILES,
 ]
 

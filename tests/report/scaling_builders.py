@@ -1,0 +1,100 @@
+"""Projections and the error of the emulated link, for the report."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from schemas.results import (
+    ComputeRecord,
+    ComputeTimes,
+    LinkTrial,
+    Provenance,
+    ReadyGradient,
+    Status,
+    VariantResult,
+)
+from schemas.study import RunSpec, Study
+from transformer_core.analysis import link_error
+from transformer_core.analysis.projection import measured_link, project
+
+MIB = 2**20
+LAYERS = 4
+
+
+def compute_times(
+    micro_batches: int, status: Status, reason: str | None, provenance: Provenance
+) -> ComputeTimes:
+    """Half a second of backward that fills four layers of 1 MiB, unless it is not ok."""
+    ok = status == "ok"
+    return ComputeTimes(
+        variant="ddp" if micro_batches == 1 else "accum4_sync",
+        status=status,
+        reason=reason,
+        micro_batches=micro_batches,
+        forward_seconds=0.25 / micro_batches if ok else None,
+        backward_seconds=0.5 / micro_batches if ok else None,
+        update_seconds=0.05 if ok else None,
+        other_seconds=0.0 if ok else None,
+        gradients=[
+            ReadyGradient(bytes=MIB, seconds=0.5 / micro_batches * (n + 1) / LAYERS, layer=n)
+            for n in range(LAYERS if ok else 0)
+        ],
+        source_tokens=1000.0 / micro_batches if ok else None,
+        target_tokens=1000.0 / micro_batches if ok else None,
+        vocabulary=2000 if ok else None,
+        topology=None,
+        provenance=provenance,
+    )
+
+
+def trials(status: Status, text: str) -> list[LinkTrial]:
+    """Two configurations at two bandwidths, of which the last is not made for the reason
+    ``text``; with another status than ok, all of them."""
+    made = [
+        LinkTrial(
+            name=name,
+            bandwidth=bandwidth,
+            status="ok",
+            reason=None,
+            real_seconds=0.5,
+            emulated_seconds=0.5 * (1 + error),
+            error=error,
+        )
+        for name, bandwidth, error in [
+            ("ddp", 1e8, -0.02),
+            ("small_buckets", 1e8, 0.04),
+            ("ddp", 1e9, 0.07),
+            ("small_buckets", 1e9, 0.01),
+        ]
+    ]
+    missing = {"status": "unsupported", "reason": text}
+    missing |= dict.fromkeys(("real_seconds", "emulated_seconds", "error"))
+    kept = 3 if status == "ok" else 0
+    return made[:kept] + [trial.model_copy(update=missing) for trial in made[kept:]]
+
+
+def write_scaling(
+    folder: Path, study: Study, specs: Mapping[str, RunSpec], provenance: Provenance, text: str
+) -> None:
+    """projection.json by its own job, and links/error.json, of the results in ``folder``."""
+    distributed = {name: spec for name, spec in specs.items() if spec.world_size > 1}
+    results = {
+        name: VariantResult.model_validate_json(
+            (folder / "runs" / name / "metrics.json").read_text()
+        )
+        for name in distributed
+    }
+    status: Status = "ok" if any(r.status == "ok" for r in results.values()) else "unsupported"
+    reason = None if status == "ok" else text
+    assert study.projection is not None
+    projection = project(
+        ComputeRecord(times=[compute_times(n, status, reason, provenance) for n in (1, 4)]),
+        distributed,
+        results,
+        measured_link(folder / "machine" / "collectives.parquet"),
+        study.projection,
+    )
+    (folder / "projection").mkdir()
+    (folder / "projection" / "projection.json").write_text(projection.model_dump_json())
+    (folder / "links").mkdir()
+    found = link_error.summarise(trials(status, text))
+    (folder / "links" / "error.json").write_text(found.model_dump_json())

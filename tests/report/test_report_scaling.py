@@ -1,0 +1,174 @@
+"""The section on slow links and more devices, and its figures."""
+
+import shutil
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_builders import EVIL
+
+from schemas.link import Link
+from schemas.results import LinkUse
+from transformer_core.report.figures import draw
+from transformer_core.report.inputs import Results, load
+from transformer_core.report.page import environment
+from transformer_core.report.scaling_section import (
+    STRATEGIES,
+    linked_runs,
+    scaling_context,
+    shown_curves,
+)
+from transformer_core.report.sections import SECTIONS
+from transformer_core.report.svg import Picture
+
+SVG = "{http://www.w3.org/2000/svg}"
+EMULATED = '<span class="badge"><span class="said" lang="en">emulated<'
+
+
+@pytest.fixture(scope="module")
+def results(study_folder: Path) -> Results:
+    return load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
+
+
+def over_a_link(results: Results, variant: str, kind: str, emulate: bool = False) -> Results:
+    """The results as if ``variant`` had run on two hosts."""
+    spec, result = results.specs[variant], results.variants[variant]
+    link = Link(bandwidth=1e8, emulate=emulate)
+    machine = spec.machine.model_copy(update={"nodes": 2, "devices_per_node": 1, "link": link})
+    use = LinkUse(kind=kind, bandwidth=1e8)
+    repeats = [
+        repeat.model_copy(
+            update={
+                "topology": repeat.topology and repeat.topology.model_copy(update={"link": use})
+            }
+        )
+        for repeat in result.repeats
+    ]
+    return replace(
+        results,
+        specs=results.specs | {variant: spec.model_copy(update={"machine": machine})},
+        variants=results.variants | {variant: result.model_copy(update={"repeats": repeats})},
+    )
+
+
+def without(results: Results, **sections: None) -> Results:
+    return replace(results, study=results.study.model_copy(update=sections))
+
+
+def section(results: Results) -> str:
+    """The section's HTML."""
+    (own,) = [section for section in SECTIONS if section.name == "scaling"]
+    pictures = [Picture(name=name, title=name, description="", markup="") for name in own.figures]
+    template = environment().get_template("sections/scaling.html")
+    html: str = template.render(**scaling_context(results), pictures=pictures)
+    return html
+
+
+def texts(drawing: str) -> list[str]:
+    root = ElementTree.fromstring(drawing)
+    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+
+
+def test_a_run_over_a_link_says_how_the_link_was_made(results: Results) -> None:
+    (run,) = linked_runs(over_a_link(results, "accum4_sync", "namespaces"))
+    assert (run.result.variant, run.bandwidth, run.kind) == (
+        "accum4_sync",
+        "100 Mbit/s",
+        "namespaces",
+    )
+    # A window is 10 steps of 30,000 to 30,800 tokens at 7,300 tokens per second.
+    assert run.step_seconds == pytest.approx(0.417, rel=0.03)
+    assert EMULATED not in section(over_a_link(results, "accum4_sync", "namespaces"))
+    html = section(over_a_link(results, "accum4_sync", "emulated"))
+    assert EMULATED in html
+    assert "100 Mbit/s" in html
+
+
+def test_a_run_that_did_not_run_has_its_status_and_no_number(results: Results) -> None:
+    (run,) = linked_runs(over_a_link(results, "ddp", "namespaces"))
+    assert (run.step_seconds, run.hosts, run.kind) == (None, [], None)
+    assert "unsupported" in section(over_a_link(results, "ddp", "namespaces"))
+
+
+def test_runs_on_one_host_are_not_listed(results: Results) -> None:
+    assert linked_runs(results) == []
+    assert "links-caption" not in section(results)
+
+
+def test_errors_of_the_emulated_link_are_told(results: Results) -> None:
+    html = section(results)
+    assert 'value="0.04"' in html, "median of 2, 4 and 7 %"
+    assert 'value="0.07"' in html, "worst"
+    assert "<script>" not in html
+    assert html.count("&lt;script&gt;") == 1, "the reason of the trial that is not made"
+
+
+def test_figure_of_the_link_error_shows_what_was_measured(results: Results) -> None:
+    shown = texts(draw("link_error", results))
+    assert shown.count("ddp") == 2
+    assert shown.count("small buckets") == 1, "the one at 1 Gbit/s was not measured"
+    assert {"100 Mbit/s", "1 Gbit/s"} <= set(shown)
+
+
+def test_curves_stand_beside_the_error_of_their_model(results: Results) -> None:
+    drawing = draw("scaling", results)
+    projection = scaling_context(results)["projection"]
+    (check,) = [check for check in projection.checks if check.error is not None]
+    assert check.variant == "accum4_sync"
+    said = f"off by {abs(check.error):.0%} in the median"
+    assert any(said in text for text in texts(drawing))
+    description = ElementTree.fromstring(drawing).findtext(f"{SVG}desc")
+    assert said in str(description)
+
+
+def test_every_strategy_is_a_curve_and_a_row(results: Results) -> None:
+    curves = shown_curves(scaling_context(results)["projection"])
+    links = {curve.link for curve in curves}
+    assert len(curves) == len(links) * len(STRATEGIES)
+    html = section(results)
+    for words in STRATEGIES.values():
+        assert html.count(f">{words}<") == len(links)
+    assert set(STRATEGIES.values()) <= set(texts(draw("scaling", results)))
+
+
+def test_bucket_sizes_are_drawn_for_each_number_of_devices(results: Results) -> None:
+    shown = texts(draw("bucket_sizes", results))
+    assert {"2 devices", "8 devices", "64 devices", "512 devices"} <= set(shown)
+    assert "bucket size (MiB)" in shown
+
+
+def test_checks_say_why_there_is_no_prediction(study_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(study_folder, folder)
+    file = folder / "projection" / "projection.json"
+    results = load(folder, folder / "study.json", folder / "comparisons.json")
+    projection = scaling_context(results)["projection"]
+    note = f"the model does not know {EVIL}"
+    checks = [
+        check.model_copy(update={"predicted_seconds": None, "error": None, "note": note})
+        for check in projection.checks
+    ]
+    changes = {"checks": checks, "median_error": None, "worst_error": None}
+    file.write_text(projection.model_copy(update=changes).model_dump_json())
+    html = section(results)
+    assert "the model does not know" in html
+    assert "<script>" not in html
+    assert texts(draw("projection_check", results)) == ["No variant to show"]
+    assert "Not checked against any run" in draw("scaling", results)
+
+
+def test_a_study_may_ask_for_neither(results: Results) -> None:
+    html = section(without(results, projection=None, link_check=None))
+    assert "The study asks for neither links nor projections." in html
+    assert "<table>" not in html
+    assert texts(draw("scaling", without(results, projection=None))) == ["Nothing to project"]
+
+
+def test_a_projection_without_curves_says_why(empty_folder: Path) -> None:
+    results = load(empty_folder, empty_folder / "study.json", empty_folder / "comparisons.json")
+    html = section(results)
+    assert "No projection:" in html
+    assert "could not be timed: unsupported" in html
+    assert "knees-caption" not in html
+    assert "original-caption" in html, "the worked example needs no measurement"

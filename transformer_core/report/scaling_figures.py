@@ -1,0 +1,197 @@
+"""Figures of slow links and more devices."""
+
+from collections.abc import Sequence
+
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from schemas.link import show_bandwidth
+from schemas.results import Projection
+from transformer_core.report import svg
+from transformer_core.report.drawing import WIDTH, Drawing, legend_below, nothing, rows
+from transformer_core.report.formats import plain_duration
+from transformer_core.report.inputs import Results
+from transformer_core.report.scaling_section import (
+    STRATEGIES,
+    read_link_error,
+    read_projection,
+    shown_curves,
+)
+
+_DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 2), (7, 2)]
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
+GOAL = 0.05
+"""Median error of the emulated link that is aimed at."""
+
+
+def scaling(results: Results) -> Drawing:
+    """Efficiency over the number of devices, a panel for each link."""
+    title = "Efficiency with more devices"
+    projection = read_projection(results)
+    if projection is None or not projection.curves:
+        return _not_projected(projection, title)
+    curves = shown_curves(projection)
+    figure, panels = _panels([curve.link for curve in curves])
+    colors = dict(zip(STRATEGIES, sns.color_palette("colorblind"), strict=False))
+    dashes = dict(zip(STRATEGIES, _DASHES, strict=True))
+    for curve in sorted(curves, key=lambda curve: [*STRATEGIES].index(curve.strategy)):
+        (line,) = panels[curve.link].plot(
+            [point.devices for point in curve.points],
+            [point.efficiency for point in curve.points],
+            color=colors[curve.strategy],
+            label=STRATEGIES[curve.strategy],
+        )
+        if dashes[curve.strategy]:
+            line.set_dashes(dashes[curve.strategy])
+    for axes in panels.values():
+        axes.axhline(0.5, color=svg.INK, lw=0.8, ls=":")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 1.04)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_formatter(_PLAIN)
+    axes.set(xlabel="devices")
+    figure.supylabel("throughput per device, of one alone", fontsize=11)
+    legend_below(axes, _said_error(projection))
+    return Drawing(
+        figure,
+        title,
+        "Projected throughput per device over that of one device, each with the same work, from "
+        "the measured work of one and the time of its messages, with buckets of 25 MiB; a panel "
+        "for each link. Below the dotted line more than half of a step is communication. "
+        f"{_said_error(projection)}.",
+    )
+
+
+def bucket_sizes(results: Results) -> Drawing:
+    """Step time of DistributedDataParallel over the bucket size, a panel for each link."""
+    title = "Bucket size with more devices"
+    projection = read_projection(results)
+    if projection is None or not projection.buckets:
+        return _not_projected(projection, title)
+    figure, panels = _panels([best.link for best in projection.buckets])
+    devices = list(dict.fromkeys(best.devices for best in projection.buckets))
+    colors = dict(zip(devices, sns.color_palette("colorblind"), strict=False))
+    dashes = dict(zip(devices, _DASHES, strict=False))
+    for best in projection.buckets:
+        axes = panels[best.link]
+        (line,) = axes.plot(
+            [tried.bucket_mb for tried in best.tried],
+            [tried.step_seconds for tried in best.tried],
+            color=colors[best.devices],
+            label=f"{best.devices} devices",
+        )
+        if dashes[best.devices]:
+            line.set_dashes(dashes[best.devices])
+        axes.plot(best.bucket_mb, best.step_seconds, "o", color=colors[best.devices], ms=6)
+    for axes in panels.values():
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(_PLAIN)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_duration(value)))
+    axes.set(xlabel="bucket size (MiB)")
+    figure.supylabel("time of a step", fontsize=11)
+    legend_below(axes, None)
+    return Drawing(
+        figure,
+        title,
+        "Projected time of a step of DistributedDataParallel by the size of its gradient buckets; "
+        "a panel for each link. A dot marks the smallest of the best sizes.",
+    )
+
+
+def _not_projected(projection: Projection | None, title: str) -> Drawing:
+    reason = projection.reason if projection else "the study asks for no projection"
+    empty = Figure(figsize=(WIDTH, 1.6), layout="constrained")
+    return Drawing(nothing(empty, "Nothing to project"), title, f"No curves: {reason}.")
+
+
+def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel for each of ``links``, one below the other."""
+    names = list(dict.fromkeys(links))
+    figure = Figure(figsize=(WIDTH, 1.0 + 2.1 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(panels, names, strict=True):
+        axes.set_title(name.replace("_", " "), fontsize=10)
+    return figure, dict(zip(names, panels, strict=True))
+
+
+def _said_error(projection: Projection) -> str:
+    """What the checks say of the model, to stand beside its curves."""
+    if projection.median_error is None or projection.worst_error is None:
+        return "Not checked against any run"
+    count = sum(check.error is not None for check in projection.checks)
+    return (
+        f"Checked against {count} runs: off by {projection.median_error:.0%} in the median, "
+        f"{projection.worst_error:.0%} at worst"
+    )
+
+
+def projection_check(results: Results) -> Drawing:
+    """Predicted over measured step time of every run of several processes."""
+    projection = read_projection(results)
+    shown = [c for c in projection.checks if c.error is not None] if projection else []
+    figure, axes = rows(len(shown))
+    blue, *_ = sns.color_palette("colorblind")
+    for row, check in enumerate(shown):
+        assert check.error is not None
+        axes.plot([0, check.error], [row, row], color=blue)
+        axes.plot(check.error, row, "o", color=blue, ms=6)
+        axes.annotate(
+            plain_duration(check.measured_seconds),
+            (1, row),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    if shown:
+        axes.axvline(0, color=svg.INK, ls="--", lw=1)
+        axes.set_yticks(range(len(shown)), [check.variant for check in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set(xlabel="predicted over measured time of a step, less 1")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.margins(x=0.1)
+    return Drawing(
+        figure,
+        "Projection against measured runs",
+        "Error of the predicted time of a step, for every run of several processes that the model "
+        "covers; left of the dashed line it is too short. At the right stands the measured time.",
+    )
+
+
+def link_error(results: Results) -> Drawing:
+    """The emulated link against the real one, by bandwidth."""
+    found = read_link_error(results)
+    shown = [trial for trial in found.trials if trial.error is not None] if found else []
+    figure, axes = rows(len(shown))
+    if shown:
+        bandwidths = list(dict.fromkeys(trial.bandwidth for trial in shown))
+        colors = dict(zip(bandwidths, sns.color_palette("colorblind"), strict=False))
+        markers = dict(zip(bandwidths, "os^Dv<>P", strict=False))
+        for row, trial in enumerate(shown):
+            assert trial.error is not None
+            first = row == 0 or shown[row - 1].bandwidth != trial.bandwidth
+            axes.plot(
+                trial.error,
+                row,
+                markers[trial.bandwidth],
+                color=colors[trial.bandwidth],
+                ms=7,
+                label=show_bandwidth(trial.bandwidth) if first else None,
+            )
+        axes.axvspan(-GOAL, GOAL, color=svg.INK, alpha=0.08, lw=0)
+        axes.axvline(0, color=svg.INK, ls="--", lw=1)
+        axes.set_yticks(range(len(shown)), [trial.name.replace("_", " ") for trial in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set(xlabel="time of a step over the emulated link, of the real one, less 1")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.margins(x=0.1)
+        legend_below(axes, None)
+    return Drawing(
+        figure,
+        "The emulated link against the real one",
+        "Error of the time of a step, for configurations that nothing was fitted to, timed in "
+        "turns over both links. The shaded band is 5 % wide on either side.",
+    )
