@@ -18,6 +18,7 @@ container: "docker://python:3.12-slim"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/machine.smk"
+include: "workflow/rules/memory.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/equivalence.smk"
 include: "workflow/rules/profiles.smk"
@@ -52,6 +53,13 @@ localrules:
     against,
     compare_page,
     self_test,
+
+
+# It only says then that nothing was searched.
+if STUDY.search is None:
+
+    localrules:
+        search,
 
 
 rule all:

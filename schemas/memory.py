@@ -1,4 +1,4 @@
-"""What a study asks of its memory: the search for the largest batch."""
+"""What a study asks of the memory of its variants."""
 
 import re
 from typing import Annotated, Any
@@ -42,3 +42,12 @@ class LargestBatch(Schema):
     resolution: float = Field(default=0.02, gt=0, le=0.5)
     """Largest step between the answer and the size that fails, as a share of the answer; at least
     one pair for each micro-batch of each device."""
+
+
+class MemoryUse(Schema):
+    """What is found out about the memory of the variants. It is predicted for all of them."""
+
+    anatomy: bool = True
+    """Measure where the memory of every variant goes: a few steps in processes of their own."""
+    largest_batch: LargestBatch = LargestBatch()
+    """The search for the largest batch that fits, of which variants."""

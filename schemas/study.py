@@ -18,7 +18,7 @@ from schemas.data import (
 from schemas.equivalence import AnyEquivalence, Certification
 from schemas.errors import nearest
 from schemas.measure import Comparing, Measurement, SelfTest
-from schemas.memory import LargestBatch
+from schemas.memory import MemoryUse
 from schemas.model import AnyModel, Transformer
 from schemas.parallel import AnyParallel, Machine, Single
 from schemas.profile import Limits, Profiling
@@ -171,8 +171,6 @@ class Study(Schema):
     """How the trained models are judged."""
     certificate: Certification = Certification()
     """How it is shown that variants train the same model."""
-    largest_batch: LargestBatch = LargestBatch()
-    """The search for the largest batch that fits, of which variants."""
     search: Search | None = Search()
     """The search for the best combination of techniques; null for none."""
     link_check: LinkCheck | None = None
@@ -183,11 +181,28 @@ class Study(Schema):
     """Names from config/variants.yaml."""
     baseline: Name = "single"
     """The variant that the others are compared with; one of variants."""
+    memory: MemoryUse | None = MemoryUse()
+    """What is found out about memory; null for nothing."""
     traces: dict[Name, list[str]] = Field(default_factory=dict)
     """Profiles of your own, by a name for each: SQLite exports of Nsight Systems or Kineto traces
     of torch.profiler (.json, .json.gz), one file per rank. They are read, not made."""
     replace_results: bool = False
     """Allow results/ to be overwritten when it holds another study."""
+
+    @field_validator("memory")
+    @classmethod
+    def _searches_for_its_variants(
+        cls, memory: MemoryUse | None, info: ValidationInfo
+    ) -> MemoryUse | None:
+        known = info.data.get("variants", [])
+        for name in memory.largest_batch.variants if memory else []:
+            if known and name not in known:
+                raise PydanticCustomError(
+                    "not_in_study",
+                    "searches for the largest batch of {name}, which the study does not run",
+                    {"name": name, "remedy": nearest(name, known)},
+                )
+        return memory
 
     @field_validator("traces")
     @classmethod

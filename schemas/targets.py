@@ -15,6 +15,9 @@ TABLES = (
     "families",
     "profiles",
     "operators",
+    "memory",
+    "memory_milestones",
+    "largest_batch",
     "corpus",
     "machine",
 )
@@ -33,6 +36,11 @@ FIGURES = (
     "profile_communication",
     "profile_timelines",
     "operator_roofline",
+    "memory_milestones",
+    "memory_step",
+    "memory_anatomy",
+    "memory_imbalance",
+    "memory_prediction",
     "families",
     "family_costs",
     "link_error",
@@ -56,6 +64,12 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
         targets += ["results/links/error.json"]
     if study.projection:
         targets += ["results/projection/compute.json", "results/projection/projection.json"]
+    if study.memory:
+        targets += ["results/memory/predicted.json"]
+        searched = study.memory.largest_batch.variants
+        targets += [f"results/memory/largest_batch/{variant}.json" for variant in searched]
+    if study.memory and study.memory.anatomy:
+        targets += [f"results/memory/{variant}.json" for variant in study.variants]
     targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
@@ -80,11 +94,13 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
     return targets + [f"results/figures/{name}.svg" for name in FIGURES]
 
 
-_CHECKED = ("results/runs/", "results/data/", "results/profiles/", "results/pairs/")
+_ALWAYS = ("results/pairs/", "results/memory/")
+_CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles", "pairs", "memory"))
 
 
 def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a target in a folder of runs, data or profiles, or a pair, that the study lacks.
+    """Refuse a target in a folder of runs, data, profiles or memory, or a pair, that the study
+    lacks.
 
     ``asked`` may hold other words of a command line: they are left to Snakemake. Raises
     ConfigError with the nearest targets.
@@ -96,7 +112,7 @@ def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
         for target in asked
         if target.startswith(_CHECKED)
         and target not in known
-        and (str(Path(target).parent) not in folders or target.startswith("results/pairs/"))
+        and (str(Path(target).parent) not in folders or target.startswith(_ALWAYS))
     ]
     if problems:
         raise ConfigError(problems)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from claim_inputs import write_claims
 from machine_builders import write_limits
+from memory_builders import write_memory
 from pair_builders import ended, paired, side
 from profile_builders import write_profile
 from scaling_builders import write_scaling
@@ -368,6 +369,7 @@ def build(
         repeats=repeats,
         variants=list(VARIANTS),
         link_check={},
+        memory={"largest_batch": {"variants": ["single"]}},
     )
     write(folder / "study.json", study)
     write(
@@ -408,6 +410,7 @@ def build(
     specs = resolve_all(study, VARIANTS)
     baseline = specs[study.baseline]
     example = repeat_of(baseline, 1, 1.0)
+    write_memory(folder, study, specs, example.provenance, EVIL)
     write_scaling(folder, study, specs, example.provenance, EVIL)
     write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
     return folder

@@ -2,7 +2,11 @@
 
 import json
 import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -14,12 +18,16 @@ class CpuAllocations:
     """A context that counts bytes from 0, at moments that are marked.
 
     The allocator keeps no count of its own: it tells the profiler of every piece that it hands out
-    or gets back, also of those inside a kernel.
+    or gets back, also of those inside a kernel. It does not tell of what threads give back that the
+    profiler does not know, such as those of gloo, which often let go of a message last. ``deaths``
+    says of those: addresses and times by ``time.perf_counter_ns``, complete when the context ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deaths: Sequence[tuple[int, int]] = ()) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._deaths = deaths
         self._counts: list[tuple[float, int]] = []
+        self._clock: dict[str, int] = {}
         self._marks: dict[str, float] = {}
 
     def __enter__(self) -> "CpuAllocations":
@@ -33,23 +41,27 @@ class CpuAllocations:
             trace = Path(folder, "trace.json")
             self._profile.export_chrome_trace(str(trace))
             events = json.loads(trace.read_bytes())["traceEvents"]
-        pieces: dict[int, int] = {}
-        total = 0
+        told = []
         for event in sorted(events, key=lambda event: event.get("ts", 0)):
             name, arguments = str(event.get("name", "")), event.get("args", {})
             if name.startswith(_MARK):
                 self._marks.setdefault(name.removeprefix(_MARK), event["ts"])
             elif name == "[memory]" and arguments["Device Type"] == 0:
-                # Not the event's own total, which may hold pieces of an earlier profile.
-                if arguments["Bytes"] > 0:
-                    pieces[arguments["Addr"]] = arguments["Bytes"]
-                    total += arguments["Bytes"]
-                else:
-                    total -= pieces.pop(arguments["Addr"], 0)
-                self._counts.append((event["ts"], total))
+                told.append((event["ts"], arguments["Addr"], arguments["Bytes"]))
+        total = 0
+        for time_us, change in sorted(_changes(told, self._dated_deaths())):
+            total += change
+            self._counts.append((time_us, total))
+
+    def _dated_deaths(self) -> list[tuple[int, float]]:
+        """Addresses and times as the profiler counts time: microseconds, from another moment."""
+        shifts = [time - self._clock[name] / 1e3 for name, time in self._marks.items()]
+        shift = median(shifts) if shifts else 0.0
+        return [(address, time / 1e3 + shift) for address, time in self._deaths]
 
     def mark(self, moment: str) -> None:
         """Something happens now; of equal marks the first counts."""
+        self._clock.setdefault(moment, time.perf_counter_ns())
         with record_function(_MARK + moment):
             pass
 
@@ -65,6 +77,40 @@ class CpuAllocations:
         first, last = self._marks[start], self._marks[end]
         inside = (count for time, count in self._counts if first <= time <= last)
         return max([self.at(start) or 0, *inside])
+
+
+def _changes(
+    told: Iterable[tuple[float, int, int]], deaths: Iterable[tuple[int, float]]
+) -> list[tuple[float, int]]:
+    """Times and changes of the number of bytes, from what the allocator told: times, addresses, and
+    bytes, which are negative for a piece that came back.
+
+    A piece whose end nobody told ended with the storage there, or at the latest when its address
+    was handed out again. Pieces that were there before do not count.
+    """
+    ends = defaultdict(list)
+    for address, at in deaths:
+        ends[address].append(at)
+    changes: list[tuple[float, int]] = []
+    pieces: dict[int, tuple[float, int]] = {}
+
+    def finish(address: int, latest: float | None) -> None:
+        began, size = pieces.pop(address)
+        known = [at for at in ends[address] if at >= began and (latest is None or at <= latest)]
+        if known or latest is not None:
+            changes.append((min(known) if known else latest or began, -size))
+
+    for at, address, size in told:
+        if size > 0:
+            if address in pieces:
+                finish(address, at)
+            pieces[address] = at, size
+            changes.append((at, size))
+        elif address in pieces:
+            changes.append((at, -pieces.pop(address)[1]))
+    for address in list(pieces):
+        finish(address, None)
+    return changes
 
 
 class CudaAllocations:

@@ -21,6 +21,7 @@ from schemas.study import RunSpec
 from transformer_core.data.files import write_text
 from transformer_core.data.store import PairStore, open_shards
 from transformer_core.measure.context import measured_context
+from transformer_core.measure.fit import doubt
 from transformer_core.measure.hardware import read_hardware
 from transformer_core.measure.outcome import classify
 from transformer_core.measure.prediction import predict_ranks
@@ -133,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for spec in specs:
         predictions.append(predict(spec, vocabulary or spec.tokenizer.vocabulary, stores, contexts))
         log.info("%s", tell(predictions[-1]))
+        if warning := doubt(predictions[-1], predictions[-1].capacity_bytes):
+            log.warning("%s", warning)
     if options.output is not None:
         result = PredictedMemory(predictions=predictions)
         write_text(options.output, result.model_dump_json(indent=1) + "\n")

@@ -54,6 +54,11 @@ def memory_by_uuid() -> dict[str, int]:
     return _of_each_device(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
 
 
+def free_by_uuid() -> dict[str, int]:
+    """Bytes that nobody uses on every GPU of the host that tells."""
+    return _of_each_device(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+
+
 def process_memory(identity: str) -> dict[int, int | None]:
     """Bytes that each process has on the GPU ``identity`` by process id, null where NVML does not
     tell. Inside a container the ids may be those of the host."""

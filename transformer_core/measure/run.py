@@ -26,6 +26,7 @@ from schemas.results import Repeat
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
 from transformer_core.measure import out_of_memory
+from transformer_core.measure.fit import warn_before
 from transformer_core.measure.launch import launcher, lends_processes_only, threads_per_process
 from transformer_core.measure.outcome import (
     CHECKPOINTS,
@@ -197,12 +198,17 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="number of the repeat, from 1")
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--log-file", type=Path, help="file for plain log lines")
+    parser.add_argument("--predicted", type=Path, help="results/memory/predicted.json")
     arguments = parser.parse_args()
+    predicted = arguments.predicted
+    del arguments.predicted  # the rest is for the workers
     arguments.command = reproducing_command(arguments.output / "metrics.json")
     log_to(arguments.log_file)
     spec = RunSpec.model_validate_json(arguments.spec.read_text())
     if lends_processes_only():
         sys.exit(run_workers(spec, WORKER, worker_options(arguments)))
+    if predicted is not None:
+        warn_before(spec, predicted)
     with exclusive(arguments.output):
         supervise(arguments, spec)
 

@@ -6,6 +6,7 @@ go. What a kernel takes and gives back inside a single operation it cannot see.
 """
 
 import itertools
+import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,6 +25,14 @@ from schemas.results import PARTS, Parts, TimelinePoint
 _MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp"})
 """Namespaces of operations whose tensors are messages."""
 _HALVES = (torch.float16, torch.bfloat16)
+_FLATTENED = {
+    "c10d::gather_": 0,
+    "c10d::allgather_": 0,
+    "c10d::_allgather_base_": 0,
+    "c10d::_reduce_scatter_base_": 1,
+}
+"""Operations for which gloo takes a flat copy of one of their arguments, and of which: its threads
+do that, where no operation is seen."""
 
 
 @dataclass(eq=False)
@@ -34,6 +43,8 @@ class Storage:
     born: int
     died: int | None = None
     labels: set[str] = field(default_factory=set)
+    address: int = 0
+    """Where it lies; 0 if that was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,14 @@ class StorageTracker(TorchDispatchMode):
     """While active, follows all storages on devices of one type.
 
     Besides what operations tell, two things must be told: what storages are for (:meth:`label`),
-    and what autograd saves (:meth:`saving`).
+    and what autograd saves (:meth:`saving`). In ``deaths`` it notes where and when storages end:
+    addresses and times by ``time.perf_counter_ns``.
     """
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, deaths: list[tuple[int, int]] | None = None) -> None:
         super().__init__()
         self.device_type = device_type
+        self.deaths = deaths
         self.storages: list[Storage] = []
         self.alive: dict[int, tuple[Storage, Any]] = {}
         self.operations = 0
@@ -96,6 +109,8 @@ class StorageTracker(TorchDispatchMode):
         if func.namespace in _MESSAGES:
             for tensor in _tensors((args, kwargs, result)):
                 self._label(tensor, "message")
+            if self.device_type == "cpu":
+                self._flatten(func, args)
         elif func is torch.ops.aten._to_copy.default and result.dtype in _HALVES:
             self._label_copy(args[0], result)
         return result
@@ -124,12 +139,25 @@ class StorageTracker(TorchDispatchMode):
         if storage._cdata not in self.alive:
             self._begin(storage, Storage(storage.nbytes(), self.operations))
 
+    def _flatten(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Count the flat copy that gloo works on."""
+        place = _FLATTENED.get(func._schema.name)
+        if place is None:
+            return
+        size = sum(tensor.nbytes for tensor in _tensors(args[place]))
+        if size:
+            self.storages.append(Storage(size, self.operations, self.operations, {"message"}))
+
     def _begin(self, storage: torch.UntypedStorage, record: Storage) -> None:
         key = storage._cdata
+        if self.deaths is not None:
+            record.address = _address(storage)
 
         def end(_: Any) -> None:
             found, _ = self.alive.pop(key)
             found.died = self.operations
+            if self.deaths is not None and found.address:
+                self.deaths.append((found.address, time.perf_counter_ns()))
 
         self.storages.append(record)
         self.alive[key] = record, weakref.ref(storage, end)
@@ -137,6 +165,8 @@ class StorageTracker(TorchDispatchMode):
     def _resized(self, storage: torch.UntypedStorage, old: Storage, size: int) -> None:
         old.died = self.operations
         new = Storage(size, self.operations, labels=set(old.labels))
+        if self.deaths is not None and size:
+            new.address = _address(storage)
         self.storages.append(new)
         self.alive[storage._cdata] = new, self.alive[storage._cdata][1]
 
@@ -239,6 +269,14 @@ def _tensors(value: Any) -> Iterable[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """Where it lies; 0 for the empty storage of a tensor that others make up."""
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _plain(tensor: Any) -> list[Tensor]:

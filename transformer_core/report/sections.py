@@ -9,6 +9,7 @@ from transformer_core.measure import pairs
 from transformer_core.report.claims_section import claims_context, families_context
 from transformer_core.report.inputs import Results
 from transformer_core.report.machine_section import machine_context
+from transformer_core.report.memory_section import memory_context
 from transformer_core.report.profile_section import profiles_context
 from transformer_core.report.scaling_section import scaling_context
 from transformer_core.report.search_section import recommendation
@@ -83,6 +84,18 @@ SECTIONS = (
             "operator_roofline",
         ),
         context=profiles_context,
+    ),
+    Section(
+        "memory",
+        "Where the memory goes",
+        figures=(
+            "memory_milestones",
+            "memory_step",
+            "memory_anatomy",
+            "memory_imbalance",
+            "memory_prediction",
+        ),
+        context=memory_context,
     ),
     Section(
         "families",

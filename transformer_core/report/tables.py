@@ -13,6 +13,11 @@ from schemas.results import Deviation, Interval
 from transformer_core.data.files import write_text
 from transformer_core.report.claims_section import read_claims, read_curves
 from transformer_core.report.inputs import Results, add_arguments, from_arguments
+from transformer_core.report.memory_section import (
+    largest_batch_table,
+    memory_table,
+    milestones_table,
+)
 from transformer_core.report.profile_tables import operators_table, profiles_table
 
 Row = Mapping[str, Any]
@@ -183,6 +188,9 @@ TABLES = {
     "families.csv": families_table,
     "profiles.csv": profiles_table,
     "operators.csv": operators_table,
+    "memory.csv": memory_table,
+    "memory_milestones.csv": milestones_table,
+    "largest_batch.csv": largest_batch_table,
     "corpus.csv": corpus_table,
     "machine.csv": machine_table,
 }

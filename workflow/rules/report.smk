@@ -21,6 +21,7 @@ STUDY_FILES = [
     *expand("results/profiles/{variant}/breakdown.json", variant=SPECS),
     *["results/links/error.json"] * (STUDY.link_check is not None),
     *["results/projection/projection.json"] * (STUDY.projection is not None),
+    *MEMORY_FILES,
     *VARIANT_FILES,
 ]
 

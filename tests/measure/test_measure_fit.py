@@ -1,0 +1,104 @@
+"""The warning before a run that cannot fit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.results import BatchShape, Parts, PredictedMemory, PredictedRank, Prediction
+from schemas.results.memory import PARTS
+from tests.train.small_training import small_spec
+from transformer_core.measure import fit, nvml
+from transformer_core.measure.fit import available_bytes, doubt, warn_before
+
+MIB = 2**20
+NOTHING = Parts(**dict.fromkeys(PARTS, 0))
+
+
+def prediction(peak: int, context: int | None = 100 * MIB, **changes: Any) -> Prediction:
+    rank = PredictedRank(
+        rank=0,
+        batch=BatchShape(rows=1, source_tokens=2, target_tokens=3),
+        at_peak=NOTHING,
+        anatomy=NOTHING,
+        training_bytes=peak,
+        validation_bytes=0,
+    )
+    values: dict[str, Any] = {
+        "variant": "small",
+        "status": "ok",
+        "reason": None,
+        "device": "cpu",
+        "parameters": 1,
+        "ranks": [rank],
+        "context_bytes": context,
+        "capacity_bytes": None,
+        "notes": [],
+        "seconds": 0.1,
+    }
+    return Prediction.model_validate(values | changes)
+
+
+def test_a_run_that_cannot_fit_is_named_with_numbers_and_a_remedy() -> None:
+    text = doubt(prediction(500 * MIB), 599 * MIB)
+    assert text is not None
+    assert "small will probably run out of memory" in text
+    assert "600.00 MiB predicted" in text
+    assert "599.00 MiB available" in text
+    assert "model.checkpoint: layers" in text
+
+
+def test_what_fits_or_is_not_known_is_not_warned_of() -> None:
+    assert doubt(prediction(500 * MIB), 600 * MIB) is None
+    assert doubt(prediction(500 * MIB), None) is None
+    assert doubt(prediction(500 * MIB, ranks=[], status="failed"), 1) is None
+    # Without the context the tensors alone may be too many.
+    assert doubt(prediction(500 * MIB, context=None), 500 * MIB) is None
+    assert doubt(prediction(500 * MIB, context=None), 499 * MIB) is not None
+
+
+def test_processes_of_a_host_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "free_bytes", lambda: 1000)
+    ddp = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
+    assert available_bytes(small_spec(), "cpu") == 1000
+    assert available_bytes(ddp, "cpu") == 500
+
+
+def test_of_gpus_the_fullest_that_can_be_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
+    monkeypatch.setattr(fit, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
+    assert available_bytes(small_spec(), "cuda") == 50
+    monkeypatch.setattr(nvml, "free_by_uuid", dict)
+    assert available_bytes(small_spec(), "cuda") is None
+
+
+def write(folder: Path, found: Prediction) -> Path:
+    path = folder / "predicted.json"
+    path.write_text(PredictedMemory(predictions=[found]).model_dump_json())
+    return path
+
+
+def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
+    """Through the command of the job, with a corpus that is not there: the run fails, and the
+    warning has come before."""
+    predicted = write(tmp_path, prediction(2**60))
+    (tmp_path / "spec.json").write_text(small_spec().canonical_json())
+    log = tmp_path / "run.log"
+    command = [sys.executable, "-m", "transformer_core.measure.run"]
+    command += ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path / "nothing")]
+    command += ["--output", str(tmp_path / "run"), "--log-file", str(log)]
+    done = subprocess.run(
+        [*command, "--predicted", str(predicted)], capture_output=True, text=True, check=True
+    )
+    for text in (log.read_text(), done.stderr):
+        assert "WARNING: small will probably run out of memory: 1073741824.10 GiB" in text
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["status"] == "failed"
+
+
+def test_a_prediction_that_cannot_be_read_stops_nothing(tmp_path: Path) -> None:
+    warn_before(small_spec(), tmp_path / "nothing.json")
+    (tmp_path / "half.json").write_text("{")
+    warn_before(small_spec(), tmp_path / "half.json")

@@ -1,0 +1,62 @@
+"""Bytes per parameter as the formulas of the original study have them.
+
+Weights 4, or 6 with a 16-bit copy; gradients 4; optimizer state 8 (AdamW), 4 (SGD with momentum),
+2 (8-bit AdamW); DDP's buckets once more the gradients. So 16 for AdamW in 32 bits, 18 in mixed
+precision (Hugging Face, "Anatomy of a model's memory").
+"""
+
+from dataclasses import dataclass
+
+from schemas.parallel import Ddp, Fsdp, PowerSgdHook
+from schemas.study import RunSpec
+from schemas.train import AdamW8bit, Bf16, Fp16, Sgd
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Bytes for each parameter of the whole model, as rank 0 holds them."""
+
+    weights: float
+    """Weights, with the 16-bit copies that layers compute with."""
+    gradients: float
+    optimizer: float
+    buckets: float | None
+    """What DDP keeps beside; null where there is no formula."""
+
+    @property
+    def model_state(self) -> float:
+        """Weights, gradients and optimizer state."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def formula(spec: RunSpec) -> Formula:
+    """What a variant needs by the formulas; shards of FSDP are equal parts."""
+    shards = spec.world_size if isinstance(spec.parallel, Fsdp) else 1
+    # Copies are made of what a layer has gathered, whatever the shards.
+    copies = 2.0 if isinstance(spec.training.precision, Bf16 | Fp16) else 0.0
+    return Formula(
+        weights=4.0 / shards + copies,
+        gradients=4.0 / shards,
+        optimizer=_optimizer(spec) / shards,
+        buckets=_buckets(spec),
+    )
+
+
+def _optimizer(spec: RunSpec) -> float:
+    match spec.training.optimizer:
+        case Sgd(momentum=momentum):
+            return 4.0 if momentum else 0.0
+        case AdamW8bit():
+            return 2.0
+        case _:
+            return 8.0
+
+
+def _buckets(spec: RunSpec) -> float | None:
+    match spec.parallel:
+        case Ddp(hook=PowerSgdHook()):
+            return None
+        case Ddp(overlap=True, bucket_view=False):
+            return 4.0
+        case _:
+            return 0.0

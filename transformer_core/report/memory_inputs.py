@@ -1,0 +1,170 @@
+"""The memory of the variants, measured and predicted, as the report reads it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from schemas.results import (
+    LargestBatchResult,
+    MemoryResult,
+    PredictedMemory,
+    PredictedRank,
+    Prediction,
+    RankAnatomy,
+)
+from transformer_core.analysis.files import read_record
+from transformer_core.report.inputs import Results
+
+_SCHEMES = ("data_parallel", "central", "ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """All of it; mappings over variants are in the order of the study."""
+
+    measured: dict[str, MemoryResult] = field(default_factory=dict)
+    predicted: dict[str, Prediction] = field(default_factory=dict)
+    largest: dict[str, LargestBatchResult] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> dict[str, MemoryResult]:
+        """The variants whose memory was measured."""
+        return {name: found for name, found in self.measured.items() if found.status == "ok"}
+
+    @property
+    def followed(self) -> dict[str, RankAnatomy]:
+        """Their first ranks, where these could be taken apart."""
+        return {
+            name: found.ranks[0]
+            for name, found in self.ok.items()
+            if found.ranks and found.ranks[0].anatomy is not None
+        }
+
+    def expected(self, variant: str) -> list[PredictedRank]:
+        """The prediction: for the first rank, and for the others where they do other work."""
+        prediction = self.predicted.get(variant)
+        return [] if prediction is None else prediction.ranks
+
+    def expected_first(self, variant: str) -> PredictedRank | None:
+        """The prediction for the first rank, if there is one."""
+        return next(iter(self.expected(variant)), None)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A predicted peak beside a measured one."""
+
+    variant: str
+    place: str
+    """Which rank or device."""
+    predicted: int
+    measured: int
+
+    @property
+    def error(self) -> float:
+        """By which share of the measured peak the prediction is too high."""
+        return self.predicted / self.measured - 1
+
+
+def read_memory(results: Results) -> Memory:
+    """What the study asked for; ConfigError if a file is missing or wrong."""
+    asked, folder = results.study.memory, results.folder / "memory"
+    if asked is None:
+        return Memory()
+    predictions = read_record(folder / "predicted.json", PredictedMemory).predictions
+    names = list(results.variants) if asked.anatomy else []
+    searched = [name for name in results.variants if name in asked.largest_batch.variants]
+    return Memory(
+        measured={name: read_record(folder / f"{name}.json", MemoryResult) for name in names},
+        predicted={prediction.variant: prediction for prediction in predictions},
+        largest={
+            name: read_record(folder / "largest_batch" / f"{name}.json", LargestBatchResult)
+            for name in searched
+        },
+    )
+
+
+def label(result: MemoryResult, rank: RankAnatomy) -> str:
+    """A rank, or a device where one process drives several."""
+    several = len({each.rank for each in result.ranks}) < len(result.ranks)
+    return rank.device if several else f"rank {rank.rank}"
+
+
+def tensor_checks(memory: Memory) -> list[Check]:
+    """Peaks of tensors in a training step, predicted and measured; see :func:`_checks`."""
+    found = []
+    for name, result in memory.ok.items():
+        measured = {label(result, rank): rank.peak_tensor_bytes for rank in result.ranks}
+        expected = [rank.training_bytes for rank in memory.expected(name)]
+        found += _checks(name, expected, measured)
+    return found
+
+
+def run_checks(results: Results, memory: Memory) -> list[Check]:
+    """The same of every timed run: of the whole process on a CPU, of the tensors on a GPU."""
+    found = []
+    for name, result in results.variants.items():
+        ranks, context = memory.expected(name), 0
+        for repeat in result.repeats:
+            cuda = any(rank.device.startswith("cuda") for rank in repeat.memory)
+            if not cuda:
+                if not ranks or memory.predicted[name].context_bytes is None:
+                    continue
+                context = memory.predicted[name].context_bytes or 0
+            measured = {
+                f"rank {rank.rank}": used
+                for rank in repeat.memory
+                if (used := rank.allocated_bytes if cuda else rank.rss_bytes)
+            }
+            expected = [rank.peak_bytes + context for rank in ranks]
+            checks = _checks(name, expected, measured)
+            found += [replace(c, place=f"repeat {repeat.repeat}, {c.place}") for c in checks]
+    return found
+
+
+def _checks(variant: str, expected: Sequence[int], measured: Mapping[str, int]) -> list[Check]:
+    """Where ranks do other work than the first, each against its own prediction; else the fullest,
+    for which the prediction is made: the others get smaller shares of a batch."""
+    if not expected or not measured:
+        return []
+    if len(expected) == 1:
+        place, most = max(measured.items(), key=lambda item: item[1])
+        return [
+            Check(variant, place if len(measured) == 1 else f"fullest, {place}", expected[0], most)
+        ]
+    return [
+        Check(variant, place, expected[min(number, len(expected) - 1)], used)
+        for number, (place, used) in enumerate(measured.items())
+    ]
+
+
+def errors(checks: Iterable[Check]) -> tuple[float, float] | None:
+    """Median and largest error of predictions, without their sign; None without a prediction."""
+    sizes = [abs(check.error) for check in checks]
+    return (median(sizes), max(sizes)) if sizes else None
+
+
+def telling(results: Results, memory: Memory) -> list[str]:
+    """The variants that are shown in detail: the baseline, and the first on several devices."""
+    followed = memory.followed
+    names = [name for name in (results.study.baseline,) if name in followed]
+    several = [name for name in followed if results.specs[name].world_size > 1]
+    kinds = {results.specs[name].parallel.kind: name for name in reversed(several)}
+    first = next((kinds[kind] for kind in ("ddp", "fsdp", "central") if kind in kinds), None)
+    return [*names, *([first] if first is not None else [])]
+
+
+def schemes(results: Results, memory: Memory) -> dict[str, MemoryResult]:
+    """A variant of each way of dividing the work over several devices, in the study's order of
+    telling: DataParallel, with the loss in forward, DistributedDataParallel, FSDP."""
+    found: dict[tuple[str, bool], str] = {}
+    for name, result in memory.ok.items():
+        parallel = results.specs[name].parallel
+        if len(result.ranks) > 1:
+            found.setdefault((parallel.kind, getattr(parallel, "local_loss", False)), name)
+    return {
+        found[kind, local]: memory.ok[found[kind, local]]
+        for kind in _SCHEMES
+        for local in (False, True)
+        if (kind, local) in found
+    }

@@ -1,0 +1,87 @@
+# run specs -> memory predicted without a run, memory measured in a few steps, largest batches
+
+SEARCHED = STUDY.memory.largest_batch.variants if STUDY.memory else []
+MEMORY_FILES = [
+    *["results/memory/predicted.json"] * (STUDY.memory is not None),
+    *expand(
+        "results/memory/{variant}.json",
+        variant=SPECS if STUDY.memory and STUDY.memory.anatomy else [],
+    ),
+    *expand("results/memory/largest_batch/{variant}.json", variant=SEARCHED),
+]
+
+
+rule predict_memory:
+    input:
+        specs=expand("results/runs/{variant}/spec.json", variant=SPECS),
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+        code=sources("transformer_core.measure.memory", without=OBSERVERS),
+    output:
+        "results/memory/predicted.json",
+    log:
+        "results/logs/predict_memory.log",
+    threads: 1
+    params:
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+    message:
+        "Predict the memory of every variant"
+    shell:
+        "python -m transformer_core.measure.memory --spec {input.specs} --data {params.data}"
+        " --output {output} 2>&1 | tee {log}"
+
+
+rule memory:
+    input:
+        spec="results/runs/{variant}/spec.json",
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+        code=sources("transformer_core.measure.anatomy_worker", without=OBSERVERS),
+        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
+    output:
+        "results/memory/{variant}.json",
+    log:
+        "results/logs/memory-{variant}.log",
+    # Not timed: such jobs share the cores. A timed run takes all of them, so none is disturbed.
+    threads: lambda wildcards: SPECS[wildcards.variant].processes_per_node
+    resources:
+        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
+    params:
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
+    message:
+        "Measure where the memory of {wildcards.variant} goes"
+    shell:
+        "python -m transformer_core.measure.gpus --count {params.gpus} --"
+        " python -m transformer_core.measure.anatomy --spec {input.spec} --data {params.data}"
+        " --output {output} --log-file {log}"
+
+
+rule largest_batch:
+    input:
+        spec="results/runs/{variant}/spec.json",
+        shards=f"results/data/{CORPUS}/shards/train/manifest.json",
+        code=sources("transformer_core.measure.batch_trial", without=OBSERVERS),
+        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
+    output:
+        "results/memory/largest_batch/{variant}.json",
+    log:
+        "results/logs/largest_batch-{variant}.log",
+    wildcard_constraints:
+        variant="|".join(SEARCHED) or "none",
+    # Nothing beside it: without a limit it fills the memory of the machine.
+    threads: workflow.cores
+    resources:
+        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
+    params:
+        data=lambda wildcards, input: Path(input.shards).parents[2],
+        settings=dump(STUDY.memory.largest_batch) if STUDY.memory else "",
+        gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
+    message:
+        "Search for the largest batch of {wildcards.variant}"
+    shell:
+        "python -m transformer_core.measure.gpus --count {params.gpus} --"
+        " python -m transformer_core.measure.largest_batch --spec {input.spec}"
+        " --settings {params.settings:q} --data {params.data} --output {output} --log-file {log}"
