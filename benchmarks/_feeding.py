@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _peers import import_streaming
 from _rounds import Row, compare, missing, take_turns
 from torch.utils.data import DataLoader
 
@@ -289,7 +290,7 @@ def _litdata(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
 
 
 def _streaming(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
-    streaming = _import_streaming()
+    streaming = import_streaming()
     samples = _Samples(store)
     kind = f"ndarray:{store.manifest.id_type}"
     columns = {"source": kind, "target": kind}
@@ -299,16 +300,3 @@ def _streaming(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
     dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=64)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=64, collate_fn=_collate)
     return lambda: _again(loader)
-
-
-def _import_streaming() -> Any:
-    """mosaicml-streaming. It imports torchvision, of which a CUDA build does not load beside a CPU
-    build of torch unless these names exist; nothing here uses them."""
-    try:
-        import streaming
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import streaming
-    return streaming

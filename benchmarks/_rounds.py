@@ -34,17 +34,17 @@ class Row:
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], float]], rounds: int
+    contenders: Mapping[str, Callable[[], float]], rounds: int, uncounted: int = 1
 ) -> dict[str, list[float]]:
-    """The numbers of every contender, one for each round. Each runs once before, uncounted."""
+    """The numbers of every contender, one for each round, after some rounds that do not count."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     # What one contender keeps in memory must not slow down the garbage collection of all.
     gc.collect()
     gc.freeze()
-    for turn in tqdm(range(rounds + 1), desc="rounds", disable=None):
+    for turn in tqdm(range(uncounted + rounds), desc="rounds", disable=None):
         for name, contender in contenders.items():
             number = contender()
-            if turn:
+            if turn >= uncounted:
                 found[name].append(number)
     return found
 

@@ -9,29 +9,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from _adversarial import adversarial_lines
+from _peers import import_streaming
 from _rounds import Row, compare, missing, take_turns
 from tokenizers import Tokenizer as Bpe
 
 from schemas.data import Filter, TextCorpus, TextPair, Tokenizer
 from transformer_core.data.corpora import read_split
 from transformer_core.data.encoding import Encoder
-from transformer_core.data.files import write_text
+from transformer_core.data.files import sha256, write_text
 from transformer_core.data.pairs import PairFile
 from transformer_core.data.shards import write_shards
 from transformer_core.data.tokenizer import load_tokenizer, train
 
 REFERENCE = "datasets.map, 2 processes"
 SIDES = ("source", "target")
-_ROWS = 10_000
+_FEW = 20_000
+"""Pairs of the turn that does not count."""
 _RULES = Filter(max_tokens=1_000, max_characters=1_000_000)
-Contender = Callable[[Path], None]
-"""Writes what it makes to a new folder."""
+Contender = Callable[[Path, Path], None]
+"""Writes what it makes of a file of pairs to a new folder."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +54,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="pairs of a text with many rare words; 0 leaves it out (default: 0)",
     )
     group.add_argument(
+        "--pairs",
+        type=Path,
+        metavar="FILE",
+        help="results/data/<corpus>/pairs/train.arrow: the text of a study",
+    )
+    group.add_argument(
+        "--turn-pairs",
+        type=int,
+        default=250_000,
+        metavar="N",
+        help="of --pairs, from the first on, that everybody takes turns on; this project takes all "
+        "of them as well (default: 250000)",
+    )
+    group.add_argument(
+        "--peers",
+        nargs="*",
+        metavar="NAME",
+        help="only those whose names begin so, beside the reference (default: all)",
+    )
+    group.add_argument(
         "--vocabulary", type=int, default=8_000, help="of all tokenizers (default: 8000)"
     )
 
@@ -67,50 +90,70 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     for name, write in texts.items():
         with tempfile.TemporaryDirectory() as folder:
             pairs = write(Path(folder))
-            yield from _text(name, pairs, options)
+            yield from _text(name, pairs, None, options)
+    if options.pairs is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            pairs = _first(options.pairs, Path(folder) / "pairs.arrow", options.turn_pairs)
+            name = PairFile(options.pairs).description().corpus
+            yield from _text(name, pairs, options.pairs, options)
 
 
-def _text(name: str, pairs: Path, options: argparse.Namespace) -> Iterator[Row]:
+def _text(
+    name: str, pairs: Path, everything: Path | None, options: argparse.Namespace
+) -> Iterator[Row]:
+    """Everybody on ``pairs``, and this project on ``everything``, of which they are a part."""
     part = f"tokenize + shard, {name}"
-    tokenizer = pairs.with_name("tokenizer.json")
+    folder = pairs.parent
+    tokenizer = folder / "tokenizer.json"
     bpe, _ = train(PairFile(pairs), Tokenizer(vocabulary=options.vocabulary))
     write_text(tokenizer, bpe.to_str())
-    note = f"{len(PairFile(pairs)):,} pairs, {_identical(pairs, tokenizer)}"
+    ours = partial(_project, tokenizer)
     makers: dict[str, Callable[[], Contender]] = {
-        "this project": lambda: lambda folder: _project(pairs, tokenizer, folder),
-        REFERENCE: lambda: _datasets(pairs, tokenizer),
-        "encode_batch_fast to Arrow": lambda: lambda folder: _plain(pairs, tokenizer, folder),
+        "this project": lambda: ours,
+        REFERENCE: lambda: _datasets(tokenizer),
+        "encode_batch_fast to Arrow": lambda: partial(_plain, tokenizer),
         "SentencePiece to Arrow, 2 threads": lambda: _sentencepiece(pairs, options.vocabulary),
-        "mosaicml-streaming": lambda: _streaming(pairs, tokenizer),
-        "litdata, 2 workers": lambda: _litdata(pairs, tokenizer),
+        "mosaicml-streaming": lambda: _streaming(tokenizer),
+        "litdata, 2 workers": lambda: _litdata(tokenizer),
     }
+    few = _first(pairs, folder / "few.arrow", _FEW)
     contenders, absent = {}, []
     for contender, make in makers.items():
+        asked = (*list(makers)[:2], *(list(makers) if options.peers is None else options.peers))
+        if not contender.startswith(asked):
+            continue
         try:
-            contenders[contender] = _rate(make(), pairs)
+            run = make()
+            run(few, Path(tempfile.mkdtemp(dir=folder)))
         except (ImportError, OSError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
             absent.append(missing(part, contender, f"cannot be imported: {reason}"))
-    found = take_turns(contenders, options.rounds)
-    yield from compare(part, "pairs/s", found, REFERENCE, {"this project": note})
+        else:
+            contenders[contender] = _rate(run, pairs, folder)
+    notes = {"this project": f"{len(PairFile(pairs)):,} pairs, {_identical(pairs, tokenizer)}"}
+    if everything is not None:
+        contenders["this project, all pairs"] = _rate(ours, everything, folder)
+        notes["this project, all pairs"] = f"{len(PairFile(everything)):,} pairs"
+    found = take_turns(contenders, options.rounds, uncounted=0)
+    yield from compare(part, "pairs/s", found, REFERENCE, notes)
     yield from absent
-    peak = [_peak_memory(pairs, tokenizer)]
-    yield from compare(part, "MB", {"this project, peak memory of a process": peak})
+    peak = {"this project, peak memory": [_peak_memory(everything or pairs, tokenizer, folder)]}
+    yield from compare(part, "MB", peak)
 
 
-def _rate(make: Contender, pairs: Path) -> Callable[[], float]:
-    """Pairs per second, files written; what was written is then removed."""
+def _rate(run: Contender, pairs: Path, folder: Path) -> Callable[[], float]:
+    """Pairs per second, files written below ``folder``; what was written is then removed."""
     count = len(PairFile(pairs))
 
-    def run() -> float:
-        folder = Path(tempfile.mkdtemp(dir=pairs.parent))
+    def rate() -> float:
+        made = Path(tempfile.mkdtemp(dir=folder))
         began = time.perf_counter()
-        make(folder)
+        run(pairs, made)
         seconds = time.perf_counter() - began
-        shutil.rmtree(folder)
+        shutil.rmtree(made)
         return count / seconds
 
-    return run
+    return rate
 
 
 def _identical(pairs: Path, tokenizer: Path) -> str:
@@ -141,12 +184,12 @@ sys.exit(code)
 """
 
 
-def _peak_memory(pairs: Path, tokenizer: Path) -> float:
+def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
     """MB that the job of the workflow has resident at most."""
     arguments = ["--tokenizer", tokenizer, "--filter", _RULES.model_dump_json(), "--pairs", pairs]
-    with tempfile.TemporaryDirectory(dir=pairs.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=folder) as output:
         done = subprocess.run(
-            [sys.executable, "-c", _JOB, *map(str, arguments), "--output", folder],
+            [sys.executable, "-c", _JOB, *map(str, arguments), "--output", output],
             check=True,
             capture_output=True,
         )
@@ -156,11 +199,11 @@ def _peak_memory(pairs: Path, tokenizer: Path) -> float:
 # The contenders
 
 
-def _project(pairs: Path, tokenizer: Path, folder: Path) -> None:
+def _project(tokenizer: Path, pairs: Path, folder: Path) -> None:
     write_shards(PairFile(pairs), tokenizer, _RULES, folder, threads=2)
 
 
-def _plain(pairs: Path, tokenizer: Path, folder: Path) -> None:
+def _plain(tokenizer: Path, pairs: Path, folder: Path) -> None:
     """The tokenizer's own threads on lists of text, the ids to Arrow."""
     bpe = load_tokenizer(tokenizer)
     _write(
@@ -179,7 +222,7 @@ def _write(pairs: Path, folder: Path, encode: Callable[[list[str]], list[list[in
             sink.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def _datasets(pairs: Path, tokenizer: Path) -> Contender:
+def _datasets(tokenizer: Path) -> Contender:
     import datasets
 
     datasets.disable_progress_bars()
@@ -193,7 +236,7 @@ def _datasets(pairs: Path, tokenizer: Path) -> Contender:
 
     ids = datasets.Sequence(datasets.Value("uint16"))
 
-    def run(folder: Path) -> None:
+    def run(pairs: Path, folder: Path) -> None:
         table = pa.ipc.open_file(pa.memory_map(str(pairs))).read_all()
         datasets.Dataset(table).map(
             encode,
@@ -225,7 +268,7 @@ def _sentencepiece(pairs: Path, vocabulary: int) -> Contender:
         minloglevel=2,
     )
     processor = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
-    return lambda folder: _write(
+    return lambda pairs, folder: _write(
         pairs, folder, lambda texts: processor.encode(texts, num_threads=2)
     )
 
@@ -244,23 +287,22 @@ def _samples(pairs: Path, tokenizer: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def _streaming(pairs: Path, tokenizer: Path) -> Contender:
-    from streaming import MDSWriter
-
+def _streaming(tokenizer: Path) -> Contender:
+    streaming = import_streaming()
     columns = dict.fromkeys(SIDES, "ndarray:uint16")
 
-    def run(folder: Path) -> None:
-        with MDSWriter(out=str(folder), columns=columns) as writer:
+    def run(pairs: Path, folder: Path) -> None:
+        with streaming.MDSWriter(out=str(folder), columns=columns) as writer:
             for sample in _samples(pairs, tokenizer):
                 writer.write(sample)
 
     return run
 
 
-def _litdata(pairs: Path, tokenizer: Path) -> Contender:
+def _litdata(tokenizer: Path) -> Contender:
     import litdata
 
-    def run(folder: Path) -> None:
+    def run(pairs: Path, folder: Path) -> None:
         litdata.optimize(
             fn=_LitdataPart(pairs, tokenizer),
             inputs=list(range(pa.ipc.open_file(str(pairs)).num_record_batches)),
@@ -300,6 +342,17 @@ class _LitdataPart:
 
 
 # The texts
+
+
+def _first(pairs: Path, output: Path, count: int) -> Path:
+    """The first ``count`` pairs as a file of their own."""
+    table = pa.ipc.open_file(pa.memory_map(str(pairs))).read_all().slice(0, count)
+    with pa.ipc.new_file(str(output), table.schema) as sink:
+        sink.write_table(table)
+    record = PairFile(pairs).description()
+    size = {"pairs_kept": table.num_rows, "bytes": output.stat().st_size, "sha256": sha256(output)}
+    write_text(output.with_suffix(".json"), record.model_copy(update=size).model_dump_json())
+    return output
 
 
 def _read(folder: Path, source: Path, target: Path) -> Path:

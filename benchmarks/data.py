@@ -28,7 +28,9 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     rows: list[Row] = [*_tokenizing.measure(options), *_feeding.measure(options)]
     if not rows:
-        parser.error("nothing to measure: give --multi30k, --rare, --shards or --study-data")
+        parser.error(
+            "nothing to measure: give --multi30k, --rare, --pairs, --shards or --study-data"
+        )
     print(show(rows))
     if options.output is not None:
         write_csv(rows, options.output)
