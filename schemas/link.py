@@ -67,6 +67,23 @@ PAYLOAD_SHARE = 1448 / 1514
 20 IPv4's and 32 TCP's with its time stamps (RFC 894, RFC 791, RFC 7323)."""
 
 
+_BURST_BYTES, _BURST_SECONDS = 16 * 1024, 0.001
+
+
+def burst_bytes(bandwidth: float) -> int:
+    """What a limited link of ``bandwidth`` bits per second lets through at once after a rest.
+
+    A rate limit needs it to be kept at all, and with little of it short messages cost what they
+    should.
+    """
+    return max(_BURST_BYTES, round(bandwidth / 8 * _BURST_SECONDS))
+
+
+def burst_seconds(bandwidth: float) -> float:
+    """How long the link needs for :func:`burst_bytes` otherwise, and to gather them again."""
+    return 8 * burst_bytes(bandwidth) / bandwidth
+
+
 class LinkModel(Schema):
     """A link as the alpha-beta model sees it: every message costs a latency and its bytes."""
 

@@ -79,6 +79,29 @@ def test_the_stream_is_held_on_cuda() -> None:
     check(run_ranks(two_buckets, 2, "cuda", backend="nccl"))
 
 
+def after_a_rest(burst_seconds: float) -> list[float]:
+    """Seconds that two buckets take together after a rest, a few times."""
+    link = EmulatedLink(Hook(Traffic()), LINK, None, torch.device("cpu"), burst_seconds)
+    took = []
+    for _ in range(3):
+        time.sleep(burst_seconds)
+        dist.barrier()
+        began = time.monotonic()
+        buckets = [Bucket(torch.zeros(BYTES // 4)) for _ in range(2)]
+        for future in [link.average(bucket) for bucket in buckets]:  # type: ignore[arg-type]
+            future.wait()
+        took.append(time.monotonic() - began)
+    link.close()
+    return took
+
+
+def test_an_idle_link_lets_a_burst_through_at_once() -> None:
+    burst = 0.8 * SECONDS
+    for took in run_ranks(after_a_rest, 2, burst):
+        assert min(took) >= 2 * SECONDS - burst, "one burst, and not two"
+        assert min(took) < 2 * SECONDS
+
+
 def imagined(devices: int | None) -> float:
     link = EmulatedLink(Hook(Traffic()), LINK, devices, torch.device("cpu"))
     dist.barrier()

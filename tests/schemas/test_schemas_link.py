@@ -4,7 +4,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.errors import from_validation
-from schemas.link import Bandwidth, LinkModel, show_bandwidth
+from schemas.link import Bandwidth, LinkModel, burst_bytes, burst_seconds, show_bandwidth
 from schemas.resolve import resolve
 from schemas.rules import violations
 from schemas.study import RunSpec, Study, Variant
@@ -76,3 +76,10 @@ def test_a_link_joins_two_hosts() -> None:
         {"variant": "v", "parallel": {"kind": "ddp"}, "machine": {"nodes": 3, "link": LINK}}
     )
     assert [(field, value) for field, value, _, _ in violations(spec)][:1] == [("machine.nodes", 3)]
+
+
+def test_a_burst_is_a_millisecond_of_a_fast_link_and_a_few_packets_of_a_slow_one() -> None:
+    assert burst_bytes(1e9) == 125_000
+    assert burst_seconds(1e9) == pytest.approx(0.001)
+    assert burst_bytes(1e6) == 16 * 1024
+    assert burst_seconds(1e6) == pytest.approx(0.131, abs=0.001)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.link import show_bandwidth
+from schemas.link import burst_bytes, show_bandwidth
 
 DEVICE = "link0"
 """Name of the network device in either namespace."""
@@ -25,7 +25,6 @@ ADDRESSES = ("10.99.0.1", "10.99.0.2")
 """Addresses of the two hosts, which nobody outside can see."""
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of sched.h
-_BURST_BYTES, _BURST_SECONDS = 16 * 1024, 0.001
 _QUEUE = "50ms"
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
@@ -103,9 +102,8 @@ def _set_up(namespace: Namespace, bandwidth: float) -> None:
     _run("ip", "link", "set", "lo", "up", within=namespace)
     _run("ip", "address", "add", f"{namespace.address}/24", "dev", DEVICE, within=namespace)
     _run("ip", "link", "set", DEVICE, "up", within=namespace)
-    # What a link that was idle lets through at once: little, or short messages would cost nothing.
-    burst = max(_BURST_BYTES, round(bandwidth / 8 * _BURST_SECONDS))
-    limit = ["rate", f"{round(bandwidth)}bit", "burst", f"{burst}b", "latency", _QUEUE]
+    burst = f"{burst_bytes(bandwidth)}b"
+    limit = ["rate", f"{round(bandwidth)}bit", "burst", burst, "latency", _QUEUE]
     _run("tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *limit, within=namespace)
 
 

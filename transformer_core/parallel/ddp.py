@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from schemas.link import burst_seconds
 from schemas.parallel import Ddp, Machine
 from schemas.train import Accumulation
 from transformer_core.parallel.emulated_link import EmulatedLink
@@ -35,6 +36,7 @@ class DdpStrategy(ProcessGroupStrategy):
         self.every = accumulation.synchronise == "every"
         self.reductions_per_step = accumulation.micro_batches if self.every else 1
         self.slow_link = emulated_link(machine)
+        self.burst = burst_seconds(machine.link.bandwidth) if machine.link else 0.0
         self.module: DistributedDataParallel | None = None
         self.hook: Hook | None = None
         self.traffic = Traffic()
@@ -55,7 +57,7 @@ class DdpStrategy(ProcessGroupStrategy):
             self.hook = build_hook(self.spec.hook, self.traffic, self.device, per_step)
         if self.slow_link is not None:
             inner = self.hook or Hook(self.traffic)
-            self.hook = EmulatedLink(inner, self.slow_link, None, self.device)
+            self.hook = EmulatedLink(inner, self.slow_link, None, self.device, self.burst)
         if self.hook is not None:
             self.hook.register(self.module)
         self.replica = self.module.module

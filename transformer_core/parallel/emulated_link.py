@@ -22,16 +22,26 @@ class EmulatedLink(Hook):
 
     On a CPU a thread waits for the moment. On CUDA a kernel that does nothing but spin comes before
     the result on a stream of its own: the device's stream is held, the host is not.
+
+    A rate limit is a bucket of tokens: after a rest of ``burst_seconds`` or more, it lets through
+    at once what takes it so long otherwise (Tanenbaum and Wetherall, Computer Networks, 5th ed.,
+    section 5.4.2). On CUDA the host does not know how long the link rested, and there is none.
     """
 
     def __init__(
-        self, inner: Hook, model: LinkModel, devices: int | None, device: torch.device
+        self,
+        inner: Hook,
+        model: LinkModel,
+        devices: int | None,
+        device: torch.device,
+        burst_seconds: float = 0.0,
     ) -> None:
         super().__init__(inner.traffic)
         self.inner = inner
         self.model = model
         self.devices = devices or dist.get_world_size()
         self.device = device
+        self.burst_seconds = burst_seconds
         self.free_at = 0.0
         self.thread = ThreadPoolExecutor(1, "link")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -64,7 +74,8 @@ class EmulatedLink(Hook):
         """Fulfil ``held`` with ``result`` once the link would be done with it."""
         try:
             everybody.wait()
-            self.free_at = max(self.free_at, time.monotonic()) + seconds
+            began = max(self.free_at, time.monotonic() - self.burst_seconds)
+            self.free_at = began + seconds
             averaged = result.wait()
             time.sleep(max(0.0, self.free_at - time.monotonic()))
         except Exception as error:

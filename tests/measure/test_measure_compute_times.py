@@ -1,0 +1,134 @@
+"""What one device does in a step, timed while its neighbours work and nobody talks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capture_builders import VOCABULARY, write_shards
+from small_training import small_setup, small_spec
+
+from schemas.results import ComputeRecord
+from schemas.study import RunSpec
+from transformer_core.measure.compute_times import different_work, work
+from transformer_core.measure.compute_worker import StepTimes
+
+MICRO_BATCHES = 2
+
+
+def ddp(**sections: Any) -> RunSpec:
+    base: dict[str, Any] = {
+        "parallel": {"kind": "ddp"},
+        "machine": {"device": "cpu", "devices_per_node": 2, "threads": 1},
+    }
+    return small_spec(**(base | sections))
+
+
+def accumulated(synchronise: str, **sections: Any) -> RunSpec:
+    accumulation = {"micro_batches": MICRO_BATCHES, "synchronise": synchronise}
+    return ddp(training={"accumulation": accumulation}, **sections)
+
+
+def test_work_that_differs_in_talking_only_is_timed_once() -> None:
+    link = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Gbit/s"}}
+    same = [
+        ddp(),
+        ddp(variant="late", parallel={"kind": "ddp", "overlap": False}),
+        ddp(variant="sharded", parallel={"kind": "fsdp"}),
+        ddp(variant="far", machine={"device": "cpu", "threads": 1} | link),
+    ]
+    assert [spec.variant for spec in different_work(same)] == ["small"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        accumulated("last"),
+        ddp(model={"kind": "transformer", "d_model": 32}),
+        ddp(training={"precision": {"kind": "bf16"}}),
+        ddp(training={"optimizer": {"kind": "sgd"}}),
+        ddp(batching={"kind": "fixed_size", "pairs": 16}),
+        ddp(machine={"device": "cpu", "devices_per_node": 3, "threads": 1}),
+    ],
+)
+def test_other_work_is_timed_by_itself(other: RunSpec) -> None:
+    assert work(other) != work(ddp())
+    assert len(list(different_work([ddp(), other]))) == 2
+
+
+def test_when_micro_batches_are_reduced_is_no_other_work() -> None:
+    assert work(accumulated("every")) == work(accumulated("last"))
+
+
+def test_parts_of_a_step_are_within_it() -> None:
+    training = {"accumulation": {"micro_batches": MICRO_BATCHES, "synchronise": "last"}}
+    setup = small_setup(small_spec(training=training))
+    times = StepTimes(setup)
+    batches = setup.strategy.batches(setup.feed, 0, 0)
+    for record in (False, True, True):
+        times.step(next(batches), record)
+    batches.close()
+    assert len(times.whole) == len(times.update) == 2
+    assert len(times.forward) == len(times.backward) == 2 * MICRO_BATCHES
+    for step, whole in enumerate(times.whole):
+        own = slice(step * MICRO_BATCHES, (step + 1) * MICRO_BATCHES)
+        parts = sum(times.forward[own]) + sum(times.backward[own]) + times.update[step]
+        assert 0 < parts <= whole
+    gradients = times.gradients()
+    assert sum(g.bytes for g in gradients) == sum(
+        4 * parameter.numel() for parameter in setup.model.parameters()
+    )
+    seconds = [gradient.seconds for gradient in gradients]
+    assert seconds == sorted(seconds)
+    assert 0 < seconds[0] < seconds[-1] <= max(times.backward)
+    # Backward begins at the output and ends in the encoder: the last layers of the decoder come
+    # first, and embeddings belong to no layer.
+    layers = [gradient.layer for gradient in gradients if gradient.layer is not None]
+    assert layers[0] == max(layers)
+    assert None in {gradient.layer for gradient in gradients}
+
+
+def run(folder: Path, *specs: RunSpec) -> ComputeRecord:
+    data = write_shards(folder / "data")
+    files = []
+    for spec in specs:
+        files.append(folder / f"{spec.variant}.json")
+        files[-1].write_text(spec.canonical_json())
+    output = folder / "compute.json"
+    command = [sys.executable, "-m", "transformer_core.measure.compute_times"]
+    command += ["--specs", *map(str, files), "--data", str(data), "--output", str(output)]
+    command += ["--settings", json.dumps({"steps": 2, "warmup_steps": 1})]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=250, env=os.environ | {"PYTHONPATH": "."}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return ComputeRecord.model_validate_json(output.read_text())
+
+
+def test_the_job_times_the_share_of_one_of_all_devices(tmp_path: Path) -> None:
+    link = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
+    spec = ddp(machine={"device": "cpu", "threads": 1} | link)
+    (times,) = run(tmp_path, spec, ddp(variant="near")).times
+    assert (times.variant, times.status, times.micro_batches) == ("small", "ok", 1)
+    assert times.topology is not None
+    assert times.topology.world_size == 2, "both devices work"
+    assert times.topology.nodes == 1, "and nobody talks over the link"
+    # Eight pairs of 4 to 23 tokens and an end token, for two devices.
+    assert times.source_tokens is not None
+    assert 4 * 5 <= times.source_tokens <= 4 * 24
+    assert times.vocabulary == VOCABULARY
+    assert times.backward_seconds is not None
+    assert times.gradients[-1].seconds <= 1.5 * times.backward_seconds
+
+
+def test_a_machine_that_cannot_run_it_gives_a_status(tmp_path: Path) -> None:
+    if torch.cuda.device_count() > 1:
+        pytest.skip("there are CUDA devices here")
+    (times,) = run(tmp_path, ddp(machine={"device": "cuda", "devices_per_node": 2})).times
+    assert times.status == "unsupported"
+    assert "CUDA" in str(times.reason)
+    assert (times.forward_seconds, times.gradients, times.topology) == (None, [], None)
