@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from schemas.data import FixedSize
+from schemas.parallel import Ddp, Machine
 from schemas.results import Prediction
 from schemas.study import RunSpec
 
@@ -77,6 +78,11 @@ def on_one_host(spec: RunSpec) -> RunSpec:
     alone = machine.model_copy(update={"nodes": 1, "devices_per_node": devices, "link": None})
     data = spec.model_dump() | {"machine": alone.model_dump(), "parallel": {"kind": "ddp"}}
     return RunSpec.model_validate(data)
+
+
+def on_all_devices(machine: Machine, variant: str) -> RunSpec:
+    """A run spec whose processes are those of the distributed variants on ``machine``."""
+    return RunSpec(variant=variant, parallel=Ddp(kind="ddp"), machine=machine)
 
 
 def hosts(spec: RunSpec) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.parallel import Ddp, Machine
+from schemas.jobs import on_all_devices
+from schemas.parallel import Machine
 from schemas.profile import Limits
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from schemas.study import RunSpec
@@ -26,8 +27,8 @@ WORKER = "transformer_core.measure.collectives_worker"
 
 
 def joined(machine: Machine) -> RunSpec:
-    """A run spec whose processes are those of the study's distributed variants."""
-    return RunSpec(variant="collectives", parallel=Ddp(kind="ddp"), machine=machine)
+    """The run spec of the processes between which the operations are measured."""
+    return on_all_devices(machine, "collectives")
 
 
 def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveRun) -> None:

@@ -8,6 +8,7 @@ the first).
 
 import argparse
 import os
+import socket
 import sys
 from dataclasses import dataclass
 
@@ -43,6 +44,15 @@ def this_host() -> Host | None:
             "host (0 for the first) and to host:port of the first"
         )
     return Host(int(node), address, int(port))
+
+
+def own_address() -> str:
+    """Where other hosts of a run reach this one, its first: as they are told in RENDEZVOUS, else
+    as Slurm reaches it, else by its name."""
+    address, _, _ = os.environ.get("RENDEZVOUS", "").rpartition(":")
+    if address:
+        return address
+    return slurm.address(slurm.host_name()) if slurm.in_job() else socket.gethostname()
 
 
 def torchrun(processes: int) -> list[str]:

@@ -22,9 +22,7 @@ class Step:
 
     def first_address(self) -> str:
         """Address at which Slurm itself reaches the first host."""
-        first = _output(["scontrol", "show", "hostnames", self.nodes]).split()[0]
-        found = re.search(r"\bNodeAddr=(\S+)", _output(["scontrol", "-o", "show", "node", first]))
-        return found[1] if found else first
+        return address(_output(["scontrol", "show", "hostnames", self.nodes]).split()[0])
 
     def port(self) -> int:
         """A port that is the same on all hosts of the step, and another one in another step."""
@@ -61,6 +59,12 @@ def srun(nodes: int) -> list[str]:
 def host_name() -> str:
     """The name of this host: Slurm's, where Slurm started this process."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def address(name: str) -> str:
+    """The address at which Slurm reaches the host ``name``."""
+    found = re.search(r"\bNodeAddr=(\S+)", _output(["scontrol", "-o", "show", "node", name]))
+    return found[1] if found else name
 
 
 def _cpus_per_task() -> str | None:

@@ -9,7 +9,6 @@ A side that waited in a barrier of its process group instead would keep a GPU or
 import json
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from typing import Any
 
 from schemas.results import Topology
 from transformer_core.data.files import write_text
+from transformer_core.measure import one_host
 
 POLL_SECONDS = 0.2
 """How often the supervisor looks whether the processes that it waits for are still there."""
@@ -119,8 +119,7 @@ class Desk:
         if several_hosts:
             # All interfaces: only the other hosts know by which of them they reach this one.
             self._listener = Listener(("", 0), "AF_INET", backlog=64, authkey=key)
-            host = os.environ.get("RENDEZVOUS", socket.gethostname()).rpartition(":")[0]
-            address: Any = [host, self._listener.address[1]]
+            address: Any = [one_host.own_address(), self._listener.address[1]]
         else:
             self._listener = Listener(None, "AF_UNIX", backlog=64, authkey=key)
             address = self._listener.address

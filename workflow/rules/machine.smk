@@ -1,5 +1,9 @@
 # The machine, read inside a job: the head node of a cluster is another one.
 
+# What a job reserves that looks at one device, and one that needs those of all hosts.
+ONE_DEVICE = on_one_device(on_all_devices(STUDY.machine, "machine"))
+ALL_DEVICES = on_all_devices(STUDY.machine, "machine")
+
 
 rule hardware:
     input:
@@ -8,6 +12,8 @@ rule hardware:
         "results/machine/hardware.json",
     log:
         "results/logs/hardware.log",
+    resources:
+        **needs(lambda wildcards: [ONE_DEVICE]),
     message:
         "Describe the machine"
     shell:
@@ -23,8 +29,8 @@ rule roofline:
         "results/logs/roofline.log",
     threads: workflow.cores
     resources:
+        **needs(lambda wildcards: [ONE_DEVICE]),
         timed=1,
-        gpu=lambda wildcards: int(STUDY.machine.device == "cuda"),
     params:
         device=STUDY.machine.device,
         limits=dump(STUDY.limits),
@@ -44,8 +50,8 @@ rule collectives:
         "results/logs/collectives.log",
     threads: workflow.cores
     resources:
+        **needs(lambda wildcards: [ALL_DEVICES]),
         timed=1,
-        gpu=STUDY.machine.devices_per_node if STUDY.machine.device == "cuda" else 0,
     params:
         machine=dump(STUDY.machine),
         limits=dump(STUDY.limits),
