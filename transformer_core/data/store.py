@@ -16,6 +16,9 @@ from transformer_core.data.arrays import Ragged, ranges
 from transformer_core.data.files import CorpusError, sha256, write_text
 from transformer_core.data.pairs import remake
 
+COPY_MARK = ".copy"
+"""A file beside a manifest whose shards are a copy: it says of what."""
+
 _YOUNG = 2_000_000_000
 """Nanoseconds."""
 
@@ -23,9 +26,11 @@ _YOUNG = 2_000_000_000
 class ShardError(CorpusError):
     """A manifest or a shard that is missing, cut off or changed."""
 
-    def __init__(self, message: str, file: Path, manifest: Path) -> None:
+    def __init__(self, message: str, file: Path, manifest: Path, remedy: str | None = None) -> None:
+        if manifest.with_name(COPY_MARK).exists():
+            remedy = f"remove {manifest.parent}: it is a copy, which the next run makes again"
         # The job that made a shard made the manifest beside it, perhaps of a part of the split.
-        remedy = remake(manifest, file.with_name("manifest.json"))
+        remedy = remedy or remake(manifest, file.with_name("manifest.json"))
         super().__init__(message, file=file, remedy=remedy)
 
 
@@ -43,9 +48,10 @@ class Side:
     ) -> None:
         self._check = check
         columns = [batch.column(column) for batch in batches]
-        self.ids = [column.values.to_numpy(zero_copy_only=True) for column in columns]
+        # Not to_numpy, which imports pandas if there is one: a third of a second of every process.
+        self.ids = [np.from_dlpack(column.values) for column in columns]
         """Per shard the ids of all sentences in a row."""
-        self.offsets = [column.offsets.to_numpy() for column in columns]
+        self.offsets = [np.from_dlpack(column.offsets) for column in columns]
         """Per shard [pairs + 1] where each sentence begins and ends."""
         self._first = np.cumsum([0, *(len(column) for column in columns)])
 
@@ -133,7 +139,7 @@ def open_shards(manifest_path: str | Path) -> PairStore:
 
     def check(shard: int) -> None:
         if shard in unread:
-            _check_once(path, manifest.shards[shard])
+            check_once(path, manifest.shards[shard])
             unread.discard(shard)
 
     return PairStore(manifest, batches, check)
@@ -160,7 +166,7 @@ def check_shard(manifest: Path, shard: Shard) -> None:
         raise ShardError(message, file, manifest)
 
 
-def _check_once(manifest: Path, shard: Shard) -> None:
+def check_once(manifest: Path, shard: Shard) -> None:
     """:func:`check_shard`, unless that was done since the file was last changed."""
     file = manifest.parent / shard.file
     changed = file.stat().st_mtime_ns

@@ -17,7 +17,7 @@ from schemas.results import ComputeTimes, ReadyGradient, ShardManifest
 from schemas.study import RunSpec
 from transformer_core.data.feeding import GlobalBatch
 from transformer_core.data.files import write_text
-from transformer_core.data.store import open_shards
+from transformer_core.data.local_copies import open_nearest
 from transformer_core.measure.followed_step import watched_step
 from transformer_core.measure.outcome import supervised
 from transformer_core.measure.provenance import collect
@@ -146,8 +146,8 @@ def run(arguments: argparse.Namespace) -> None:
         # As one of all processes of the run it gets its share of the batches, and no more.
         replace(process, world_size=arguments.shares),
         manifest.vocabulary,
-        open_shards(shards / "train/manifest.json"),
-        open_shards(shards / "validation/manifest.json"),
+        open_nearest(shards / "train/manifest.json"),
+        open_nearest(shards / "validation/manifest.json"),
     )
     times = StepTimes(setup)
     setup.module.train()

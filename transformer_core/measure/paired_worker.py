@@ -12,7 +12,7 @@ import torch
 
 from schemas.results import Probe, ShardManifest
 from schemas.study import RunSpec
-from transformer_core.data.store import open_shards
+from transformer_core.data.local_copies import open_nearest
 from transformer_core.measure.outcome import supervised
 from transformer_core.measure.peaks import rank_memory, reset_peak
 from transformer_core.measure.planted import PlantedDelay
@@ -173,8 +173,8 @@ def run(arguments: argparse.Namespace) -> None:
         endless(spec),
         process,
         manifest.vocabulary,
-        open_shards(shards / "train/manifest.json"),
-        open_shards(shards / "validation/manifest.json"),
+        open_nearest(shards / "train/manifest.json"),
+        open_nearest(shards / "validation/manifest.json"),
     )
     strategy = setup.strategy
     for device in strategy.devices:

@@ -18,7 +18,8 @@ from torch import Tensor
 from schemas.results import SeedTrajectory, ShardManifest, Trajectory
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
-from transformer_core.data.store import PairStore, open_shards
+from transformer_core.data.local_copies import open_nearest
+from transformer_core.data.store import PairStore
 from transformer_core.measure.outcome import supervised
 from transformer_core.measure.progress import Progress, log_to
 from transformer_core.measure.provenance import collect
@@ -169,8 +170,8 @@ def run(arguments: argparse.Namespace) -> None:
         torch.set_num_threads(spec.machine.threads)
     shards = arguments.data / "shards"
     manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
-    train_store = open_shards(shards / "train/manifest.json")
-    stores = (train_store, open_shards(shards / "validation/manifest.json"))
+    train_store = open_nearest(shards / "train/manifest.json")
+    stores = (train_store, open_nearest(shards / "validation/manifest.json"))
     seeds = []
     for number in range(arguments.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from schemas.results import RankMemory, Repeat, ShardManifest, Window
 from schemas.study import RunSpec
 from transformer_core.data.files import atomic_path, write_text
-from transformer_core.data.store import open_shards
+from transformer_core.data.local_copies import open_nearest
 from transformer_core.measure.clock import WindowClock
 from transformer_core.measure.outcome import CHECKPOINTS, supervised
 from transformer_core.measure.peaks import rank_memory, reset_peak
@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace, began: float) -> None:
         spec,
         process,
         manifest.vocabulary,
-        open_shards(shards / "train/manifest.json"),
-        open_shards(shards / "validation/manifest.json"),
+        open_nearest(shards / "train/manifest.json"),
+        open_nearest(shards / "validation/manifest.json"),
     )
     for device in setup.strategy.devices:
         reset_peak(device)

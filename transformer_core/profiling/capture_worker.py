@@ -15,7 +15,7 @@ from schemas.profile import Profiling
 from schemas.results import DdpTimes, RankCapture, ShardManifest
 from schemas.study import RunSpec
 from transformer_core.data.files import write_text
-from transformer_core.data.store import open_shards
+from transformer_core.data.local_copies import open_nearest
 from transformer_core.measure.outcome import CHECKPOINTS, supervised
 from transformer_core.measure.progress import Progress, log_to
 from transformer_core.parallel.topology import this_process
@@ -253,8 +253,8 @@ def run(arguments: argparse.Namespace) -> None:
         uninterrupted(spec, warmup + steps),
         process,
         manifest.vocabulary,
-        open_shards(shards / "train/manifest.json"),
-        open_shards(shards / "validation/manifest.json"),
+        open_nearest(shards / "train/manifest.json"),
+        open_nearest(shards / "validation/manifest.json"),
     )
     if isinstance(setup.module, DistributedDataParallel):
         setup.module._set_ddp_runtime_logging_sample_rate(1)
