@@ -1,0 +1,175 @@
+"""The profile for Kubernetes: a dry run as it is written, and jobs with a stand-in for kubectl."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import stand_in_kubectl
+from project import ROOT, TINY, Project, kill_group
+
+from schemas.results import Repeat
+
+PROFILE = "workflow/profiles/kubernetes"
+RUN = "results/runs/single/repeat-1"
+
+needs_plugin = pytest.mark.skipif(
+    importlib.util.find_spec("snakemake_executor_plugin_cluster_generic") is None,
+    reason="snakemake-executor-plugin-cluster-generic is not installed",
+)
+
+
+def load(name: str) -> ModuleType:
+    """A script of the profile as a module."""
+    loader = SourceFileLoader(f"kubernetes_{name}", str(ROOT / PROFILE / name))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def manifest(rule: str = "train", threads: int = 4, **resources: Any) -> dict[str, Any]:
+    job = {"rule": rule, "threads": threads, "resources": resources}
+    options = Namespace(
+        image="image", claim="training", mount="/workspace", node_label=None, script="/w/job.sh"
+    )
+    made: dict[str, Any] = load("submit").manifest(job, options, "/workspace/checkout")
+    return made
+
+
+def container(job: dict[str, Any]) -> dict[str, Any]:
+    (found,) = job["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_a_pod_has_what_the_job_needs() -> None:
+    job = manifest(mem_mb=5000, runtime=30, gpu=2)
+    resources = container(job)["resources"]
+    assert resources["requests"] == {"cpu": "4", "memory": "5000M", "nvidia.com/gpu": "2"}
+    assert resources["limits"] == {"memory": "5000M", "nvidia.com/gpu": "2"}
+    assert job["spec"]["activeDeadlineSeconds"] == 1800
+    assert job["spec"]["backoffLimit"] == 0, "Kubernetes and Snakemake would both try again"
+    assert container(job)["workingDir"] == "/workspace/checkout"
+
+
+def test_without_a_gpu_a_pod_asks_for_none() -> None:
+    for resources in ({}, {"gpu": 0}):
+        needs = container(manifest(**resources))["resources"]
+        assert "nvidia.com/gpu" not in needs["requests"] | needs["limits"]
+
+
+def test_what_is_timed_has_its_host_to_itself() -> None:
+    timed, untimed = manifest(timed=1), manifest("evaluate")
+    (apart,) = timed["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    labels = untimed["spec"]["template"]["metadata"]["labels"]
+    assert apart["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert "affinity" not in untimed["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("rule", ["train", "self_test_sessions", "x" * 80])
+def test_a_job_has_a_name_that_kubernetes_takes(rule: str) -> None:
+    name = manifest(rule)["metadata"]["generateName"] + "abcde"
+    assert len(name) <= 63
+    assert name.replace("-", "").isalnum()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ("exit 0", "running"),
+        ("printf 'Suspended '", "running"),
+        ("printf 'SuccessCriteriaMet '", "running"),
+        ("printf 'SuccessCriteriaMet Complete '", "success"),
+        ("printf 'FailureTarget Failed '", "failed"),
+        ("echo 'Error from server (NotFound): jobs.batch not found' >&2; exit 1", "failed"),
+        ("echo 'Unable to connect to the server' >&2; exit 1", "running"),
+    ],
+)
+def test_the_state_of_a_job(tmp_path: Path, answer: str, status: str) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\n{answer}\n")
+    kubectl.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / PROFILE / "status", "train-abc"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{status}\n"
+
+
+@needs_plugin
+def test_a_dry_run_plans_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\ntouch $0.was-called\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    project = Project(tmp_path / "project", TINY)
+    planned = project.planned("results/report.html", "--workflow-profile", PROFILE)
+    assert planned["train"] == 2
+    assert planned["page"] == 1
+    assert not kubectl.with_name("kubectl.was-called").exists()
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, jobs = tmp_path / "bin", tmp_path / "jobs"
+    programs.mkdir()
+    jobs.mkdir()
+    (programs / "kubectl").symlink_to(Path(stand_in_kubectl.__file__))
+    Path(stand_in_kubectl.__file__).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("STAND_IN_KUBECTL", str(jobs))
+    training = {"steps": 400, "checkpoint_every": 10, "validate_every": 0, "log_every": 100}
+    constant = {"schedule": {"kind": "constant", "peak": 1e-3}}
+    project = Project(
+        tmp_path / "project", TINY | {"training": TINY["training"] | training | constant}
+    )
+    running = project.start(
+        f"{RUN}/metrics.json",
+        f"--workflow-profile={PROFILE}",
+        "--seconds-between-status-checks=1",
+    )
+    evicting = threading.Thread(target=evict_training, args=(project.folder, jobs, running))
+    evicting.start()
+    try:
+        output, _ = running.communicate(timeout=280)
+    finally:
+        kill_group(running)
+        evicting.join()
+    assert running.returncode == 0, output[-6000:]
+    repeat = Repeat.model_validate_json((project.folder / RUN / "metrics.json").read_text())
+    assert repeat.status == "ok", repeat.reason
+    assert repeat.resumed_at, "it began anew"
+    made = [json.loads(file.read_text()) for file in sorted(jobs.glob("train-*.json"))]
+    assert len(made) == 2
+    memory = [container(job)["resources"]["requests"]["memory"] for job in made]
+    assert len(set(memory)) == 2, "the second attempt has more"
+
+
+def evict_training(folder: Path, jobs: Path, running: subprocess.Popen[str]) -> None:
+    """Evict the pod that trains, as soon as there is a checkpoint."""
+    while running.poll() is None:
+        if any((folder / RUN / "checkpoint").glob("step-*")):
+            (file,) = jobs.glob("train-*.json")
+            stand_in_kubectl.FOLDER = jobs
+            stand_in_kubectl.evict(file.stem)
+            return
+        time.sleep(0.02)
