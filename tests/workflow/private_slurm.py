@@ -97,9 +97,17 @@ class PrivateSlurm:
         lines = _output("squeue", "--noheader", f"--states={state}", "--format=%A %k").splitlines()
         return dict(line.split(maxsplit=1) for line in lines)
 
+    def describe(self, job: str) -> str:
+        """All that Slurm knows of a job."""
+        return _output("scontrol", "--oneliner", "show", "job", job)
+
     def cancel(self, job: str) -> None:
         """Cancel a job, as its owner or a scheduler with more urgent ones would."""
         _output("scancel", job)
+
+    def requeue(self, job: str) -> None:
+        """Put a running job back into the queue, as preemption does."""
+        _output("scontrol", "requeue", job)
 
     def _start(self, command: str, *arguments: str) -> None:
         _output(command, *arguments)
@@ -128,7 +136,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={run}/munge.socket
+AuthInfo=socket={run}/munge.socket,cred_expire=15
 CommunicationParameters=NoInAddrAny
 SlurmctldPort={controller}
 StateSaveLocation={run}/controller

@@ -1,10 +1,10 @@
-"""The profile for Slurm on a private one: to the report, over two hosts, past a cancelled job."""
+"""The profile for Slurm on a private one: to the report, over two hosts, past jobs cut short."""
 
 import importlib.util
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +16,22 @@ from schemas.results import Repeat, Topology
 
 PROFILE = "workflow/profiles/slurm"
 REPORT = "results/report.html"
-CANCELLED = "ddp"
+REQUEUED, CANCELLED = "single", "ddp"
 
 STUDY = TINY | {
     "machine": {"device": "cpu", "nodes": 2, "devices_per_node": 1},
     # Long enough to be cancelled between two checkpoints.
     "training": TINY["training"]
     | {
-        "steps": 1500,
+        "steps": 500,
         "log_every": 100,
         "validate_every": 0,
-        "checkpoint_every": 25,
+        "checkpoint_every": 20,
         "schedule": {"kind": "constant", "peak": 1e-3},
     },
     "comparison": {"budget": 0, "pairs": 5, "sessions_least": 1, "sessions_most": 1},
     "search": None,
+    "projection": None,
 }
 
 plugin = importlib.util.find_spec("snakemake_executor_plugin_slurm")
@@ -50,39 +51,51 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, slurm: PrivateSlurm) -> Project:
-    """The study, run to the report; its two-host training is cancelled once on the way."""
+    """The study, run to the report; both trainings are cut short once on the way."""
     made = Project(tmp_path_factory.mktemp("project"), STUDY)
     file = made.folder / PROFILE / "config.yaml"
     profile = yaml.safe_load(file.read_text())
-    # What a user would put in, and a GPU for the training, which the hosts only pretend to have.
+    # What a user would put in, and GPUs, which the hosts only pretend to have.
     profile["default-resources"] |= {"cpus_per_task": 1, "slurm_partition": "gpu"}
     profile["set-resources"]["evaluate"] = {"gpu": 1}
+    profile["set-resources"]["train"]["gres"] = "'gpu:1'"
     profile |= {"seconds-between-status-checks": 1, "slurm-init-seconds-before-status-checks": 1}
     file.write_text(yaml.safe_dump(profile))
     running = made.start(REPORT, "--workflow-profile", PROFILE)
-    canceller = threading.Thread(target=cancel_training, args=(slurm, made.folder, running))
-    canceller.start()
+    threads = [
+        threading.Thread(target=cut_short, args=(slurm, made.folder, running, variant, cut))
+        for variant, cut in [(REQUEUED, slurm.requeue), (CANCELLED, slurm.cancel)]
+    ]
+    for thread in threads:
+        thread.start()
     try:
         output, _ = running.communicate()
     finally:
         kill_group(running)
-        canceller.join()
+        for thread in threads:
+            thread.join()
     assert running.returncode == 0, output[-6000:]
     (made.folder / "output.txt").write_text(output)
     return made
 
 
-def cancel_training(slurm: PrivateSlurm, folder: Path, running: subprocess.Popen[str]) -> None:
-    """Cancel the job that trains the variant, as soon as it has a checkpoint."""
-    checkpoints = folder / f"results/runs/{CANCELLED}/repeat-1/checkpoint"
+def cut_short(
+    slurm: PrivateSlurm,
+    folder: Path,
+    running: subprocess.Popen[str],
+    variant: str,
+    cut: Callable[[str], None],
+) -> None:
+    """End the job that trains the variant, as soon as it has a checkpoint."""
+    checkpoints = folder / f"results/runs/{variant}/repeat-1/checkpoint"
     while running.poll() is None:
         if any(checkpoints.glob("step-*")):
             (job,) = [
                 number
                 for number, name in slurm.jobs().items()
-                if name.startswith("rule_train") and CANCELLED in name
+                if name.startswith("rule_train") and variant in name
             ]
-            slurm.cancel(job)
+            cut(job)
             return
         time.sleep(0.02)
 
@@ -116,9 +129,29 @@ def test_ddp_runs_on_two_hosts(project: Project) -> None:
     ]
 
 
+def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(
+    project: Project, slurm: PrivateSlurm
+) -> None:
+    jobs = {name: slurm.describe(job) for job, name in slurm.jobs("all").items()}
+    train = {name: jobs[f"rule_train_wildcards_{name}_1"] for name in ("single", "ddp")}
+    assert "NumNodes=1 " in train["single"]
+    assert "NumNodes=2 " in train["ddp"]
+    for job in train.values():
+        assert "TresPerNode=gres:gpu:1" in job
+        assert "OverSubscribe=NO" in job, "another job may disturb what is timed"
+    assert "gres/gpu=1" in jobs["rule_evaluate_wildcards_ddp"]
+
+
 def test_the_cancelled_job_was_tried_again_and_went_on(project: Project) -> None:
     found = repeat(project, CANCELLED)
     assert found.status == "ok", found.reason
     assert found.resumed_at, "it began anew"
     assert found.steps == STUDY["training"]["steps"]
     assert "Trying to restart job" in (project.folder / "output.txt").read_text()
+
+
+def test_the_requeued_job_went_on(project: Project) -> None:
+    found = repeat(project, REQUEUED)
+    assert found.status == "ok", found.reason
+    assert found.resumed_at, "it began anew"
+    assert found.steps == STUDY["training"]["steps"]

@@ -1,0 +1,151 @@
+"""Two hosts without a cluster: the line of docs/clusters.md, started once on each of them."""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from project import ROOT, TINY, Project, kill_group
+
+from schemas.results import Repeat
+
+HOSTS = ("first", "second")
+RUN = "results/runs/ddp/repeat-1"
+TIMEOUT = 5.0
+
+STUDY = TINY | {
+    "machine": {"device": "cpu", "nodes": 2, "devices_per_node": 1, "timeout": TIMEOUT},
+    "training": TINY["training"]
+    | {
+        "steps": 200,
+        "log_every": 50,
+        "validate_every": 0,
+        "schedule": {"kind": "constant", "peak": 1e-3},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A study over two hosts, with all that a run needs."""
+    made = Project(tmp_path_factory.mktemp("project"), STUDY)
+    shards = "results/data/grammar/shards/{}/manifest.json"
+    splits = [shards.format(split) for split in ("train", "validation")]
+    code, output = made.snakemake("results/runs/ddp/spec.json", *splits)
+    assert code == 0, output[-6000:]
+    return made
+
+
+def documented_line() -> str:
+    """What docs/clusters.md says to type on the second host."""
+    text = (ROOT / "docs/clusters.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^(NODE_RANK=1 .*transformer_core\.measure\.run.*)$", text, re.M)
+    assert len(lines) == 1, lines
+    return str(lines[0])
+
+
+def start(project: Project, node: int, port: int, *more: str) -> subprocess.Popen[str]:
+    """Start the documented line as host ``node``, in a process group of its own."""
+    words = shlex.split(documented_line())
+    variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+    command = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+    assert command[0] == "python"
+    variables |= {"NODE_RANK": str(node), "RENDEZVOUS": f"127.0.0.1:{port}"}
+    return subprocess.Popen(
+        [sys.executable, *command[1:], *more],
+        cwd=project.folder,
+        env=os.environ
+        | variables
+        | {"PYTHONPATH": str(project.folder), "SLURMD_NODENAME": HOSTS[node]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def result(project: Project, folder: str = RUN) -> Repeat:
+    return Repeat.model_validate_json((project.folder / folder / "metrics.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_same_line_on_every_host_makes_one_run(project: Project) -> None:
+    port = free_port()
+    hosts = [start(project, node, port) for node in (0, 1)]
+    said = [host.communicate(timeout=200)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    repeat = result(project)
+    assert repeat.status == "ok", repeat.reason
+    assert repeat.topology is not None
+    found = repeat.topology
+    assert (found.nodes, found.world_size, found.local_world_size) == (2, 2, 1)
+    assert [(place.rank, place.node_rank, place.host) for place in found.ranks] == [
+        (0, 0, "first"),
+        (1, 1, "second"),
+    ]
+    planned = project.planned(f"{RUN}/metrics.json")
+    assert planned == {}, "Snakemake does not take the run as done"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="takes parent-death signals")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_that_is_gone_is_named(project: Project, end: signal.Signals) -> None:
+    """All processes of the second host end, or stand still, in the middle of the training."""
+    output = f"results/{end.name}"
+    port = free_port()
+    long = project.folder / "long.json"
+    spec = (project.folder / "results/runs/ddp/spec.json").read_text()
+    long.write_text(spec.replace('"steps":200', '"steps":1000000'))
+    assert '"steps":1000000' in long.read_text()
+    # The last of two equal options counts.
+    options = ("--spec", str(long), "--output", output, "--log-file", f"{output}.log")
+    hosts = [start(project, node, port, *options) for node in (0, 1)]
+    try:
+        wait_for_training(project.folder / f"{output}.log", hosts[0])
+        for process in processes_of(hosts[1]):
+            process.send_signal(end)
+        said = hosts[0].communicate(timeout=120)[0]
+    finally:
+        for host in hosts:
+            everything = processes_of(host)
+            kill_group(host)
+            for process in everything:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+    assert hosts[0].returncode == 0, said
+    repeat = result(project, output)
+    assert repeat.status == "failed"
+    assert repeat.reason == "rank 1 on host second does not answer"
+
+
+def processes_of(host: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All that was started on a host, the last ones first; torchrun's have groups of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        first = psutil.Process(host.pid)
+        return [*first.children(recursive=True)[::-1], first]
+    return []
+
+
+def wait_for_training(log: Path, host: subprocess.Popen[str]) -> None:
+    """Until the log tells of a training that has begun."""
+    while host.poll() is None:
+        if log.exists() and "start, step" in log.read_text():
+            time.sleep(0.5)
+            return
+        time.sleep(0.05)
+    raise AssertionError(host.communicate()[0])

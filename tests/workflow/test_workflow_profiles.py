@@ -1,0 +1,64 @@
+"""The profiles for clusters: what they say of rules, and that nobody is forgotten."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from project import ROOT, TINY, Project
+
+PROFILES = ROOT / "workflow/profiles"
+SLURM = PROFILES / "slurm/config.yaml"
+
+
+def rules() -> dict[str, str]:
+    """The text of every rule, by name."""
+    found: dict[str, str] = {}
+    for file in (ROOT / "workflow/rules").glob("*.smk"):
+        text = file.read_text()
+        starts = [*re.finditer(r"^(?:    )?(?:use )?rule (?:\w+ as )?(\w+)", text, re.M)]
+        ends = [*(start.start() for start in starts), len(text)][1:]
+        found |= {m[1]: text[m.start() : end] for m, end in zip(starts, ends, strict=True)}
+    return found
+
+
+def timed_rules() -> set[str]:
+    found = rules()
+    timed = {name for name, text in found.items() if "timed=1" in text}
+    inherited = {
+        name
+        for name, text in found.items()
+        if (base := re.match(r"use rule (\w+) as", text)) and base[1] in timed
+    }
+    return timed | inherited
+
+
+def test_there_are_timed_rules() -> None:
+    assert {"train", "train_again", "pair", "roofline"} <= timed_rules()
+
+
+def test_every_timed_rule_has_its_hosts_to_itself_on_slurm() -> None:
+    resources = yaml.safe_load(SLURM.read_text())["set-resources"]
+    exclusive = {name for name, of in resources.items() if "--exclusive" in of["slurm_extra"]}
+    assert exclusive == timed_rules()
+
+
+@pytest.mark.parametrize("name", ["slurm", "kubernetes"])
+def test_a_job_that_ended_early_is_tried_again(name: str) -> None:
+    profile = yaml.safe_load((PROFILES / name / "config.yaml").read_text())
+    assert profile["retries"] > 0
+    assert profile["rerun-incomplete"]
+
+
+def test_every_profile_names_the_command_that_takes_it() -> None:
+    for file in PROFILES.glob("*/config.yaml"):
+        command = f"--workflow-profile {file.parent.relative_to(ROOT)}"
+        assert command in file.read_text(), file
+
+
+def test_copies_on_the_hosts_change_no_run(tmp_path: Path) -> None:
+    """A profile may ask for them, also once there are results."""
+    project = Project(tmp_path, TINY)
+    spec = "results/runs/single/spec.json"
+    assert project.snakemake(spec)[0] == 0
+    assert project.planned(spec, "--config", "local_shards=/scratch") == {}

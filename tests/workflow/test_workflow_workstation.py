@@ -1,0 +1,71 @@
+"""The profile for a workstation: jobs at the same time see different GPUs, timed ones are alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from project import TINY, Project
+
+PROFILE = "--workflow-profile=workflow/profiles/workstation"
+GPUS = ["GPU-11111111-a", "GPU-22222222-b"]
+
+# Every Python of a job writes down what it runs, what it may see, and from when to when.
+WATCH = """
+import atexit, json, os, sys, time
+began = time.time()
+def note():
+    words = sys.orig_argv
+    if "-m" in words:
+        line = [words[words.index("-m") + 1], os.environ.get("CUDA_VISIBLE_DEVICES"), began,
+                time.time()]
+        file = os.open(os.environ["WATCHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, (json.dumps(line) + "\\n").encode())
+atexit.register(note)
+"""
+
+Line = tuple[str, str | None, float, float]
+
+
+def watched(project: Project, *arguments: str) -> list[Line]:
+    """Run Snakemake with the profile: module, visible GPUs, beginning and end of every process."""
+    file = project.folder / "watched"
+    file.unlink(missing_ok=True)
+    code, output = project.snakemake(*arguments, PROFILE)
+    assert code == 0, output[-6000:]
+    return [tuple(json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def at_the_same_time(first: Line, second: Line) -> bool:
+    return first[2] < second[3] and second[2] < first[3]
+
+
+@pytest.mark.slow
+def test_gpus_are_shared_out_and_timed_jobs_are_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = TINY | {"variants": ["single", "log_every_1"]}
+    project = Project(tmp_path / "project", study)
+    profile = project.folder / "workflow/profiles/workstation/config.yaml"
+    profile.write_text(profile.read_text().replace("evaluate=4", "evaluate=1"))
+    (project.folder / "sitecustomize.py").write_text(WATCH)
+    monkeypatch.setenv("WATCHED", str(project.folder / "watched"))
+    # What the driver would say: the GPUs of this host.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(GPUS))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    runs = [f"results/runs/{name}/repeat-1/metrics.json" for name in study["variants"]]
+    lines = watched(project, *runs, "results/machine/roofline.json")
+    names = ("transformer_core.measure.run", "transformer_core.measure.roofline")
+    timed = [line for line in lines if line[0] in names]
+    jobs = [line for line in lines if line[0].startswith("transformer_core.")]
+    assert len(timed) == 3
+    workers = ("transformer_core.measure.worker", "transformer_core.measure.gpus")
+    for one in timed:
+        others = [job for job in jobs if job is not one and job[0] not in workers]
+        assert not [job for job in others if at_the_same_time(one, job)], lines
+
+    evaluations = [f"results/runs/{name}/evaluation.json" for name in study["variants"]]
+    lines = watched(project, *evaluations)
+    seen = [line for line in lines if line[0] == "transformer_core.train.translate"]
+    assert at_the_same_time(*seen), lines
+    assert sorted(str(line[1]) for line in seen) == GPUS
