@@ -54,7 +54,9 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_run_is_plain_python() -> None:
-    assert launcher(spec("single"), WORKER) == [sys.executable, "-m", WORKER]
+    quick = [sys.executable, "-m", "transformer_core.measure.quick_start", WORKER]
+    assert launcher(spec("single"), WORKER) == quick
+    assert launcher(spec("single"), WORKER, anew=True) == [sys.executable, "-m", WORKER]
 
 
 @pytest.mark.parametrize(("gpus", "anew"), [(["GPU-1"], False), ([], True)])
@@ -71,7 +73,7 @@ def test_one_process_per_device_through_torchrun(
 def test_without_gpus_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "visible_gpus", list)
     command = launcher(spec("ddp", devices_per_node=3), WORKER)
-    assert command[1:] == ["-m", "transformer_core.measure.forked", "--processes=3", WORKER]
+    assert command[1:] == ["-m", "transformer_core.measure.quick_start", "--fork=3", WORKER]
     asked = launcher(spec("ddp", device="cuda"), WORKER)
     assert "torch.distributed.run" in asked, "the run itself says that there is no GPU"
 

@@ -12,17 +12,17 @@ from transformer_core.measure.gpus import visible_gpus
 from transformer_core.measure.hardware import read_hardware
 
 ONE_HOST = "transformer_core.measure.one_host"
-FORKED = "transformer_core.measure.forked"
 LINKED_HOSTS = "transformer_core.measure.linked_hosts"
+QUICK_START = "transformer_core.measure.quick_start"
 
 
 def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
-    """The start of the command line: plain Python for a single process, torchrun for more, or where
-    there are no GPUs the faster :mod:`transformer_core.measure.forked`.
+    """The start of the command line: Python for a single process, torchrun for more, or where there
+    are no GPUs forks, which start faster (see :mod:`transformer_core.measure.quick_start`).
 
     ``worker`` is the module that the processes run. Runs at the same time need a ``place`` of their
-    own, which is added to the port of the rendezvous. With ``anew``, no process is forked from
-    another, so that each can be started within another program.
+    own, which is added to the port of the rendezvous. With ``anew``, every process is a Python of
+    its own that runs nothing but the worker, so that each can be started within another program.
 
     A run over several hosts is started
 
@@ -34,10 +34,10 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
     """
     machine, processes = spec.machine, spec.processes_per_node
     if spec.parallel.kind in ("single", "data_parallel"):
-        return [sys.executable, "-m", worker]
+        return [sys.executable, "-m", *([] if anew else [QUICK_START]), worker]
     if machine.nodes == 1:
         if not anew and _no_gpus(spec):
-            return [sys.executable, "-m", FORKED, f"--processes={processes}", worker]
+            return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
         return [*one_host.torchrun(processes), "--standalone", "-m", worker]
     hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
     hosts += [f"--timeout={machine.timeout}"]

@@ -1,4 +1,4 @@
-"""Processes of a run that are forked from one that has imported what they need."""
+"""Workers that start and end faster than Python does by itself."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 WORKER = """
 import json, os, sys, time
@@ -19,11 +20,16 @@ IMPORTED_BY = os.getpid()
 def main():
     folder, what = Path(sys.argv[1]), sys.argv[2]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    told = {name: os.environ[name] for name in names}
+    told = {name: os.environ.get(name) for name in names}
     told |= {"imported_by": IMPORTED_BY, "pid": os.getpid(), "options": sys.argv[2:]}
-    file = folder / f"rank-{told['RANK']}.json"
+    file = folder / f"rank-{told['RANK'] or 0}.json"
     file.with_suffix(".part").write_text(json.dumps(told))
     file.with_suffix(".part").rename(file)
+    if what == "alone":
+        print("told", end="")
+        sys.exit(int(sys.argv[3]) if sys.argv[3].isdigit() else sys.argv[3])
+    if what == "raise":
+        raise ValueError("a mistake")
     if what == "fail" and told["RANK"] == "1":
         sys.exit(3)
     if what != "end":
@@ -31,14 +37,16 @@ def main():
 """
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen[bytes]:
     (folder / "worker_of_this_test.py").write_text(WORKER)
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
-    launcher = [sys.executable, "-m", "transformer_core.measure.forked", "--processes=2"]
+    launcher = [sys.executable, "-m", "transformer_core.measure.quick_start"]
+    launcher += [] if fork is None else [f"--fork={fork}"]
     return subprocess.Popen(
         [*launcher, "worker_of_this_test", str(folder), *options],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -72,3 +80,21 @@ def test_a_request_to_stop_reaches_all(tmp_path: Path) -> None:
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) not in (0, None)
     assert not any(psutil.pid_exists(rank["pid"]) for rank in told(tmp_path))
+
+
+@pytest.mark.parametrize(("said", "code"), [("0", 0), ("7", 7), ("what went wrong", 1)])
+def test_one_process_ends_as_its_module_does(tmp_path: Path, said: str, code: int) -> None:
+    child = start(tmp_path, "alone", said, fork=None)
+    output, error = child.communicate(timeout=60)
+    assert (child.returncode, output) == (code, b"told"), "what was printed is not lost"
+    assert error.decode().strip() == ("" if said.isdigit() else said)
+    (only,) = told(tmp_path)
+    assert only["pid"] == only["imported_by"] == child.pid
+    assert only["options"] == ["alone", said]
+
+
+def test_an_exception_is_shown(tmp_path: Path) -> None:
+    child = start(tmp_path, "raise", fork=None)
+    _, error = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "ValueError: a mistake" in error.decode()
