@@ -35,8 +35,6 @@ TOGETHER = {
 }
 Measured = tuple[int, Parts, Parts, int]
 
-UNFOLLOWED = "what threads of gloo hold at the moment of the peak is not always seen"
-
 
 def alone() -> dict[str, RunSpec]:
     return {name: memory_spec(**sections) for name, sections in ALONE.items()}
@@ -78,7 +76,6 @@ def test_one_process(measured_alone: dict[str, Measured], name: str) -> None:
     assert_predicted(alone()[name], measured_alone[name])
 
 
-@pytest.mark.xfail(reason=UNFOLLOWED, strict=False)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_two_ranks(measured_together: list[dict[str, Measured]], name: str) -> None:
     for rank, found in enumerate(measured_together):
@@ -105,7 +102,6 @@ def test_the_formulas_of_the_study(measured_alone: dict[str, Measured]) -> None:
     assert sum(mixed[part] for part in state) == pytest.approx(18, rel=0.03)
 
 
-@pytest.mark.xfail(reason=UNFOLLOWED, strict=False)
 def test_buckets_are_a_second_copy_of_the_gradients_unless_they_are_views(
     measured_together: list[dict[str, Measured]],
 ) -> None:

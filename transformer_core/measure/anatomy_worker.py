@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -131,7 +131,7 @@ def followed(work: Work, translate: bool = True) -> Followed:
     deaths: list[tuple[int, int]] = []
     counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations(deaths)
     with StorageTracker(device.type, deaths if device.type == "cpu" else None) as tracker:
-        with counted:
+        with counted, _callbacks_here(device):
 
             def mark(moment: str) -> None:
                 counted.mark(MOMENTS.get(moment, moment))
@@ -154,6 +154,26 @@ def followed(work: Work, translate: bool = True) -> Followed:
         },
         decoding=decoding,
     )
+
+
+@contextlib.contextmanager
+def _callbacks_here(device: torch.device) -> Iterator[None]:
+    """On a CPU, what is to follow a message (as in hooks of DDP) happens in the thread that asks
+    for it, once the message is there. Threads of gloo would do it, and nothing follows those."""
+    if device.type != "cpu":
+        yield
+        return
+    then = torch._C.Future.then
+
+    def waiting(future: torch._C.Future, callback: Callable[..., Any]) -> Any:
+        future.wait()
+        return then(future, callback)
+
+    torch._C.Future.then = waiting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch._C.Future.then = then  # type: ignore[method-assign]
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ class ExpectedDdp(Strategy):
 
     Buckets exist all the time. Gradients are copied into them, or are views into them. A
     compression hook copies each full bucket once more. PowerSGD keeps the errors of all buckets,
-    and until the next step their gradients with and without the errors.
+    and copies a full one.
     """
 
     def __init__(self, spec: Ddp, process: Process, accumulation: Accumulation) -> None:
@@ -41,7 +41,7 @@ class ExpectedDdp(Strategy):
             bucket = flatten(group)
             self.kept.append(bucket)
             if isinstance(self.spec.hook, PowerSgdHook):
-                self.kept += [torch.zeros_like(bucket) for _ in range(3)]
+                self.kept.append(torch.zeros_like(bucket))
             parts = bucket.split([parameter.numel() for parameter in group])
             for parameter, part in zip(group, parts, strict=True):
                 last = bucket if parameter is group[-1] else None
@@ -67,6 +67,8 @@ class ExpectedDdp(Strategy):
             parameter.grad = part.view_as(parameter)
         if full is not None and isinstance(self.spec.hook, CompressHook):
             full.to(torch.float16)
+        if full is not None and isinstance(self.spec.hook, PowerSgdHook):
+            full.clone()
 
 
 class ExpectedEightBit(Optimizer):
