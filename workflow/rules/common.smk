@@ -31,7 +31,7 @@ OWNER = Path("results/.study")
 AGAINST = config.pop("against", None)
 # A folder on a disk of every host for copies of the shards. Where bytes lie changes no result.
 if local_shards := config.pop("local_shards", None):
-    os.environ["LOCAL_SHARDS"] = str(local_shards)
+    os.environ.update(LOCAL_SHARDS=str(local_shards))
 
 
 # Jobs that share the tokenizing of the training pairs: --set-scatter tokenize=16.
