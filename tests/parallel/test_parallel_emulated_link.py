@@ -102,6 +102,33 @@ def test_an_idle_link_lets_a_burst_through_at_once() -> None:
         assert min(took) < 2 * SECONDS
 
 
+def held_alone() -> tuple[float, float, float]:
+    """Seconds until the hook, other work of the device and the bucket were done."""
+    place = torch.device("cuda", 0)
+    link = EmulatedLink(Hook(Traffic()), LINK, 2, place)
+    bucket = Bucket(torch.ones(BYTES // 4, device=place))
+    link.average(bucket).wait()  # type: ignore[arg-type]
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    future = link.average(bucket)  # type: ignore[arg-type]
+    called = time.monotonic() - began
+    bucket.values.new_ones(4).sum().item()
+    computed = time.monotonic() - began
+    future.wait()
+    torch.cuda.synchronize()
+    link.close()
+    return called, computed, time.monotonic() - began
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_neither_the_host_nor_the_computing_stream_is_held() -> None:
+    ((called, computed, done),) = run_ranks(held_alone, 1, backend="nccl")
+    assert called < computed < SECONDS
+    # A clock that is faster than while it was measured makes it a little shorter.
+    assert done > 0.8 * SECONDS
+
+
 def imagined(devices: int | None) -> float:
     link = EmulatedLink(Hook(Traffic()), LINK, devices, torch.device("cpu"))
     dist.barrier()
