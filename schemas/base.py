@@ -10,14 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 
 class Schema(BaseModel):
-    """A checked, immutable record. Field descriptions are the docstrings below the fields."""
+    """A checked, immutable record. Fields are described by the docstrings below them, which only
+    :mod:`schemas.generate` reads: to find them in the sources takes as long as all else that an
+    import of schemas does."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         defer_build=True,  # most processes need few of them
         validate_default=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,  # JSON has neither: a file that holds one could not be read back
     )
 

@@ -1,13 +1,19 @@
 """Write the JSON Schemas that editors use: ``python -m schemas.generate [--check]``."""
 
 import argparse
+import ast
+import inspect
 import json
 import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from schemas.base import Schema
 from schemas.claims import Claims
 from schemas.families import Families
 from schemas.study import RunSpec, Study, Variants
@@ -18,6 +24,7 @@ REPAIR = "python -m schemas.generate"
 
 def generated() -> dict[str, str]:
     """File name and text of each JSON Schema."""
+    describe_fields()
     types: dict[str, Any] = {
         "study.json": Study,
         "variants.json": Variants,
@@ -29,6 +36,42 @@ def generated() -> dict[str, str]:
         name: json.dumps(TypeAdapter(kind).json_schema(), indent=2, ensure_ascii=False) + "\n"
         for name, kind in types.items()
     }
+
+
+def describe_fields() -> None:
+    """Give all fields of all schemas the docstrings below them as descriptions."""
+    every = list(_descendants(Schema))
+    for schema in every:
+        for name, text in field_docstrings(schema).items():
+            schema.model_fields[name].description = text
+    # Twice: what a schema holds of another is as old as that one was.
+    for schema in every * 2:
+        schema.model_rebuild(force=True)
+
+
+def field_docstrings(schema: type[Schema]) -> dict[str, str]:
+    """The docstrings of the fields of a schema, by field, also of those that it inherits."""
+    found: dict[str, str] = {}
+    for parent in reversed(schema.__mro__):
+        if issubclass(parent, Schema):
+            (statement,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+            assert isinstance(statement, ast.ClassDef)
+            for field, below in pairwise(statement.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        found[name] = inspect.cleandoc(text)
+    return {name: found[name] for name in schema.model_fields if name in found}
+
+
+def _descendants(schema: type[Schema]) -> Iterator[type[Schema]]:
+    """All classes below ``schema``, in the order of their definition, each once."""
+    waiting, seen = list(schema.__subclasses__()), set()
+    while waiting:
+        child = waiting.pop(0)
+        if child not in seen:
+            seen.add(child)
+            waiting += child.__subclasses__()
+            yield child
 
 
 def drifted() -> list[str]:
