@@ -194,7 +194,7 @@ def lend(sides: Sequence[Side], data: Path, output: Path) -> None:
 
     while not recorded():
         children = {
-            side.name: start_side(side, place, data, folder)
+            side.name: start_side(side, place, data, folder, folder / DESK)
             for place, side in enumerate(sides)
             if spans_machines(side.spec)
         }

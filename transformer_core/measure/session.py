@@ -203,7 +203,9 @@ class Sessions:
         for place, side in enumerate(self.sides):
             clear_outcomes(self.folder / side.name)
             try:
-                children[side.name] = start_side(side, place, self.data, self.folder)
+                children[side.name] = start_side(
+                    side, place, self.data, self.folder, self.desk.file
+                )
             except Unsupported as error:
                 stop_sides(children)
                 raise SessionEndedError(side.name, *classify(error), None) from None
@@ -230,8 +232,11 @@ class Sessions:
         return SessionEndedError(error.side, "failed", f"{error.reason}{how}", None)
 
 
-def start_side(side: Side, place: int, data: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """Start this host's processes of a side, which come to the desk in ``folder``.
+def start_side(
+    side: Side, place: int, data: Path, folder: Path, desk: Path
+) -> subprocess.Popen[bytes]:
+    """Start this host's processes of a side, which come to the desk that the file ``desk`` names and
+    leave their end below ``folder``.
 
     ``place`` is the number of the side; Unsupported where this host cannot.
     """
@@ -241,7 +246,7 @@ def start_side(side: Side, place: int, data: Path, folder: Path) -> subprocess.P
         "spec": side.file,
         "data": data,
         "side": side.name,
-        "desk": folder / DESK,
+        "desk": desk,
         "output": output,
     }
     if side.planted is not None:
