@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
                 return
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("spec", "data", "desk", "output"):
         parser.add_argument(f"--{name}", type=Path)
@@ -67,3 +67,7 @@ if __name__ == "__main__":
     parsed = parser.parse_args()
     with supervised(parsed.output):
         run(parsed)
+
+
+if __name__ == "__main__":
+    main()

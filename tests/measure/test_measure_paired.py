@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from transformer_core.measure import paired as module
 from transformer_core.measure import session as sessions
 from transformer_core.measure.paired import Kept, compare, enough, stop
 from transformer_core.measure.pairs import log_ratios
-from transformer_core.measure.session import Side
+from transformer_core.measure.session import Sessions, Side
+from transformer_core.measure.turns import Desk
 
 HERE = Path(__file__).parent
 COMPARING = Comparing(
@@ -203,6 +205,16 @@ def test_another_host_lends_processes_until_there_is_a_record(
     module.lend(sides, tmp_path, output)
     # One session after the other, and only the side that spans hosts.
     assert started == [("ddp", 1)] * 3
+
+
+def test_the_desk_may_stand_elsewhere(fake: Path, tmp_path: Path) -> None:
+    """As in a search, whose sessions share one and have folders of their own."""
+    sides = side(tmp_path, "single"), side(tmp_path, "fast")
+    with Desk(tmp_path / "desk.json", False) as desk:
+        made = Sessions(
+            sides, COMPARING, tmp_path, tmp_path / "round-1", desk, "", datetime.now(UTC), print
+        )
+        assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 
 
 @pytest.mark.parametrize("job", ["paired", "self_test"])

@@ -75,7 +75,8 @@ def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     (tmp_path / "count_threads.py").write_text(
         "import pathlib, sys, torch\n"
-        "pathlib.Path(sys.argv[1]).write_text(str(torch.get_num_threads()))\n"
+        "def main():\n"
+        "    pathlib.Path(sys.argv[1]).write_text(str(torch.get_num_threads()))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = tmp_path / "threads"
@@ -88,7 +89,8 @@ def test_workers_keep_freed_memory_unless_the_user_says_otherwise(
 ) -> None:
     (tmp_path / "show_environment.py").write_text(
         "import json, os, pathlib, sys\n"
-        "pathlib.Path(sys.argv[1]).write_text(json.dumps(dict(os.environ)))\n"
+        "def main():\n"
+        "    pathlib.Path(sys.argv[1]).write_text(json.dumps(dict(os.environ)))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)

@@ -20,11 +20,12 @@ from schemas.results import (
 )
 
 REPORT = "results/report.html"
+STUDY = TINY | {"search": {"budget": 8, "candidates": 2}}
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    made = Project(tmp_path_factory.mktemp("project"), TINY)
+    made = Project(tmp_path_factory.mktemp("project"), STUDY)
     code, output = made.snakemake(REPORT)
     assert code == 0, output
     return made
@@ -72,7 +73,7 @@ def test_limits_of_the_machine_and_profiles_are_made_beside_the_runs(project: Pr
 
 def test_one_and_two_ranks_train_alike_on_the_same_global_batches(project: Project) -> None:
     """With dropout the replicas draw different numbers, so it is off here; float32 sums differ."""
-    study = TINY | {"model": TINY["model"] | {"dropout": 0.0}}
+    study = STUDY | {"model": TINY["model"] | {"dropout": 0.0}}
     project.write_study(study)
     try:
         code, output = project.snakemake(
@@ -84,7 +85,7 @@ def test_one_and_two_ranks_train_alike_on_the_same_global_batches(project: Proje
             for v in ("single", "ddp")
         )
     finally:
-        project.write_study(TINY)
+        project.write_study(STUDY)
         code, output = project.snakemake(REPORT)
         assert code == 0, output
     counts = ["epoch", "batch", "pairs", "tokens"]
@@ -137,11 +138,11 @@ def test_changing_one_variant_reruns_that_variant_and_the_report(project: Projec
 
 
 def test_changing_the_device_count_leaves_the_single_run_alone(project: Project) -> None:
-    project.write_study(TINY | {"machine": {"device": "cpu", "devices_per_node": 3}})
+    project.write_study(STUDY | {"machine": {"device": "cpu", "devices_per_node": 3}})
     try:
         said = project.reasons(REPORT)
     finally:
-        project.write_study(TINY)
+        project.write_study(STUDY)
     assert "Train ddp" in said
     assert "Train single" not in said
 
@@ -189,12 +190,12 @@ def test_sides_take_turns_in_two_sessions(project: Project) -> None:
 def test_another_margin_judges_anew_and_times_nothing(project: Project) -> None:
     asked = TINY["comparison"]
     try:
-        project.write_study(TINY | {"comparison": asked | {"margin": 0.1}})
+        project.write_study(STUDY | {"comparison": asked | {"margin": 0.1}})
         judged = project.planned("results/comparisons.json")
-        project.write_study(TINY | {"comparison": asked | {"pairs": 7}})
+        project.write_study(STUDY | {"comparison": asked | {"pairs": 7}})
         timed = project.planned("results/comparisons.json")
     finally:
-        project.write_study(TINY)
+        project.write_study(STUDY)
     assert judged == {"compare": 1}
     assert timed == {"compare": 1, "pair": 1}
 
@@ -229,12 +230,12 @@ def test_evaluation_is_readable(project: Project) -> None:
 
 
 def test_another_study_does_not_overwrite_silently(project: Project) -> None:
-    project.write_study(TINY | {"name": "other"})
+    project.write_study(STUDY | {"name": "other"})
     try:
         code, output = project.snakemake(REPORT)
         allowed, _ = project.snakemake("-n", REPORT, "--config", "replace_results=true")
     finally:
-        project.write_study(TINY)
+        project.write_study(STUDY)
     assert code != 0
     assert "holds the results of the study 'tiny'" in output
     assert "mv results results-tiny" in output

@@ -235,8 +235,8 @@ class Sessions:
 def start_side(
     side: Side, place: int, data: Path, folder: Path, desk: Path
 ) -> subprocess.Popen[bytes]:
-    """Start this host's processes of a side, which come to the desk that the file ``desk`` names and
-    leave their end below ``folder``.
+    """Start this host's processes of a side, which come to the desk that the file ``desk`` names,
+    and leave below ``folder`` how they ended.
 
     ``place`` is the number of the side; Unsupported where this host cannot.
     """
