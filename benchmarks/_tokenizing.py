@@ -30,6 +30,8 @@ from transformer_core.data.tokenizer import load_tokenizer, train
 
 REFERENCE = "datasets.map, 2 processes"
 SIDES = ("source", "target")
+_COMPARED = 300_000
+"""Pairs whose ids are compared with the tokenizer's own."""
 _FEW = 20_000
 """Pairs of the turn that does not count."""
 _RULES = Filter(max_tokens=1_000, max_characters=1_000_000)
@@ -95,7 +97,8 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             pairs = _first(options.pairs, Path(folder) / "pairs.arrow", options.turn_pairs)
             name = PairFile(options.pairs).description().corpus
-            yield from _text(name, pairs, options.pairs, options)
+            some = len(PairFile(pairs)) < len(PairFile(options.pairs))
+            yield from _text(name, pairs, options.pairs if some else None, options)
 
 
 def _text(
@@ -157,10 +160,11 @@ def _rate(run: Contender, pairs: Path, folder: Path) -> Callable[[], float]:
 
 
 def _identical(pairs: Path, tokenizer: Path) -> str:
-    """Compare the ids of the whole text and of adversarial lines with the tokenizer's own."""
+    """Compare the ids of the text and of adversarial lines with the tokenizer's own."""
     bpe = load_tokenizer(tokenizer)
     encoder = Encoder(bpe)
-    columns = [batch.column(side) for batch in PairFile(pairs) for side in SIDES]
+    batches = PairFile(pairs).pieces(0, _COMPARED, 1 << 22)
+    columns = [batch.column(side) for batch in batches for side in SIDES]
     columns.append(pa.array(adversarial_lines(10_000), pa.large_string()))
     lines = 0
     for texts in columns:

@@ -7,6 +7,7 @@ reason. Everybody takes turns on the same machine, once in every round.
 
 import argparse
 import sys
+from itertools import chain
 from pathlib import Path
 
 import _feeding
@@ -26,14 +27,17 @@ def main() -> int:
     _feeding.add_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows: list[Row] = [*_tokenizing.measure(options), *_feeding.measure(options)]
+    rows: list[Row] = []
+    for row in chain(_tokenizing.measure(options), _feeding.measure(options)):
+        rows.append(row)
+        # A part that ends early takes nothing of the others with it.
+        if options.output is not None:
+            write_csv(rows, options.output)
     if not rows:
         parser.error(
             "nothing to measure: give --multi30k, --rare, --pairs, --shards or --study-data"
         )
     print(show(rows))
-    if options.output is not None:
-        write_csv(rows, options.output)
     return 0
 
 
