@@ -201,7 +201,7 @@ def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
             check=True,
             capture_output=True,
         )
-    return int(done.stdout) / 1024
+    return int(done.stdout) * 1024 / 1e6
 
 
 # The contenders
