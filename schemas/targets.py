@@ -60,6 +60,7 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
     data = f"results/data/{study.corpus.name}"
     targets = ["results/report.html", "results/machine/hardware.json", "results/comparisons.json"]
     targets += ["results/families.json", "results/claims.json", f"{data}/tokenizer.json"]
+    targets += [f"{data}/verify.json"]
     if study.link_check:
         targets += ["results/links/error.json"]
     if study.projection:
