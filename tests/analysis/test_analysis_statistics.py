@@ -196,6 +196,15 @@ def test_without_an_error_the_spread_of_sessions_decides() -> None:
     assert alone.low == pytest.approx(alone.high, rel=1e-12)
 
 
+def test_without_an_error_rounding_does_not_matter() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        pairs = random.normal(0.0, 0.01, (7, 2))
+        sessions = [[LogRatio(float(x), 0.0, 0, 1) for x in pair] for pair in pairs]
+        expected = sum(float(np.var(pair, ddof=1)) for pair in pairs) / len(pairs)
+        assert variance_between_sessions(sessions) == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_level_is_corrected_for_the_number_of_comparisons() -> None:
     def width(count: int) -> float:
         # As many sessions in all, so that only the level differs.

@@ -1,7 +1,9 @@
 """Storages from their first to their last moment, and what they are for."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schemas.results import PARTS
 from transformer_core.measure.storages import Interval, StepMemory, Storage, StorageTracker
@@ -70,6 +72,24 @@ def test_copies_of_weights_in_16_bits_make_master_weights_of_them() -> None:
     assert step.largest.master_weights_bytes == 4 * parameters
     assert step.largest.weights_bytes == 2 * parameters
     assert loss.requires_grad
+
+
+def test_gloo_works_on_flat_copies_of_what_it_gathers() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with StorageTracker("cpu") as tracker:
+            whole, own = torch.zeros(2 * N), torch.zeros(N)
+            before = len(tracker.storages)
+            dist.all_gather_into_tensor(whole, own)
+            dist.reduce_scatter_tensor(own, whole)
+            dist.all_reduce(own)
+            copies = tracker.storages[before:]
+    finally:
+        dist.destroy_process_group()
+    assert [record.size for record in copies] == [2 * SIZE, 2 * SIZE]
+    assert all(record.labels == {"message"} for record in copies)
+    # They are there as long as the operation takes.
+    assert all(record.died == record.born for record in copies)
 
 
 def tracked(*records: Storage) -> StorageTracker:

@@ -140,7 +140,8 @@ def variance_between_sessions(
         terms = zip(spreads, squares, strict=True)
         return sum(spread / (variance + square) for spread, square in terms if spread) - freedom
 
-    most = sum(spreads) / max(1, freedom)
+    # A little more than would do without any error, where rounding decides on which side it lies.
+    most = sum(spreads) / max(1, freedom) * (1 + 1e-9)
     least = most * 1e-9  # not 0, where an error of 0 would divide by it
     if not most or excess(least) <= 0:
         return 0.0
