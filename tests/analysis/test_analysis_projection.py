@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis_builders import repeat, result, window
+from analysis_builders import repeat, result, topology, window
 from projection_builders import LAYERS, compute, compute_times
 
 from schemas.link import PAYLOAD_SHARE, LinkModel
@@ -108,31 +108,39 @@ def test_a_limited_link_delivers_its_bandwidth_without_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "strategy", "bucket_mb", "payload"),
+    ("parallel", "strategy", "manner"),
     [
-        ({"parallel": {"kind": "ddp", "bucket_mb": 1}}, "ddp", 1, 1),
-        ({"parallel": {"kind": "ddp", "overlap": False}}, "ddp_no_overlap", 25, 1),
-        ({"parallel": {"kind": "ddp", "hook": {"kind": "ring"}}}, "ddp", 25, 1),
-        (
-            {"parallel": {"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}},
-            "ddp",
-            25,
-            0.5,
-        ),
-        ({"parallel": {"kind": "central"}}, "central", 25, 1),
+        ({"kind": "ddp", "bucket_mb": 1}, "ddp", {"bucket_mb": 1}),
+        ({"kind": "ddp", "bucket_mb": 1, "overlap": False}, "ddp_no_overlap", {}),
+        ({"kind": "ddp", "hook": {"kind": "ring"}}, "ddp", {}),
+        ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}, "ddp", {"payload": 0.5}),
+        ({"kind": "central"}, "central", {}),
+        ({"kind": "central", "local_loss": True}, "central", {"local_loss": True}),
+        ({"kind": "fsdp"}, "fsdp", {}),
+        ({"kind": "fsdp", "reshard_after_forward": False}, "fsdp", {"reshard": False}),
     ],
 )
-def test_strategies_of_runs(sections: Any, strategy: Any, bucket_mb: float, payload: float) -> None:
-    seconds = step_seconds(strategy, compute(), SLOW, 2, bucket_mb, payload)
-    assert check_of(spec(**sections)).predicted_seconds == pytest.approx(seconds)
+def test_strategies_of_runs(parallel: Any, strategy: Any, manner: Any) -> None:
+    seconds = step_seconds(strategy, compute(), SLOW, 2, **manner)
+    check = check_of(spec(parallel=parallel), topology=None)
+    assert check.predicted_seconds == pytest.approx(seconds)
 
 
+def test_fsdp_over_gloo_is_predicted_as_gloo_does_it() -> None:
+    check = check_of(spec(parallel={"kind": "fsdp"}), topology=topology(2))
+    seconds = step_seconds("fsdp", compute(), SLOW, 2, backend="gloo")
+    assert check.predicted_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("synchronise", ["every", "last"])
-def test_accumulation_of_runs(synchronise: str) -> None:
+def test_accumulation_of_runs(synchronise: str, overlap: bool) -> None:
     training = {"accumulation": {"micro_batches": 4, "synchronise": synchronise}}
+    parallel = {"kind": "ddp", "overlap": overlap, "bucket_mb": 1}
     strategy: Any = {"every": "accumulation_sync", "last": "accumulation_no_sync"}[synchronise]
-    seconds = step_seconds(strategy, compute(4), SLOW, 2)
-    assert check_of(spec(training=training)).predicted_seconds == pytest.approx(seconds)
+    seconds = step_seconds(strategy, compute(4), SLOW, 2, 1, overlap=overlap)
+    check = check_of(spec(training=training, parallel=parallel))
+    assert check.predicted_seconds == pytest.approx(seconds)
 
 
 def test_more_devices_that_are_emulated_are_predicted_too() -> None:
@@ -149,7 +157,6 @@ def test_more_devices_that_are_emulated_are_predicted_too() -> None:
         ({}, None, {}, "was not measured"),
         ({}, MEASURED, {"status": "failed"}, "work on one device was not measured"),
         ({"parallel": {"kind": "fsdp", "bf16": True}}, MEASURED, {}, "32 bits"),
-        ({"parallel": {"kind": "central", "local_loss": True}}, MEASURED, {}, "gathers logits"),
         (
             {"parallel": {"kind": "ddp", "hook": {"kind": "powersgd"}}},
             MEASURED,

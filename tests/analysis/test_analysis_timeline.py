@@ -92,6 +92,14 @@ def test_fsdp_gathers_ahead_and_scatters_behind() -> None:
     assert gloo == pytest.approx(seconds + 0.0625)
 
 
+def test_fsdp_that_keeps_its_layers_gathers_them_once() -> None:
+    seconds = step_seconds("fsdp", compute(), FAST, PAIR, reshard=False)
+    # Waited for: the first gather of forward, and the last scatter.
+    assert seconds == pytest.approx(ALONE + 2 * 0.0625)
+    slow = step_seconds("fsdp", compute(), link(8.0), PAIR, reshard=False)
+    assert 2 * LAYERS * 4.0 < slow < step_seconds("fsdp", compute(), link(8.0), PAIR)
+
+
 def test_fsdp_on_a_slow_link_is_as_long_as_its_messages() -> None:
     very_slow = link(8.0)
     # 4 MiB gathered twice and scattered once, half an all-reduce each; little is hidden.
@@ -111,6 +119,18 @@ def test_central_sends_everything_through_one_device() -> None:
     # Its first device has the logits of all others to take in, one after the other.
     more = step_seconds("central", times, link_of_two, 64) - ALONE
     assert more > 31 * (2 * logits + batch)
+
+
+def test_central_with_a_local_loss_gathers_no_logits() -> None:
+    logits = 2 * SLOW.scatter_seconds(2 * compute().logits_bytes, 2)
+    both = (step_seconds("central", compute(), SLOW, 2, local_loss=on) for on in (False, True))
+    assert next(both) - next(both) == pytest.approx(logits)
+
+
+def test_late_reductions_after_every_micro_batch_hide_nothing() -> None:
+    times = compute(micro_batches=4)
+    seconds = step_seconds("accumulation_sync", times, SLOW, PAIR, 1, overlap=False)
+    assert seconds == pytest.approx(4 * (FORWARD + BACKWARD + ALL_SLOW) + UPDATE)
 
 
 def test_times_that_were_not_measured_are_refused() -> None:

@@ -163,7 +163,7 @@ def _check(
         assert link is not None
         assert times is not None
         assert not isinstance(described, str)
-        strategy, bucket_mb, payload = described
+        strategy, manner = described
         devices = spec.world_size
         if isinstance(spec.parallel, Ddp) and isinstance(spec.parallel.hook, EmulatedLinkHook):
             devices = spec.parallel.hook.devices or devices
@@ -173,9 +173,8 @@ def _check(
             Compute.of(times),
             link,
             devices,
-            bucket_mb,
-            payload,
-            "gloo" if gloo else "nccl",
+            **manner,
+            backend="gloo" if gloo else "nccl",
         )
     return ProjectionCheck(
         variant=spec.variant,
@@ -188,34 +187,28 @@ def _check(
     )
 
 
-def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, float, float] | str:
-    """Strategy, bucket size and payload of a spec in the model, or why it has none."""
+def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, dict[str, Any]] | str:
+    """Strategy of a spec and its manner as :func:`step_seconds` takes them, or why it has none."""
     parallel, accumulation = spec.parallel, spec.training.accumulation
     if isinstance(parallel, Fsdp):
-        if parallel.bf16 or not parallel.reshard_after_forward:
-            return "the model knows FSDP in 32 bits with resharding only"
-        return "fsdp", DEFAULT_BUCKET_MB, 1.0
+        if parallel.bf16:
+            return "the model knows FSDP in 32 bits only"
+        return "fsdp", {"reshard": parallel.reshard_after_forward}
     if isinstance(parallel, Central):
-        if parallel.local_loss:
-            return "the model knows the central scheme that gathers logits only"
-        return "central", DEFAULT_BUCKET_MB, 1.0
+        return "central", {"local_loss": parallel.local_loss}
     if not isinstance(parallel, Ddp):
         return f"the model does not know {parallel.kind}"
     if isinstance(parallel.hook, PowerSgdHook):
         return "the model does not know what PowerSGD computes"
-    payload = 0.5 if isinstance(parallel.hook, CompressHook) else 1.0
-    if not parallel.overlap:
-        if accumulation.micro_batches > 1 and accumulation.synchronise == "every":
-            return "the model does not know late reductions after every micro-batch"
-        return "ddp_no_overlap", parallel.bucket_mb, payload
+    manner = {
+        "bucket_mb": parallel.bucket_mb,
+        "payload": 0.5 if isinstance(parallel.hook, CompressHook) else 1.0,
+        "overlap": parallel.overlap,
+    }
     if accumulation.micro_batches == 1:
-        return "ddp", parallel.bucket_mb, payload
+        return "ddp", manner
     every = accumulation.synchronise == "every"
-    return (
-        "accumulation_sync" if every else "accumulation_no_sync",
-        parallel.bucket_mb,
-        payload,
-    )
+    return "accumulation_sync" if every else "accumulation_no_sync", manner
 
 
 def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | None, str]:

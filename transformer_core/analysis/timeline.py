@@ -101,13 +101,17 @@ def step_seconds(
     devices: int,
     bucket_mb: float = 25.0,
     payload: float = 1.0,
+    overlap: bool = True,
+    reshard: bool = True,
+    local_loss: bool = False,
     backend: Backend = "nccl",
 ) -> float:
     """Time of an optimizer step on ``devices`` devices.
 
-    ``payload`` is the share of the gradients' bytes that travels, 0.5 for a 16-bit format. It
-    and ``bucket_mb`` matter to the strategies with buckets only, ``backend`` to FSDP: gloo's
-    reduce-scatter is an all-reduce inside.
+    To the strategies with buckets matter ``bucket_mb``, ``payload``, the share of the gradients'
+    bytes that travels (0.5 for a 16-bit format), and ``overlap`` with backward. To FSDP matters
+    whether it gathers its layers again for backward (``reshard``), and ``backend``: gloo's
+    reduce-scatter is an all-reduce inside. With ``local_loss`` central gathers no logits.
     """
     if devices == 1:
         return compute.alone
@@ -115,14 +119,15 @@ def step_seconds(
     plain = compute.forward + compute.backward
     match strategy:
         case "fsdp":
-            sharded = _fully_sharded(compute, link, devices, backend)
+            sharded = _fully_sharded(compute, link, devices, backend, reshard)
             return compute.micro_batches * sharded + rest
         case "central":
             # Weights are handed out once, after the update.
             weights = link.broadcast_seconds(compute.gradient_bytes, devices)
-            return compute.micro_batches * _central(compute, link, devices) + rest + weights
+            central = _central(compute, link, devices, local_loss)
+            return compute.micro_batches * central + rest + weights
     found = buckets(compute.gradients, bucket_mb)
-    overlapped = strategy != "ddp_no_overlap"
+    overlapped = overlap and strategy != "ddp_no_overlap"
     reducing = compute.forward + _reduced(found, compute, link, devices, overlapped, payload)
     every = compute.micro_batches if strategy == "accumulation_sync" else 1
     return every * reducing + (compute.micro_batches - every) * plain + rest
@@ -144,8 +149,11 @@ def _reduced(
     return max(compute.backward, free)
 
 
-def _fully_sharded(compute: Compute, link: LinkModel, devices: int, backend: Backend) -> float:
-    """Forward and backward of FSDP, whose layers are gathered for forward and again for backward.
+def _fully_sharded(
+    compute: Compute, link: LinkModel, devices: int, backend: Backend, reshard: bool
+) -> float:
+    """Forward and backward of FSDP, whose layers are gathered for forward and, with ``reshard``,
+    again for backward.
 
     The next layer is gathered while one is computed (Zhao et al., PyTorch FSDP: Experiences on
     Scaling Fully Sharded Data Parallel, VLDB 2023, section 3.3).
@@ -156,10 +164,13 @@ def _fully_sharded(compute: Compute, link: LinkModel, devices: int, backend: Bac
     # In forward, layers come in the other order; the share of one is that of its backward.
     for duration, order in ((compute.forward, groups[::-1]), (compute.backward, groups)):
         backward = order is groups
-        gathered = free = max(free, now) + link.gather_seconds(order[0].bytes, devices)
+        gathers = reshard or not backward
+        gathered = now
+        if gathers:
+            gathered = free = max(free, now) + link.gather_seconds(order[0].bytes, devices)
         for position, group in enumerate(order):
             now = max(now, gathered)
-            if position + 1 < len(order):
+            if gathers and position + 1 < len(order):
                 free = max(free, now) + link.gather_seconds(order[position + 1].bytes, devices)
                 gathered = free
             now += group.share * duration
@@ -190,9 +201,10 @@ def _groups(compute: Compute) -> list[_Group]:
     return found
 
 
-def _central(compute: Compute, link: LinkModel, devices: int) -> float:
+def _central(compute: Compute, link: LinkModel, devices: int, local_loss: bool) -> float:
     """Forward and backward where the first device hands out batches, and gathers logits."""
-    logits = link.scatter_seconds(devices * compute.logits_bytes, devices)
+    logits_bytes = 0.0 if local_loss else devices * compute.logits_bytes
+    logits = link.scatter_seconds(logits_bytes, devices)
     batch = link.scatter_seconds(devices * compute.batch_bytes, devices)
     gradients = link.broadcast_seconds(compute.gradient_bytes, devices)
     # Logits come, and their gradients go back.
