@@ -53,6 +53,9 @@ TINY: dict[str, Any] = {
 class Project:
     """The project's files in a folder of their own, and Snakemake on them."""
 
+    program = "snakemake"
+    """The module that is started as Snakemake."""
+
     def __init__(self, folder: Path, study: dict[str, Any]) -> None:
         self.folder = folder
         ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -68,7 +71,7 @@ class Project:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start ``snakemake --cores 2`` with the study, in a process group of its own."""
-        command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+        command = [sys.executable, "-m", self.program, "--cores", "2", *arguments]
         return subprocess.Popen(
             [*command, "--configfile", "study.yaml", "--nocolor"],
             cwd=self.folder,

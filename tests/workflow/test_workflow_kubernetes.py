@@ -160,6 +160,7 @@ def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(
     assert repeat.resumed_at, "it began anew"
     made = [json.loads(file.read_text()) for file in sorted(jobs.glob("train-*.json"))]
     assert len(made) == 2
+    assert {job["metadata"]["labels"]["timed"] for job in made} == {"true"}
     memory = [container(job)["resources"]["requests"]["memory"] for job in made]
     assert len(set(memory)) == 2, "the second attempt has more"
 

@@ -23,7 +23,7 @@ STUDY = TINY | {
     # Long enough to be cancelled between two checkpoints.
     "training": TINY["training"]
     | {
-        "steps": 500,
+        "steps": 200,
         "log_every": 100,
         "validate_every": 0,
         "checkpoint_every": 20,
@@ -33,6 +33,15 @@ STUDY = TINY | {
     "search": None,
     "projection": None,
 }
+
+# The longer no job ends, the less often the executor looks. A test has no time for that.
+LOOKS_OFTEN = """
+from snakemake.cli import main
+from snakemake_executor_plugin_slurm import Executor
+
+Executor.next_seconds_between_status_checks = property(lambda self: 2, lambda self, seconds: None)
+main()
+"""
 
 plugin = importlib.util.find_spec("snakemake_executor_plugin_slurm")
 reason = impossible() or (None if plugin else "snakemake-executor-plugin-slurm is not installed")
@@ -59,8 +68,10 @@ def project(tmp_path_factory: pytest.TempPathFactory, slurm: PrivateSlurm) -> Pr
     profile["default-resources"] |= {"cpus_per_task": 1, "slurm_partition": "gpu"}
     profile["set-resources"]["evaluate"] = {"gpu": 1}
     profile["set-resources"]["train"]["gres"] = "'gpu:1'"
-    profile |= {"seconds-between-status-checks": 1, "slurm-init-seconds-before-status-checks": 1}
+    profile["slurm-init-seconds-before-status-checks"] = 1
     file.write_text(yaml.safe_dump(profile))
+    (made.folder / "looks_often.py").write_text(LOOKS_OFTEN)
+    made.program = "looks_often"
     running = made.start(REPORT, "--workflow-profile", PROFILE)
     threads = [
         threading.Thread(target=cut_short, args=(slurm, made.folder, running, variant, cut))
@@ -139,7 +150,7 @@ def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(
     for job in train.values():
         assert "TresPerNode=gres:gpu:1" in job
         assert "OverSubscribe=NO" in job, "another job may disturb what is timed"
-    assert "gres/gpu=1" in jobs["rule_evaluate_wildcards_ddp"]
+    assert "TresPerJob=gres:gpu:1" in jobs["rule_evaluate_wildcards_ddp"]
 
 
 def test_the_cancelled_job_was_tried_again_and_went_on(project: Project) -> None:
