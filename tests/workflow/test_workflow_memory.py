@@ -9,7 +9,7 @@ from project import TINY, Project
 from schemas.results import LargestBatchResult, MemoryResult, PredictedMemory
 from schemas.results.memory import PARTS
 
-LIMIT = 1200 * 2**20
+LIMIT = 800 * 2**20
 STUDY = TINY | {
     "variants": ["single", "ddp"],
     "projection": None,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import seaborn as sns
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -78,7 +79,7 @@ def milestones(results: Results) -> Drawing:
         return _empty(title)
     figure = Figure(figsize=(WIDTH, 1.1 + 1.9 * len(panels)), layout="constrained")
     shown = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    seen: dict[str, object] = {}
+    seen: dict[str, Artist] = {}
     for axes, (name, rank) in zip(shown, panels, strict=True):
         _draw_milestones(axes, rank, seen)
         axes.set_title(name, loc="left", fontsize=10)
@@ -98,7 +99,7 @@ def milestones(results: Results) -> Drawing:
     )
 
 
-def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, object]) -> None:
+def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> None:
     places = {name: place for place, name in enumerate(MOMENTS)}
     for source, (words, colour, marker) in _SOURCES.items():
         points = [
@@ -307,7 +308,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 def _legend(figure: Figure, used: set[str], axes: Axes | None = None) -> None:
     """The parts that are shown, and what ``axes`` has labelled, below the figure."""
-    handles: list[object] = [
+    handles: list[Artist] = [
         Patch(color=_PALETTE[_COLOURS[part]], label=WORDS[part]) for part in PARTS if part in used
     ]
     if axes is not None:

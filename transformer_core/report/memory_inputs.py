@@ -104,22 +104,28 @@ def run_checks(results: Results, memory: Memory) -> list[Check]:
     """The same of every timed run: of the whole process on a CPU, of the tensors on a GPU."""
     found = []
     for name, result in results.variants.items():
-        ranks, context = memory.expected(name), 0
         for repeat in result.repeats:
             cuda = any(rank.device.startswith("cuda") for rank in repeat.memory)
-            if not cuda:
-                if not ranks or memory.predicted[name].context_bytes is None:
-                    continue
-                context = memory.predicted[name].context_bytes or 0
-            measured = {
-                f"rank {rank.rank}": used
+            before = 0 if cuda else _context(memory, name)
+            if before is None:
+                continue
+            used = {
+                f"rank {rank.rank}": rank.allocated_bytes if cuda else rank.rss_bytes
                 for rank in repeat.memory
-                if (used := rank.allocated_bytes if cuda else rank.rss_bytes)
             }
-            expected = [rank.peak_bytes + context for rank in ranks]
-            checks = _checks(name, expected, measured)
-            found += [replace(c, place=f"repeat {repeat.repeat}, {c.place}") for c in checks]
+            measured = {place: count for place, count in used.items() if count}
+            expected = [before + rank.peak_bytes for rank in memory.expected(name)]
+            found += [
+                replace(check, place=f"repeat {repeat.repeat}, {check.place}")
+                for check in _checks(name, expected, measured)
+            ]
     return found
+
+
+def _context(memory: Memory, variant: str) -> int | None:
+    """What a process takes before it has a tensor, if that was measured."""
+    prediction = memory.predicted.get(variant)
+    return None if prediction is None else prediction.context_bytes
 
 
 def _checks(variant: str, expected: Sequence[int], measured: Mapping[str, int]) -> list[Check]:
