@@ -40,6 +40,7 @@ localrules:
     describe_study,
     certify,
     combine,
+    pair,
     compare,
     families,
     claims,

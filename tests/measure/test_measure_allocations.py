@@ -69,8 +69,11 @@ A, B = 100, 200
         # or at the latest when the address is handed out again.
         ([(1, A, 8), (5, A, 4)], [], {1: 8, 4: 8, 5: 4}),
         ([(1, A, 8), (5, A, 4)], [(A, 2.0)], {2: 0, 5: 4}),
-        # The end of an earlier storage at the address is none of its.
+        # The end of an earlier storage at the address is none of its,
         ([(1, A, 8), (2, A, -8), (4, A, 8)], [(A, 2.0)], {2: 0, 4: 8, 9: 8}),
+        # also where the storage tells it late.
+        ([(1, A, 8), (2, A, -8), (3, A, 8)], [(A, 4.0)], {2: 0, 3: 8, 9: 8}),
+        ([(1, A, 8), (2, A, -8), (3, A, 8)], [(A, 4.0), (A, 7.0)], {3: 8, 6: 8, 7: 0}),
         # Told twice counts once.
         ([(1, A, 8), (2, A, -8)], [(A, 2.5)], {2: 0, 3: 0}),
     ],

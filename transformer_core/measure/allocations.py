@@ -12,6 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 _MARK = "memory: "
+_SAME_US = 1000.0
+"""Microseconds by which two clocks may differ on the end of a piece."""
 
 
 class CpuAllocations:
@@ -108,6 +110,10 @@ def _changes(
             changes.append((at, size))
         elif address in pieces:
             changes.append((at, -pieces.pop(address)[1]))
+            # The same end, told by the storage: not that of the next piece at the address.
+            same = [end for end in ends[address] if abs(end - at) <= _SAME_US]
+            if same:
+                ends[address].remove(min(same, key=lambda end: abs(end - at)))
     for address in list(pieces):
         finish(address, None)
     return changes
