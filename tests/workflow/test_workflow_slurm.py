@@ -23,7 +23,7 @@ STUDY = TINY | {
     # Long enough to be cancelled between two checkpoints.
     "training": TINY["training"]
     | {
-        "steps": 200,
+        "steps": 300,
         "log_every": 100,
         "validate_every": 0,
         "checkpoint_every": 20,
