@@ -1,6 +1,7 @@
 """Which variants are compared with which."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.study import Study
@@ -29,3 +30,28 @@ def compared_pairs(
         raise ConfigError(problems)
     pairs = [(variant, study.baseline) for variant in study.variants if variant != study.baseline]
     return list(dict.fromkeys([*pairs, *study.comparisons, *extra_pairs]))
+
+
+def turn_groups(
+    pairs: Sequence[tuple[str, str]], together: int, alone: Iterable[str] = ()
+) -> dict[str, tuple[str, list[str]]]:
+    """The jobs that time ``pairs`` of (variant, reference): name, reference, its variants.
+
+    A job has as many variants as ``together`` leaves room for beside the reference; one of those
+    that must be ``alone``, as reference or as variant, has a job for each pair.
+    """
+    groups: dict[str, tuple[str, list[str]]] = {}
+    open_groups: dict[str, str] = {}
+    count: dict[str, int] = defaultdict(int)
+    single = set(alone)
+    for variant, reference in pairs:
+        lonely = not single.isdisjoint((variant, reference))
+        name = open_groups.get(reference)
+        if lonely or name is None or len(groups[name][1]) >= together - 1:
+            count[reference] += 1
+            name = f"{reference}/{count[reference]}"
+            groups[name] = reference, []
+            if not lonely:
+                open_groups[reference] = name
+        groups[name][1].append(variant)
+    return groups

@@ -37,9 +37,13 @@ class Comparing(Schema):
     """A comparison is narrow enough once twice the standard error of its ratio, from the windows
     alone, is below this."""
     budget: Seconds = 12.0
-    """Seconds for all sessions of a comparison, their start included. Each session goes on until
-    its part of it is spent, or it is narrow enough; none beyond sessions_least begins that would
-    not end within it."""
+    """Seconds for all sessions of a comparison of two sides, their start included; with more sides
+    it is in proportion. Each session goes on until its part of it is spent, or it is narrow enough;
+    none beyond sessions_least begins that would not end within it."""
+    together: Annotated[int, Field(ge=2)] = 2
+    """Sides that are alive at the same time: a reference and the variants that take turns with it.
+    More of them take less time, since the reference is started and timed once for all; all of them
+    must fit into the memory of the device."""
     margin: Fraction = 0.02
     """Ratios from 1 / (1 + margin) to 1 + margin are the SAME, if the whole interval is."""
 

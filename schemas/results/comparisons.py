@@ -102,7 +102,7 @@ class Side(Schema):
 class Session(Schema):
     """Fresh processes of all sides, which take turns.
 
-    results/pairs/<reference>/<variant>/session-<k>.json holds one until the comparison is complete.
+    A session-<k>.json holds one until all comparisons of a job are complete.
     """
 
     number: int
@@ -141,11 +141,13 @@ class PairedRun(Schema):
     ended_by: str | None
     """The side that is not ok; null if both are."""
     sessions: list[Session]
-    """Every session, in order; none if it is not ok."""
+    """Every session, in order; none if it is not ok. Windows of others are left out."""
+    others: list[str] = Field(default_factory=list)
+    """Variants that took turns in the same sessions."""
     stopped: Literal["precision", "sessions", "budget"] | None
     """Why there are no more sessions: precise enough, as many as allowed, or no time left."""
     seconds: float
-    """Time of all sessions, with what starting and ending them took."""
+    """Time of all sessions, with what starting and ending them took, for all that took turns."""
     provenance: dict[str, Provenance]
     """Where this comes from, by side."""
 

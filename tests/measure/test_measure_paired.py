@@ -54,7 +54,9 @@ def side(folder: Path, name: str, **machine: Any) -> Side:
 def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine: Any) -> PairedRun:
     # The reference bounds how long both may take to start.
     sides = side(folder, "single"), side(folder, variant, **machine)
-    return compare(sides, comparing, folder, folder / "pairs" / f"{variant}.json", "the command")
+    found = compare(sides, comparing, folder, folder / "pairs" / variant, "the command")
+    assert list(found) == [variant]
+    return found[variant]
 
 
 def test_sides_take_turns_and_the_ratio_is_theirs(fake: Path, tmp_path: Path) -> None:
@@ -159,19 +161,19 @@ def test_when_there_are_enough_sessions(
 ) -> None:
     comparing = Comparing(precision=0.01, budget=12.0, sessions_least=2, sessions_most=4)
     done = [session(1.5, n + 1, noise=spread(error), seconds=seconds) for n in range(count)]
-    assert stop(done, "single", "fast", comparing) == expected
+    assert stop(done, "single", ["fast"], comparing) == expected
 
 
 def test_sessions_that_agree_by_chance_are_no_reason_to_stop() -> None:
     comparing = Comparing(precision=0.01, budget=100.0)
     agreeing = [session(1.5, n, noise=spread(0.02)) for n in (1, 2)]
     apart = [session(ratio, n, noise=spread(0.001)) for n, ratio in ((1, 1.0), (2, 2.0))]
-    assert stop(agreeing, "single", "fast", comparing) is None
-    assert stop(apart, "single", "fast", comparing) == "precision"
+    assert stop(agreeing, "single", ["fast"], comparing) is None
+    assert stop(apart, "single", ["fast"], comparing) == "precision"
 
 
 def test_a_session_ends_when_precise_or_out_of_time() -> None:
-    judge = enough("single", "fast", Comparing(precision=0.01, budget=12.0, pairs=8))
+    judge = enough("single", ["fast"], Comparing(precision=0.01, budget=12.0, pairs=8))
     precise, noisy = session(1.5, noise=spread(0.001)), session(1.5, noise=spread(0.05))
     assert not judge(precise.rounds[:7], 100.0), "fewer than the least"
     assert judge(precise.rounds, 1.0)
@@ -202,9 +204,66 @@ def test_another_host_lends_processes_until_there_is_a_record(
         {"variant": "ddp", "parallel": {"kind": "ddp"}, "machine": several}
     )
     sides = [side(tmp_path, "single"), Side("ddp", tmp_path / "ddp.json", spec)]
-    module.lend(sides, tmp_path, output)
+    module.lend(sides, tmp_path, tmp_path / "sessions", output)
     # One session after the other, and only the side that spans hosts.
     assert started == [("ddp", 1)] * 3
+
+
+def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: Path) -> None:
+    sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
+    found = compare(sides, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    assert list(found) == ["fast", "other", "third"]
+    lines = fake.read_text().splitlines()
+    names = [line.split()[0] for line in lines[: len(lines) // 2]]
+    # Warm-ups and pilots, then rounds with the reference in the middle.
+    assert (
+        names[8:]
+        == ["fast", "single", "other", "third"] * 4
+        + [
+            "third",
+            "other",
+            "single",
+            "fast",
+        ]
+        * 2
+    )
+    for name, ratio in (("fast", 0.6931), ("other", 0.0)):
+        record = found[name]
+        assert (record.status, record.variant, len(record.sessions)) == ("ok", name, 2)
+        assert [s.name for s in record.sessions[0].sides] == ["single", name]
+        rounds = record.sessions[0].rounds
+        assert {w.side for rnd in rounds for w in rnd.windows} == {"single", name}
+        assert log_ratios(rounds, "single", name) == pytest.approx([ratio] * 6, abs=1e-3)
+        assert set(record.provenance) == {"single", name}
+    assert found["fast"].others == ["other", "third"]
+
+
+def test_a_variant_that_ends_leaves_the_others_to_go_on(fake: Path, tmp_path: Path) -> None:
+    sides = [side(tmp_path, name) for name in ("single", "fast", "fails", "unsupported")]
+    found = compare(sides, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    status = {name: (run.status, run.ended_by, len(run.sessions)) for name, run in found.items()}
+    assert status == {
+        "unsupported": ("unsupported", "unsupported", 0),
+        "fails": ("failed", "fails", 0),
+        "fast": ("ok", None, 2),
+    }
+
+
+def test_without_their_reference_none_is_compared(fake: Path, tmp_path: Path) -> None:
+    sides = [side(tmp_path, name) for name in ("fails", "fast", "other")]
+    found = compare(sides, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    assert {name: (run.status, run.ended_by) for name, run in found.items()} == {
+        "fast": ("failed", "fails"),
+        "other": ("failed", "fails"),
+    }
+
+
+def test_the_budget_is_for_two_sides() -> None:
+    comparing = Comparing(precision=1e-9, budget=12.0, pairs=len(session(1.1).rounds))
+    rounds = session(1.1).rounds
+    assert enough("single", ["fast"], comparing)(rounds, 6.5)
+    assert not enough("single", ["fast", "fast"], comparing)(rounds, 6.5)
+    assert enough("single", ["fast", "fast"], comparing)(rounds, 9.5)
 
 
 def test_the_desk_may_stand_elsewhere(fake: Path, tmp_path: Path) -> None:
@@ -236,6 +295,7 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "--reference", str(tmp_path / "single.json")]
     command += ["--variant", str(tmp_path / "fast.json"), "--comparing", slow.canonical_json()]
     command += ["--data", str(tmp_path), "--output", str(output)]
+    command += ["--target", "results/pairs/single/fast.json"]
     first = subprocess.Popen(command)
     kept = output.with_suffix("") / "session-1.json"
     end = time.monotonic() + 60
@@ -250,5 +310,7 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     assert subprocess.run(command, check=False).returncode == 0
     found = PairedRun.model_validate_json(output.read_text())
     assert found.sessions[0].model_dump(mode="json") == before
+    again = "snakemake --cores all results/pairs/single/fast.json"
+    assert {side.command for side in found.provenance.values()} == {again}
     assert len(found.sessions) == 2
     assert not output.with_suffix("").exists(), "work files are gone"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from schemas.comparisons import compared_pairs
+from schemas.comparisons import compared_pairs, turn_groups
 from schemas.errors import ConfigError
 from schemas.measure import Comparing
 from schemas.study import RunSpec, Study
@@ -31,6 +31,29 @@ def test_every_variant_with_the_baseline_then_what_is_asked_for() -> None:
 
 def test_the_baseline_alone_is_compared_with_nothing() -> None:
     assert compared_pairs(study(variants=["single"])) == []
+
+
+PAIRS = [("a", "single"), ("b", "single"), ("b", "a"), ("c", "single"), ("d", "single")]
+
+
+def test_a_job_has_as_many_variants_as_there_is_room_for() -> None:
+    assert turn_groups(PAIRS, together=4) == {
+        "single/1": ("single", ["a", "b", "c"]),
+        "a/1": ("a", ["b"]),
+        "single/2": ("single", ["d"]),
+    }
+
+
+@pytest.mark.parametrize(("together", "alone"), [(2, []), (9, ["a", "b", "c", "d"])])
+def test_pairs_by_themselves(together: int, alone: list[str]) -> None:
+    found = turn_groups(PAIRS, together, alone)
+    assert [(variant, reference) for reference, (variant,) in found.values()] == PAIRS
+
+
+def test_one_that_must_be_alone_does_not_part_the_others() -> None:
+    found = turn_groups(PAIRS, together=4, alone=["b"])
+    assert found["single/1"] == ("single", ["a", "c", "d"])
+    assert found["single/2"] == ("single", ["b"])
 
 
 @pytest.mark.parametrize(

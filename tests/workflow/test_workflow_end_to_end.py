@@ -131,7 +131,7 @@ def test_changing_one_variant_reruns_that_variant_and_the_report(project: Projec
     assert planned["train"] == 1
     assert planned["resolve_spec"] == 1
     assert planned["evaluate"] == 1
-    assert planned["pair"] == 1
+    assert planned["turns"] == planned["pair"] == 1
     assert "Train ddp" in said
     assert "Train single" not in said
     assert "read_corpus" not in planned
@@ -153,9 +153,9 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
         ("transformer_core/model/layers.py", {"train", "evaluate", "page"}, {"shards"}),
         ("transformer_core/data/shards.py", {"shards", "train"}, {"tokenizer"}),
         ("transformer_core/report/summary.py", {"page"}, {"train", "evaluate", "combine"}),
-        ("transformer_core/measure/progress.py", set(), {"train", "pair"}),
-        ("transformer_core/measure/turns.py", {"pair", "compare", "page"}, {"train"}),
-        ("transformer_core/analysis/verdicts.py", {"compare"}, {"train", "pair"}),
+        ("transformer_core/measure/progress.py", set(), {"train", "turns"}),
+        ("transformer_core/measure/turns.py", {"turns", "pair", "compare", "page"}, {"train"}),
+        ("transformer_core/analysis/verdicts.py", {"compare"}, {"train", "turns"}),
     ],
 )
 def test_editing_a_source_reruns_what_it_changes(
@@ -183,7 +183,8 @@ def test_sides_take_turns_in_two_sessions(project: Project) -> None:
             ours, theirs = sorted(rnd.windows, key=lambda window: window.side)
             # Both trained on the same batches, in the same order.
             assert (ours.steps, ours.tokens) == (theirs.steps, theirs.tokens)
-    assert not path.with_suffix("").exists(), "work files are gone"
+    work = project.folder / "results/turns/single/1.sessions"
+    assert not work.exists(), "work files are gone"
     assert run.provenance["ddp"].command.startswith("snakemake --cores all results/pairs/single/")
 
 
@@ -197,7 +198,7 @@ def test_another_margin_judges_anew_and_times_nothing(project: Project) -> None:
     finally:
         project.write_study(STUDY)
     assert judged == {"compare": 1}
-    assert timed == {"compare": 1, "pair": 1}
+    assert timed == {"compare": 1, "pair": 1, "turns": 1}
 
 
 def test_a_pair_that_the_study_does_not_compare_is_refused(project: Project) -> None:

@@ -34,7 +34,7 @@ def timed_rules() -> set[str]:
 
 
 def test_there_are_timed_rules() -> None:
-    assert {"train", "train_again", "pair", "roofline"} <= timed_rules()
+    assert {"train", "train_again", "turns", "roofline"} <= timed_rules()
 
 
 def test_every_timed_rule_has_its_hosts_to_itself_on_slurm() -> None:

@@ -1,4 +1,4 @@
-"""A variant against its reference, timed in turns: ``python -m transformer_core.measure.paired``.
+"""Variants against their reference, timed in turns: ``python -m transformer_core.measure.paired``.
 
 On a machine whose speed drifts, turns resolve small differences: two windows next to each other see
 the same machine. What processes differ in by themselves (where their memory lies, say) shows
@@ -48,7 +48,7 @@ LINE_SECONDS = 10.0
 
 
 def stop(
-    sessions: Sequence[Session], reference: str, variant: str, comparing: Comparing
+    sessions: Sequence[Session], reference: str, variants: Sequence[str], comparing: Comparing
 ) -> Stopped | None:
     """Why no further session is needed; None if one is.
 
@@ -59,31 +59,40 @@ def stop(
         return None
     if len(sessions) >= comparing.sessions_most:
         return "sessions"
-    errors = [session_ratio(session.rounds, reference, variant).error for session in sessions]
-    if 2 * sqrt(fmean(error**2 for error in errors) / len(errors)) < comparing.precision:
+    if all(_error(sessions, reference, name) < comparing.precision for name in variants):
         return "precision"
     spent = [session.seconds for session in sessions]
-    if sum(spent) + fmean(spent) > comparing.budget:
+    if sum(spent) + fmean(spent) > _budget(comparing, variants):
         return "budget"
     return None
 
 
-def precise(rounds: Sequence[Round], reference: str, variant: str, comparing: Comparing) -> bool:
-    """Whether a session, with all others like it, makes the comparison precise enough."""
-    error = session_ratio(rounds, reference, variant).error
-    return 2 * error < comparing.precision * sqrt(comparing.sessions_least)
-
-
-def enough(reference: str, variant: str, comparing: Comparing) -> Enough:
+def enough(reference: str, variants: Sequence[str], comparing: Comparing) -> Enough:
     """When a session has its part of the precision, or of the budget."""
-    part = comparing.budget / comparing.sessions_least
+    part = _budget(comparing, variants) / comparing.sessions_least
+
+    def precise(rounds: Sequence[Round], variant: str) -> bool:
+        """Whether this session, with all others like it, would be precise enough."""
+        error = session_ratio(rounds, reference, variant).error
+        return 2 * error < comparing.precision * sqrt(comparing.sessions_least)
 
     def judge(rounds: Sequence[Round], seconds: float) -> bool:
         if len(rounds) < comparing.pairs:
             return False
-        return seconds > part or precise(rounds, reference, variant, comparing)
+        return seconds > part or all(precise(rounds, variant) for variant in variants)
 
     return judge
+
+
+def _error(sessions: Sequence[Session], reference: str, variant: str) -> float:
+    """Twice the standard error of the ratio, from the windows alone."""
+    errors = [session_ratio(session.rounds, reference, variant).error for session in sessions]
+    return 2 * sqrt(fmean(error**2 for error in errors) / len(errors))
+
+
+def _budget(comparing: Comparing, variants: Sequence[str]) -> float:
+    """Seconds for all sessions of ``variants`` and their reference."""
+    return comparing.budget * (1 + len(variants)) / 2
 
 
 class Kept:
@@ -134,18 +143,34 @@ class Lines:
 
 
 def compare(
-    sides: tuple[Side, Side],
+    sides: Sequence[Side], comparing: Comparing, data: Path, folder: Path, command: str
+) -> dict[str, PairedRun]:
+    """All sessions of the sides against the first, below ``folder``; a record for each side.
+
+    A variant that cannot train gets its status, and the others begin anew without it. Where the
+    reference cannot, none of them can be compared.
+    """
+    started = datetime.now(UTC)
+    reference, *variants = sides
+    found: dict[str, PairedRun] = {}
+    while variants:
+        found |= _sessions([reference, *variants], comparing, data, folder, command, started)
+        variants = [side for side in variants if side.name not in found]
+    return found
+
+
+def _sessions(
+    sides: Sequence[Side],
     comparing: Comparing,
     data: Path,
-    output: Path,
+    folder: Path,
     command: str,
-) -> PairedRun:
-    """All sessions of the second side against the first, below ``output`` without its ending."""
-    started = datetime.now(UTC)
-    reference, variant = (side.name for side in sides)
-    folder = output.with_suffix("")
-    judge = enough(reference, variant, comparing)
-    lines = Lines(f"{variant} against {reference}")
+    started: datetime,
+) -> dict[str, PairedRun]:
+    """The records of all sides but the first, or of the side that ended before the others."""
+    reference, *variants = (side.name for side in sides)
+    judge = enough(reference, variants, comparing)
+    lines = Lines(f"{', '.join(variants)} against {reference}")
     kept = Kept(folder, sides, comparing)
     done = list(kept.read())
     if done:
@@ -155,7 +180,7 @@ def compare(
     several_hosts = any(spans_machines(side.spec) for side in sides)
     with Desk(folder / DESK, several_hosts) as desk:
         sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)
-        while not (stopped := stop(done, reference, variant, comparing)):
+        while not (stopped := stop(done, reference, variants, comparing)):
             lines.session = len(done) + 1
             try:
                 session = sessions.run(lines.session, judge)
@@ -165,29 +190,59 @@ def compare(
                 break
             kept.add(session)
             done.append(session)
-            ratio = session_ratio(session.rounds, reference, variant)
+            said = []
+            for name in variants:
+                ratio = session_ratio(session.rounds, reference, name)
+                said.append(f"{name} {ratio.estimate:+.4f} +- {2 * ratio.error:.4f}")
             log.info(
-                "%s, session %d: %.2f s, log ratio %+.4f +- %.4f",
-                *(lines.name, session.number, session.seconds, ratio.estimate, 2 * ratio.error),
+                "%s, session %d: %.2f s, log ratios %s",
+                *(lines.name, session.number, session.seconds, ", ".join(said)),
             )
-    return PairedRun(
-        reference=reference,
-        variant=variant,
-        status=ended.status if ended else "ok",
-        reason=ended.reason if ended else None,
-        traceback=ended.traceback if ended else None,
-        ended_by=ended.side if ended else None,
-        sessions=[] if ended else done,
-        stopped=stopped,
-        seconds=sum(session.seconds for session in done),
-        provenance=sessions.provenance or _provenance(sides, command, started),
-    )
+    provenance = sessions.provenance or _provenance(sides, command, started)
+    if ended is not None and ended.side != reference:
+        variants = [ended.side]
+    return {
+        name: PairedRun(
+            reference=reference,
+            variant=name,
+            status=ended.status if ended else "ok",
+            reason=ended.reason if ended else None,
+            traceback=ended.traceback if ended else None,
+            ended_by=ended.side if ended else None,
+            sessions=[] if ended else [of_two(session, reference, name) for session in done],
+            others=[side.name for side in sides[1:] if side.name != name],
+            stopped=stopped,
+            seconds=sum(session.seconds for session in done),
+            provenance={side: provenance[side] for side in (reference, name)},
+        )
+        for name in variants
+    }
 
 
-def lend(sides: Sequence[Side], data: Path, output: Path) -> None:
+def of_two(session: Session, reference: str, variant: str) -> Session:
+    """What a session says of two of its sides."""
+    two = (reference, variant)
+    rounds = [
+        Round(windows=[window for window in rnd.windows if window.side in two])
+        for rnd in session.rounds
+    ]
+    sides = sorted((s for s in session.sides if s.name in two), key=lambda s: two.index(s.name))
+    return session.model_copy(update={"sides": sides, "rounds": rounds})
+
+
+def asked_for(run: PairedRun, command: str) -> PairedRun:
+    """The record with the command that makes it again, and not the others of its job."""
+    provenance = {
+        side: found.model_copy(update={"command": command})
+        for side, found in run.provenance.items()
+    }
+    return run.model_copy(update={"provenance": provenance})
+
+
+def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path) -> None:
     """On every host but the first: start its processes of the sides that span hosts, for one
-    session after the other, until the first host has written the record."""
-    began, folder = time.time(), output.with_suffix("")
+    session after the other, until the first host has written the record ``output``."""
+    began = time.time()
 
     def recorded() -> bool:
         return output.exists() and output.stat().st_mtime >= began
@@ -225,24 +280,40 @@ def end_on_request() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--reference", type=Path, required=True, help="its spec.json")
-    parser.add_argument("--variant", type=Path, required=True, help="its spec.json")
+    parser.add_argument(
+        "--variant", type=Path, required=True, nargs="+", help="spec.json of one or several"
+    )
     parser.add_argument("--comparing", required=True, help="comparison of the study, as JSON")
     parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
-    parser.add_argument("--output", type=Path, required=True, help="file of the record")
+    parser.add_argument(
+        "--output", type=Path, required=True, nargs="+", help="file of the record of each variant"
+    )
+    parser.add_argument(
+        "--target", type=Path, nargs="+", help="what is asked for instead of each OUTPUT"
+    )
+    parser.add_argument(
+        "--sessions", type=Path, help="folder of unfinished work (default: OUTPUT without ending)"
+    )
     parser.add_argument("--log-file", type=Path, help="file for plain log lines")
     arguments = parser.parse_args()
+    targets: list[Path] = arguments.target or arguments.output
+    if not len(arguments.variant) == len(arguments.output) == len(targets):
+        parser.error("--output, --target: as many files as variants")
     log_to(arguments.log_file)
     end_on_request()
-    output: Path = arguments.output
-    sides = read_side(arguments.reference), read_side(arguments.variant)
+    outputs: list[Path] = arguments.output
+    folder: Path = arguments.sessions or outputs[0].with_suffix("")
+    sides = [read_side(file) for file in (arguments.reference, *arguments.variant)]
     comparing = Comparing.model_validate_json(arguments.comparing)
     if lends_processes_only():
-        lend(sides, arguments.data, output)
+        lend(sides, arguments.data, folder, outputs[-1])
         return
-    with exclusive(output.with_suffix("")):
-        run = compare(sides, comparing, arguments.data, output, reproducing_command(output))
-        write_text(output, run.model_dump_json(indent=1) + "\n")
-    shutil.rmtree(output.with_suffix(""), ignore_errors=True)
+    with exclusive(folder):
+        runs = compare(sides, comparing, arguments.data, folder, reproducing_command(targets[0]))
+        for side, output, target in zip(sides[1:], outputs, targets, strict=True):
+            run = asked_for(runs[side.name], reproducing_command(target))
+            write_text(output, run.model_dump_json(indent=1) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

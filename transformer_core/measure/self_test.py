@@ -18,16 +18,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.measure import Comparing, SelfTest
-from schemas.results import Round, Session
+from schemas.results import Session
 from schemas.results.self_test import SelfTestRun
 from schemas.study import RunSpec
 from transformer_core.data.files import write_text
 from transformer_core.measure.launch import spans_machines
-from transformer_core.measure.paired import Kept, Lines, end_on_request, precise
+from transformer_core.measure.paired import Kept, Lines, end_on_request, enough
 from transformer_core.measure.progress import log, log_to
 from transformer_core.measure.provenance import collect
 from transformer_core.measure.run import exclusive, reproducing_command
-from transformer_core.measure.session import DESK, Enough, SessionEndedError, Sessions, Side
+from transformer_core.measure.session import DESK, SessionEndedError, Sessions, Side
 from transformer_core.measure.turns import Desk
 
 REFERENCE = "reference"
@@ -35,25 +35,10 @@ EQUAL = "equal"
 
 
 def sides_of(file: Path, planted: Sequence[float]) -> list[Side]:
-    """The reference in the middle, so that no side's turn is far from its own."""
+    """The reference, the same once more, and those that are slowed down."""
     spec = RunSpec.model_validate_json(file.read_text())
     slowed = [Side(f"slowed_{round(1000 * share)}", file, spec, share) for share in planted]
-    others = [Side(EQUAL, file, spec, 0.0), *slowed]
-    middle = len(others) // 2
-    return [*others[:middle], Side(REFERENCE, file, spec, 0.0), *others[middle:]]
-
-
-def enough(sides: Sequence[Side], comparing: Comparing) -> Enough:
-    """As for two sides, with time for each of the others in proportion."""
-    others = [side.name for side in sides if side.name != REFERENCE]
-    part = comparing.budget / comparing.sessions_least * len(sides) / 2
-
-    def judge(rounds: Sequence[Round], seconds: float) -> bool:
-        if len(rounds) < comparing.pairs:
-            return False
-        return seconds > part or all(precise(rounds, REFERENCE, name, comparing) for name in others)
-
-    return judge
+    return [Side(REFERENCE, file, spec, 0.0), Side(EQUAL, file, spec, 0.0), *slowed]
 
 
 def measure(
@@ -70,7 +55,7 @@ def measure(
     done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]
     if done:
         log.info("self-test: going on after %d sessions", len(done))
-    judge = enough(sides, comparing)
+    judge = enough(REFERENCE, [side.name for side in sides[1:]], comparing)
     lines = Lines("self-test")
     began, first = time.monotonic(), len(done)
     with Desk(folder / DESK, spans_machines(sides[0].spec)) as desk:

@@ -2,7 +2,8 @@
 
 All sides are started at the same time. When all are ready they warm up one after the other, and
 then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ..., while the others
-wait.
+wait. Of more than two sides, the first, which is the reference, has its turn in the middle, so that
+no other turn is far from its own.
 """
 
 import subprocess
@@ -87,7 +88,10 @@ class SessionEndedError(Exception):
 
 @dataclass
 class Sessions:
-    """Makes sessions of the same sides, one after the other, below ``folder``."""
+    """Makes sessions of the same sides, the reference first, one after the other.
+
+    What they leave is below ``folder``.
+    """
 
     sides: Sequence[Side]
     comparing: Comparing
@@ -153,12 +157,13 @@ class Sessions:
             pilot = ask(side, Turn(LEAD_STEPS, PILOT_STEPS))[0]
             if side is self.sides[0]:
                 steps = ceil(self.comparing.window_seconds / (pilot.seconds / PILOT_STEPS))
+        order = in_order(self.sides)
         before_rounds, rounds_began = cpu_time(), time.monotonic()
         rounds: list[Round] = []
         while not enough(rounds, time.monotonic() - began):
             backwards = len(rounds) // ROUNDS_IN_A_ROW % 2
             windows = []
-            for side in self.sides[::-1] if backwards else self.sides:
+            for side in order[::-1] if backwards else order:
                 at = time.monotonic() - began
                 report = _slowest(ask(side, Turn(LEAD_STEPS, steps)))
                 windows.append(_window(side, at, steps, report))
@@ -230,6 +235,13 @@ class Sessions:
             return SessionEndedError(error.side, status, reason, traceback)
         how = f" ({how_ended(code)})" if code is not None else ""
         return SessionEndedError(error.side, "failed", f"{error.reason}{how}", None)
+
+
+def in_order(sides: Sequence[Side]) -> list[Side]:
+    """The order of turns: the first of ``sides`` in the middle."""
+    reference, *others = sides
+    middle = len(others) // 2
+    return [*others[:middle], reference, *others[middle:]]
 
 
 def start_side(

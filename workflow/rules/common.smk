@@ -10,7 +10,7 @@ from snakemake.exceptions import WorkflowError
 
 from schemas.certificates import compared_with, short_runs
 from schemas.claims import CLAIMS_FILE, claim_files, claim_pairs, read_claims
-from schemas.comparisons import compared_pairs
+from schemas.comparisons import compared_pairs, turn_groups
 from schemas.data import SPLITS
 from schemas.errors import ConfigError
 from schemas.families import FAMILIES_FILE, family_pairs, read_families
@@ -58,6 +58,14 @@ except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
 CORPUS = STUDY.corpus.name
+# Runs over several hosts are not grouped: the other hosts must know which processes come next.
+SEVERAL_HOSTS = [name for name, spec in SPECS.items() if spec.machine.nodes > 1]
+TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
+GROUP_OF = {
+    f"{reference}/{variant}": group
+    for group, (reference, variants) in TURNS.items()
+    for variant in variants
+}
 PAIRED_RUNS = [f"results/pairs/{reference}/{variant}.json" for variant, reference in PAIRS]
 TRAJECTORIES = "results/equivalence/trajectories"
 REPEATS = range(1, STUDY.repeats + 1)
@@ -194,5 +202,6 @@ def compared_runs(wildcards):
 
 
 def sides(wildcards):
-    """The run specs of a pair, the reference first."""
-    return [SPECS[name] for name in wildcards.pair.split("/")]
+    """The run specs that take turns in a group, the reference first."""
+    reference, variants = TURNS[wildcards.group]
+    return [SPECS[name] for name in (reference, *variants)]

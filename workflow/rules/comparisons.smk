@@ -1,7 +1,7 @@
-# variants in pairs, timed in turns -> ratios and verdicts
+# variants and their reference, timed in turns -> ratios and verdicts
 
 
-rule pair:
+rule turns:
     input:
         specs=lambda wildcards: [
             f"results/runs/{spec.variant}/spec.json" for spec in sides(wildcards)
@@ -17,12 +17,12 @@ rule pair:
         ),
         own=lambda wildcards: sum(map(own_model, sides(wildcards)), []),
     output:
-        # <reference>/<variant>
-        "results/pairs/{pair}.json",
+        # <reference>/<number>
+        directory("results/turns/{group}"),
     log:
-        "results/logs/pairs/{pair}.log",
+        "results/logs/turns/{group}.log",
     wildcard_constraints:
-        pair="|".join(f"{reference}/{variant}" for variant, reference in PAIRS) or "none",
+        group="|".join(TURNS) or "none",
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: workflow.cores
     resources:
@@ -30,14 +30,41 @@ rule pair:
         timed=1,
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        # Without the margin, which only judges what was measured.
-        comparing=STUDY.comparison.model_dump_json(exclude={"margin"}),
+        # Without what only judges, or only groups, what is measured.
+        comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
+        variants=lambda wildcards, input: input.specs[1:],
+        files=lambda wildcards, output: [
+            f"{output[0]}/{spec.variant}.json" for spec in sides(wildcards)[1:]
+        ],
+        targets=lambda wildcards: [
+            f"results/pairs/{TURNS[wildcards.group][0]}/{variant}.json"
+            for variant in TURNS[wildcards.group][1]
+        ],
     message:
-        "Time {wildcards.pair} in turns"
+        "Time in turns for {params.targets}"
     shell:
         "python -m transformer_core.measure.paired --reference {input.specs[0]}"
-        " --variant {input.specs[1]} --comparing {params.comparing:q} --data {params.data}"
-        " --output {output} --log-file {log}"
+        " --variant {params.variants} --comparing {params.comparing:q} --data {params.data}"
+        " --output {params.files} --target {params.targets} --sessions {output}.sessions"
+        " --log-file {log}"
+
+
+rule pair:
+    input:
+        lambda wildcards: f"results/turns/{GROUP_OF[wildcards.pair]}",
+    output:
+        # <reference>/<variant>
+        "results/pairs/{pair}.json",
+    log:
+        "results/logs/pairs/{pair}.log",
+    wildcard_constraints:
+        pair="|".join(GROUP_OF) or "none",
+    params:
+        variant=lambda wildcards: wildcards.pair.split("/")[1],
+    message:
+        "Take {wildcards.pair} from what took turns"
+    shell:
+        "cp {input}/{params.variant}.json {output} 2> {log}"
 
 
 rule compare:
