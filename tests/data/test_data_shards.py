@@ -324,6 +324,8 @@ def test_a_full_disk_leaves_no_manifest(tmp_path, tokenizer, size):
     )
     assert done.returncode == 2, done.stderr
     assert "File too large" in done.stderr
+    assert "shard-00000.arrow: cannot be written" in done.stderr
+    assert "remedy: make room" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*.arrow"))

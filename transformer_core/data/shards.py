@@ -295,16 +295,23 @@ class _Writer:
         target = concatenate([target for _, target in self._pending])
         number = len(self._done.manifest.shards)
         path = self._folder / f"shard-{number:05d}.arrow"
-        with atomic_path(path) as temporary:
-            _write(temporary, source, target)
-            shard = Shard(
-                file=path.name,
-                pairs=self._pairs,
-                source_tokens=len(source.ids),
-                target_tokens=len(target.ids),
-                bytes=temporary.stat().st_size,
-                sha256=sha256(temporary),
-            )
+        try:
+            with atomic_path(path) as temporary:
+                _write(temporary, source, target)
+                shard = Shard(
+                    file=path.name,
+                    pairs=self._pairs,
+                    source_tokens=len(source.ids),
+                    target_tokens=len(target.ids),
+                    bytes=temporary.stat().st_size,
+                    sha256=sha256(temporary),
+                )
+        except OSError as error:
+            raise CorpusError(
+                f"cannot be written ({error})",
+                file=path,
+                remedy="make room, then run the same command again: finished shards are kept",
+            ) from None
         logger.info("%s: %s pairs", path, f"{self._pairs:,}")
         self._done = ShardProgress(
             work=self._done.work,
