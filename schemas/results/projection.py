@@ -19,7 +19,8 @@ class ReadyGradient(Schema):
 
 
 class ComputeTimes(Schema):
-    """What one device does in a micro-batch while all devices of its host work, and none talks."""
+    """What a device does in a micro-batch while all devices of its host work, and none talks; of
+    each moment, when the last of them reaches it."""
 
     variant: str
     """Variant whose work it is."""

@@ -15,7 +15,7 @@ from small_training import small_setup, small_spec
 from schemas.results import ComputeRecord
 from schemas.study import RunSpec
 from transformer_core.measure.compute_times import different_work, work
-from transformer_core.measure.compute_worker import StepTimes
+from transformer_core.measure.compute_worker import StepTimes, Times, slowest
 
 MICRO_BATCHES = 2
 
@@ -72,24 +72,35 @@ def test_parts_of_a_step_are_within_it() -> None:
     for record in (False, True, True):
         times.step(next(batches), record)
     batches.close()
-    assert len(times.whole) == len(times.update) == 2
-    assert len(times.forward) == len(times.backward) == 2 * MICRO_BATCHES
-    for step, whole in enumerate(times.whole):
+    found = times.times
+    assert len(found.whole) == len(found.update) == 2
+    assert len(found.forward) == len(found.backward) == len(found.ready) == 2 * MICRO_BATCHES
+    for step, whole in enumerate(found.whole):
         own = slice(step * MICRO_BATCHES, (step + 1) * MICRO_BATCHES)
-        parts = sum(times.forward[own]) + sum(times.backward[own]) + times.update[step]
+        parts = sum(found.forward[own]) + sum(found.backward[own]) + found.update[step]
         assert 0 < parts <= whole
-    gradients = times.gradients()
+    gradients = times.gradients(found.ready)
     assert sum(g.bytes for g in gradients) == sum(
         4 * parameter.numel() for parameter in setup.model.parameters()
     )
     seconds = [gradient.seconds for gradient in gradients]
     assert seconds == sorted(seconds)
-    assert 0 < seconds[0] < seconds[-1] <= max(times.backward)
+    assert 0 < seconds[0] < seconds[-1] <= max(found.backward)
     # Backward begins at the output and ends in the encoder: the last layers of the decoder come
     # first, and embeddings belong to no layer.
     layers = [gradient.layer for gradient in gradients if gradient.layer is not None]
     assert layers[0] == max(layers)
     assert None in {gradient.layer for gradient in gradients}
+
+
+def test_a_moment_is_that_of_the_last_rank() -> None:
+    early = Times([1.0], [2.0], [[0.5, 2.0]], [0.1], [3.2])
+    late = Times([1.5], [1.0], [[0.25, 1.0]], [0.3], [2.9])
+    both = slowest([early, late])
+    assert (both.forward, both.update, both.whole) == ([1.5], [0.3], [3.2])
+    assert both.backward == [1.5], "the first rank ends at 3"
+    assert both.ready == [[0.25, 1.5]], "the first gradient at 1.75, the second at 3"
+    assert slowest([early]) == early
 
 
 def run(folder: Path, *specs: RunSpec) -> ComputeRecord:

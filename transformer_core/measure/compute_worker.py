@@ -1,14 +1,17 @@
 """One process that times its own work. Started by :mod:`transformer_core.measure.compute_times`."""
 
 import argparse
+import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from schemas.parallel import Single
@@ -56,18 +59,50 @@ class Timeline:
             torch.cuda.synchronize(self.device)
 
 
+@dataclass
+class Times:
+    """Seconds of the parts of some steps."""
+
+    forward: list[float] = field(default_factory=list)
+    """Of every micro-batch."""
+    backward: list[float] = field(default_factory=list)
+    """Likewise."""
+    ready: list[list[float]] = field(default_factory=list)
+    """From the start of backward to each parameter's gradient; NaN for one that gets none."""
+    update: list[float] = field(default_factory=list)
+    """Of every step."""
+    whole: list[float] = field(default_factory=list)
+    """Likewise."""
+
+
+def slowest(ranks: Sequence[Times]) -> Times:
+    """The times of the slowest of all ranks that work side by side, moment by moment.
+
+    An all-reduce begins when the last rank is there, so what counts of each moment is when the
+    last of them reaches it.
+    """
+    forward, backward, ready = (
+        np.array([getattr(times, part) for times in ranks])
+        for part in ("forward", "backward", "ready")
+    )
+    backward_begins = forward.max(0)
+    return Times(
+        forward=backward_begins.tolist(),
+        backward=((forward + backward).max(0) - backward_begins).tolist(),
+        ready=((forward[..., None] + ready).max(0) - backward_begins[..., None]).tolist(),
+        update=np.max([times.update for times in ranks], axis=0).tolist(),
+        whole=np.max([times.whole for times in ranks], axis=0).tolist(),
+    )
+
+
 class StepTimes:
-    """The times of all parts of some steps."""
+    """Times the parts of steps."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.clock = Timeline(setup.device)
         self.parameters = [p for p in setup.model.parameters() if p.requires_grad]
-        self.forward: list[float] = []
-        self.backward: list[float] = []
-        self.update: list[float] = []
-        self.whole: list[float] = []
-        self.ready: list[list[float]] = [[] for _ in self.parameters]
+        self.times = Times()
         self._found: dict[int, Moment] = {}
         for number, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(self._note(number))
@@ -94,12 +129,16 @@ class StepTimes:
         for start, middle, end, ready in zip(
             starts, ends["forward"], ends["backward"], found, strict=False
         ):
-            self.forward.append(between(start, middle))
-            self.backward.append(between(middle, end))
-            for number, moment in ready.items():
-                self.ready[number].append(between(middle, moment))
-        self.update.append(between(starts[-1], updated))
-        self.whole.append(between(began, updated))
+            self.times.forward.append(between(start, middle))
+            self.times.backward.append(between(middle, end))
+            self.times.ready.append(
+                [
+                    between(middle, ready[number]) if number in ready else math.nan
+                    for number in range(len(self.parameters))
+                ]
+            )
+        self.times.update.append(between(starts[-1], updated))
+        self.times.whole.append(between(began, updated))
 
     def _note(self, number: int) -> Callable[[torch.Tensor], None]:
         def note(parameter: torch.Tensor) -> None:
@@ -107,8 +146,9 @@ class StepTimes:
 
         return note
 
-    def gradients(self) -> list[ReadyGradient]:
-        """All parameters, in the order in which their gradients are there."""
+    def gradients(self, ready: Iterable[Sequence[float]]) -> list[ReadyGradient]:
+        """All parameters, in the order in which their gradients are there, of ``ready`` seconds of
+        each in every micro-batch."""
         layers = _layers(self.setup.model)
         found = [
             ReadyGradient(
@@ -116,8 +156,8 @@ class StepTimes:
                 seconds=median(times),
                 layer=layers.get(id(parameter)),
             )
-            for parameter, times in zip(self.parameters, self.ready, strict=True)
-            if times
+            for parameter, times in zip(self.parameters, zip(*ready, strict=True), strict=True)
+            if not any(map(math.isnan, times))
         ]
         return sorted(found, key=lambda gradient: gradient.seconds)
 
@@ -153,23 +193,37 @@ def run(arguments: argparse.Namespace) -> None:
     setup.module.train()
     source, target = [], []
     batches = setup.strategy.batches(setup.feed, 0, 0)
+    # Beside their work they only wait for one another, so that all work at the same time.
+    together = process.world_size > 1
+    if together:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=spec.machine.timeout))
     for number in range(settings.warmup_steps + settings.steps):
         batch = next(batches)
+        if together:
+            dist.barrier()
         times.step(batch, record=number >= settings.warmup_steps)
         source += [micro.source.numel() for micro in batch.micro_batches]
         target += [micro.target_output.numel() for micro in batch.micro_batches]
     batches.close()
+    ranks = [times.times]
+    if together:
+        ranks *= process.world_size
+        dist.all_gather_object(ranks, times.times)
+        dist.destroy_process_group()
     if process.is_main:
-        _write(arguments, spec, process, times, source, target, manifest.vocabulary, started)
+        found = slowest(ranks)
+        gradients = times.gradients(found.ready)
+        tokens = fmean(source), fmean(target)
+        _write(arguments, spec, process, found, gradients, tokens, manifest.vocabulary, started)
 
 
 def _write(
     arguments: argparse.Namespace,
     spec: RunSpec,
     process: Process,
-    times: StepTimes,
-    source: list[int],
-    target: list[int],
+    times: Times,
+    gradients: list[ReadyGradient],
+    tokens: tuple[float, float],
     vocabulary: int,
     started: datetime,
 ) -> None:
@@ -187,9 +241,9 @@ def _write(
         backward_seconds=backward,
         update_seconds=update,
         other_seconds=max(0.0, rest),
-        gradients=times.gradients(),
-        source_tokens=sum(source) / len(source),
-        target_tokens=sum(target) / len(target),
+        gradients=gradients,
+        source_tokens=tokens[0],
+        target_tokens=tokens[1],
         vocabulary=vocabulary,
         topology=process.describe(None, [process.place], None),
         provenance=collect(spec, arguments.command, started),
