@@ -169,7 +169,7 @@ def _callbacks_here(device: torch.device) -> Iterator[None]:
         future.wait()
         return then(future, callback)
 
-    torch._C.Future.then = waiting  # type: ignore[method-assign]
+    torch._C.Future.then = waiting  # type: ignore[assignment]
     try:
         yield
     finally:
