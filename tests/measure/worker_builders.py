@@ -1,0 +1,36 @@
+"""A worker that tells what it was started with, for tests of launchers."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+NAME = "worker_of_this_test"
+
+_WORKER = """
+import json, os, sys
+from pathlib import Path
+
+def main():
+    folder = Path(sys.argv[1])
+    told = dict(os.environ) | {"NAMESPACE": os.readlink("/proc/self/ns/net")}
+    rank = told.get("RANK", "0")
+    file = folder / f"rank-{rank}.json"
+    file.with_suffix(".part").write_text(json.dumps(told))
+    file.with_suffix(".part").rename(file)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def write_worker(folder: Path) -> dict[str, str]:
+    """The module :data:`NAME` in ``folder``, and an environment in which it is found."""
+    (folder / f"{NAME}.py").write_text(_WORKER)
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    """The environments of the ranks that were started, with NAMESPACE."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
