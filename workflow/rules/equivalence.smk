@@ -35,7 +35,8 @@ rule short_run:
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
     # Not timed: short runs share the cores. A timed run takes all of them, so none is disturbed.
-    threads: lambda wildcards: SHORT_RUNS[wildcards.run].spec.processes_per_node
+    # Half of what it uses: the most of so short a job is its start, on one core.
+    threads: lambda wildcards: (1 + SHORT_RUNS[wildcards.run].spec.processes_per_node) // 2
     resources:
         **needs(lambda wildcards: [SHORT_RUNS[wildcards.run].spec]),
     params:
