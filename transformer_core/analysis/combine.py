@@ -20,7 +20,7 @@ from schemas.results import (
 )
 from schemas.study import RunSpec
 from transformer_core.analysis.files import read_record
-from transformer_core.analysis.statistics import median_interval
+from transformer_core.analysis.medians import median_interval
 from transformer_core.analysis.throughput import input_wait_share, padding_share, rates
 from transformer_core.data.files import write_text
 

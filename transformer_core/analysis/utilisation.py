@@ -29,7 +29,7 @@ from schemas.results import (
 )
 from schemas.study import RunSpec
 from transformer_core.analysis.files import read_record
-from transformer_core.analysis.statistics import median_interval
+from transformer_core.analysis.medians import median_interval
 from transformer_core.data.batching import plan_epoch
 from transformer_core.data.files import write_text
 from transformer_core.data.rows import WindowRows

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from transformer_core.analysis import compare, equivalence, statistics
+from transformer_core.analysis import compare, equivalence, medians
 from transformer_core.measure import pairs
 from transformer_core.report.claims_section import claims_context, families_context
 from transformer_core.report.inputs import Results
@@ -50,9 +50,9 @@ def _translations(results: Results) -> dict[str, Any]:
 
 def _statistics(results: Results) -> dict[str, Any]:
     return {
-        "confidence": statistics.CONFIDENCE,
-        "resamples": statistics.RESAMPLES,
-        "fewest_samples": statistics.FEWEST_SAMPLES,
+        "confidence": medians.CONFIDENCE,
+        "resamples": medians.RESAMPLES,
+        "fewest_samples": medians.FEWEST_SAMPLES,
         "input_wait_limit": compare.INPUT_WAIT_LIMIT,
         "trim": pairs.TRIM,
     }
