@@ -16,7 +16,7 @@ from schemas.study import RunSpec
 VOCABULARY = 200
 
 
-def write_shards(folder: Path, pairs: int = 400) -> Path:
+def write_shards(folder: Path, pairs: int = 400, vocabulary: int = VOCABULARY) -> Path:
     """Pairs of random ids as training and validation split below ``folder``; the folder."""
     random = np.random.default_rng(0)
     sides = [
@@ -49,7 +49,7 @@ def write_shards(folder: Path, pairs: int = 400) -> Path:
             skipped_too_long=0,
             examples=[],
             id_type="uint8",
-            vocabulary=VOCABULARY,
+            vocabulary=vocabulary,
             tokenizer_sha256="0" * 64,
             lengths=LengthHistogram(unit="tokens", source={}, target={}),
             seconds=0.0,
