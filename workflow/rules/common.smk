@@ -58,8 +58,10 @@ except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
 CORPUS = STUDY.corpus.name
-# Runs over several hosts are not grouped: the other hosts must know which processes come next.
-SEVERAL_HOSTS = [name for name, spec in SPECS.items() if spec.machine.nodes > 1]
+# Runs over several real hosts are not grouped: the others must know which processes come next.
+SEVERAL_HOSTS = [
+    name for name, spec in SPECS.items() if spec.machine.nodes > 1 and spec.machine.link is None
+]
 TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
 GROUP_OF = {
     f"{reference}/{variant}": group
