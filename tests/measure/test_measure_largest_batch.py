@@ -86,12 +86,18 @@ def test_a_size_that_does_not_fit_again_is_no_answer(tmp_path: Path) -> None:
     assert (found["largest_pairs"], found["step_pairs"]) == (38, 2)
 
 
-def test_a_step_more_that_fits_after_all_is_told(tmp_path: Path) -> None:
+def test_a_step_more_that_fits_after_all_is_followed_by_another(tmp_path: Path) -> None:
     trials = pretended(tmp_path)
     find(trials, 4)
-    found = find(pretended(tmp_path, {len(trials.trials) - 1: "ok"}), 4)
-    assert found["confirmed"] is False
-    assert "fitted when it was tried again" in found["reason"]
+    last = len(trials.trials) - 1
+    again = pretended(tmp_path, {last: "ok"})
+    found = find(again, 4)
+    assert (found["largest_pairs"], found["confirmed"], found["reason"]) == (40, True, None)
+    assert again.trials[-1].status == "oom"
+    assert again.trials[-1].pairs == 40 + found["step_pairs"] > 42
+    always = find(pretended(tmp_path, dict.fromkeys(range(last, last + 9), "ok")), 4)
+    assert always["confirmed"] is False
+    assert "fitted after all" in always["reason"]
 
 
 @pytest.mark.parametrize("status", ["failed", "unsupported"])

@@ -40,7 +40,7 @@ def test_data_parallel_is_one_process_for_all_devices() -> None:
 @pytest.mark.parametrize("kind", ["ddp", "central", "fsdp"])
 def test_one_process_per_device_elsewhere(kind: str) -> None:
     spec = spec_of(parallel={"kind": kind}, machine={"devices_per_node": 3})
-    command = launcher(spec, "worker")
+    command = launcher(spec, "worker", anew=True)
     assert "torch.distributed.run" in command
     assert "--nproc-per-node=3" in command
     with pytest.raises(RuntimeError, match="started as 1 of 1 processes"):

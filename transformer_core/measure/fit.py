@@ -43,8 +43,10 @@ def available_bytes(spec: RunSpec, device: str) -> int | None:
 
 
 def warn_before(spec: RunSpec, predicted: Path) -> None:
-    """Say in the log and on the terminal if ``spec`` does not fit by the prediction in a file. A
-    file that cannot be read is no reason to stop a run."""
+    """Say in the log and on the terminal if ``spec`` does not fit by the prediction in a file, if
+    there is one. A file that cannot be read is no reason to stop a run."""
+    if not predicted.exists():
+        return
     try:
         found = PredictedMemory.model_validate_json(predicted.read_text()).predictions
     except (OSError, ValidationError) as error:

@@ -23,6 +23,8 @@ rule predict_memory:
     log:
         "results/logs/predict_memory.log",
     threads: 1
+    # Before all runs, which it may warn of.
+    priority: 1
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
     message:

@@ -23,8 +23,6 @@ rule train:
         ),
         code=sources("transformer_core.measure.worker", without=OBSERVERS),
         own=lambda wildcards: own_model(SPECS[wildcards.variant]),
-        # For a warning if the run cannot fit. Another prediction is no reason to train again.
-        predicted=ancient(["results/memory/predicted.json"] * (STUDY.memory is not None)),
     output:
         metrics="results/runs/{variant}/repeat-{repeat}/metrics.json",
         steps="results/runs/{variant}/repeat-{repeat}/steps.parquet",
@@ -41,13 +39,14 @@ rule train:
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output.metrics).parent,
-        predicted="--predicted" if STUDY.memory else "",
     message:
         "Train {wildcards.variant}, repeat {wildcards.repeat}"
+    # The prediction of memory, where there is one, is for a warning. It is no input: with an
+    # ancient() one that is to be made again, Snakemake does not see what else has changed.
     shell:
         "python -m transformer_core.measure.run --spec {input.spec} --data {params.data}"
         " --repeat {wildcards.repeat} --output {params.folder} --log-file {log}"
-        " {params.predicted} {input.predicted}"
+        " --predicted results/memory/predicted.json"
 
 
 # Every variant is run once before any is run again: a machine that changes in the course of hours
