@@ -67,7 +67,8 @@ def test_one_process_per_device_through_torchrun(
     command = launcher(spec("ddp", devices_per_node=3), WORKER, anew=anew)
     assert "torch.distributed.run" in command
     assert {"--nproc-per-node=3", "--standalone"} <= set(command)
-    assert command[-2:] == ["-m", WORKER]
+    quick = [] if anew else ["transformer_core.measure.quick_start"]
+    assert command[command.index("-m", 3) :] == ["-m", *quick, WORKER]
 
 
 def test_without_gpus_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +185,7 @@ def test_one_host_becomes_its_torchrun(tmp_path: Path) -> None:
         "--master-port=29502",
         "--rdzv-conf=timeout=7",
         "-m",
+        "transformer_core.measure.quick_start",
         WORKER,
         "--option",
         "value",

@@ -13,7 +13,7 @@ from transformer_core.measure.hardware import read_hardware
 
 ONE_HOST = "transformer_core.measure.one_host"
 LINKED_HOSTS = "transformer_core.measure.linked_hosts"
-QUICK_START = "transformer_core.measure.quick_start"
+QUICK_START = one_host.QUICK_START
 
 
 def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
@@ -38,7 +38,8 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
     if machine.nodes == 1:
         if not anew and _no_gpus(spec):
             return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
-        return [*one_host.torchrun(processes), "--standalone", "-m", worker]
+        start = [*one_host.torchrun(processes), "--standalone", "-m"]
+        return [*start, *([] if anew else [QUICK_START]), worker]
     hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
     hosts += [f"--timeout={machine.timeout}"]
     if machine.link is not None:

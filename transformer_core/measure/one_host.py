@@ -16,6 +16,11 @@ from schemas.link import HOST_VARIABLE
 from transformer_core.measure import slurm
 
 
+QUICK_START = "transformer_core.measure.quick_start"
+"""Runs a module as a program; its end, without taking anything apart, is safe too: threads of gloo
+that are still there when a process takes itself apart abort it."""
+
+
 @dataclass(frozen=True)
 class Host:
     """This host's place in a run."""
@@ -77,7 +82,8 @@ def main() -> None:
     command += [f"--nnodes={arguments.nodes}", f"--node-rank={host.node_rank}"]
     # A static rendezvous: ranks are in the order of the hosts.
     command += [f"--master-addr={host.address}", f"--master-port={host.port + arguments.place}"]
-    command += [f"--rdzv-conf=timeout={max(1, round(arguments.timeout))}", "-m", *arguments.worker]
+    command += [f"--rdzv-conf=timeout={max(1, round(arguments.timeout))}"]
+    command += ["-m", QUICK_START, *arguments.worker]
     os.environ.setdefault(HOST_VARIABLE, slurm.host_name())
     os.execv(command[0], command)
 
