@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from schemas.link import HOST_VARIABLE
 from transformer_core.measure import slurm
 
-
 QUICK_START = "transformer_core.measure.quick_start"
 """Runs a module as a program; its end, without taking anything apart, is safe too: threads of gloo
 that are still there when a process takes itself apart abort it."""
