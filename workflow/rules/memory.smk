@@ -22,9 +22,9 @@ rule predict_memory:
         "results/memory/predicted.json",
     log:
         "results/logs/predict_memory.log",
-    threads: 1
     # Before all runs, which it may warn of.
     priority: 1
+    threads: 1
     params:
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
     message:
