@@ -23,9 +23,10 @@ class Comparing(Schema):
     warmup_steps: Count = 10
     """First steps of each side in each session, compilation included; reported by themselves. More
     than the steps after which a variant changes its ways (PowerSGD's start_step)."""
-    window_seconds: Annotated[float, Field(gt=0.0)] = 0.1
+    window_seconds: Annotated[float, Field(gt=0.0)] = 0.02
     """Least time of the steps that a side trains in a turn; it takes as many as the reference needs
-    for that. One more goes before them, which is not timed."""
+    for that. One more goes before them, which is not timed. Many short windows see less of a
+    machine's drift than a few long ones."""
     pairs: Annotated[int, Field(ge=5)] = 8
     """Turns that each side has at least in a session."""
     sessions_least: Count = 2
