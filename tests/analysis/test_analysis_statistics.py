@@ -99,8 +99,8 @@ def test_errors_are_moderated_the_more_the_more_alike_they_are() -> None:
 
     alike = np.mean([spread_of_widths(ALIKE) for _ in range(20)])
     among_others = np.mean([spread_of_widths(ALIKE + [0.3] * 13) for _ in range(20)])
-    # Six windows alone would scatter by a third.
-    assert alike < 0.1 < among_others < 0.35
+    # Six windows alone would scatter by more than a third.
+    assert 1.3 * alike < among_others < 0.3
 
 
 def test_variance_between_sessions_is_estimated_from_all_comparisons() -> None:

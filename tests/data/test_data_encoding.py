@@ -17,6 +17,7 @@ from transformer_core.data.encoding import (
     Encoded,
     Encoder,
     concatenate,
+    punctuation_is_independent,
     words_are_independent,
 )
 from transformer_core.data.tokenizer import load_tokenizer
@@ -25,6 +26,12 @@ from transformer_core.data.words import WordTable
 # What word boundaries could go wrong on, mixed with any other text.
 SHORT = [piece for piece in PIECES if len(piece) < 1_000]
 texts = st.lists(st.one_of(st.sampled_from(SHORT), st.text(max_size=4)), max_size=9).map("".join)
+# Letters of all sorts, and what may stand between them: where a word may end before punctuation.
+letters = st.sampled_from([*"azAZéßσΣ5_'\u0301", "s", "ll", "İ"])
+signs = st.sampled_from(
+    [*".,!?;:", "...", "?!", "'", "-", " ", "  ", "\u00a0", "\n", "\u0301", "\u0338"]
+)
+punctuated = st.lists(st.one_of(letters, signs), max_size=12).map("".join)
 few = settings(steady, max_examples=30)
 
 
@@ -79,6 +86,21 @@ def test_other_tokenizers_are_equalled_by_word(kind, values):
     assert lists(encoder(kind).encode(column(values))) == expected(tokenizer(kind), values)
 
 
+@pytest.mark.parametrize("kind", ["own", *BY_WORD])
+@steady
+@given(values=st.lists(punctuated, min_size=1, max_size=8))
+def test_words_before_punctuation(bpe, shared, kind, values):
+    reference, tested = (bpe, shared) if kind == "own" else (tokenizer(kind), encoder(kind))
+    assert lists(tested.encode(column(values))) == expected(reference, values)
+
+
+def test_punctuation_is_cut_where_that_is_certain(bpe):
+    assert punctuation_is_independent(bpe)
+    others = {kind for kind in BY_WORD if punctuation_is_independent(tokenizer(kind))}
+    patterns = {kind for kind in BY_WORD if kind.startswith("pattern_")}
+    assert others == {"gpt2", "gpt2_nfc", "gpt2_nfd", "whitespace", *patterns}
+
+
 @pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "dropout"])
 @few
 @given(values=st.lists(texts, min_size=1, max_size=6))
@@ -120,6 +142,8 @@ def test_table_is_bounded_and_used(bpe, monkeypatch):
     assert sorted(encoded) == [" b", " c", "a"]
     encoder.encode(column(["a c b d"]))
     assert encoded[3:] == [" d"]
+    encoder.encode(column(["a b, c d.", "a b! c, d", "5."]))
+    assert sorted(encoded[4:]) == ["!", ",", ".", "5."]
     for number in range(50):
         encoder.encode(column([f"a {number}"]))
         assert encoder._table.count <= 10

@@ -85,7 +85,7 @@ class Project:
     def snakemake(self, *arguments: str) -> tuple[int, str]:
         """Run it to the end: exit code and output."""
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=280)
+        output, _ = process.communicate(timeout=580)
         return process.returncode, output
 
     def planned(self, *arguments: str) -> dict[str, int]:

@@ -30,8 +30,10 @@ STUDY = TINY | {
         "schedule": {"kind": "constant", "peak": 1e-3},
     },
     "comparison": {"budget": 0, "pairs": 5, "sessions_least": 1, "sessions_most": 1},
+    # Jobs of their own, which other tests run.
     "search": None,
     "projection": None,
+    "memory": None,
 }
 
 # The longer no job ends, the less often the executor looks. A test has no time for that.

@@ -2,9 +2,10 @@
 
 Most tokenizers first cut a text into pre-tokens and encode each by itself. Where a cut is certain
 at every space before a visible character, the ids of a text are those of its words in a row, and
-a word that was met before needs no tokenizer. Words are found in the raw UTF-8 bytes, where 0x20 is
-never part of a longer character, by :mod:`transformer_core.data.words`; new ones alone reach the
-tokenizer.
+a word that was met before needs no tokenizer. Many also cut for certain between a letter and
+punctuation: a word is then the same one before a comma and at the end of a sentence. Words are
+found in the raw UTF-8 bytes, where 0x20 is never part of a longer character, by
+:mod:`transformer_core.data.words`; new ones alone reach the tokenizer.
 """
 
 import itertools
@@ -22,6 +23,11 @@ from transformer_core.data.arrays import ranges
 
 if TYPE_CHECKING:
     from transformer_core.data.words import Found, WordTable
+
+# Letters (with their combining marks), numbers, other signs, or white space: never two of them in
+# one token. The contractions of the usual GPT-2 expression are English only and are left out.
+PIECES = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
+"""What this project's own tokenizer cuts after it has cut before each space."""
 
 # Cut before each space at the latest: https://github.com/openai/tiktoken and the models of
 # Llama 3 and Qwen 2. A run of spaces gives its last one to the visible character that follows.
@@ -92,7 +98,8 @@ class Encoder:
             # Compiled code takes its time to import, which the plain path need not wait for.
             from transformer_core.data.words import WordTable
 
-            self._new_table = lambda: WordTable(words, size, self.id_type)
+            punctuation = punctuation_is_independent(tokenizer)
+            self._new_table = lambda: WordTable(words, size, self.id_type, punctuation)
             self._table = self._new_table()
             self._separated, self._separator = _with_separator(tokenizer)
             self._learning = threading.Lock()
@@ -194,6 +201,37 @@ def words_are_independent(tokenizer: Tokenizer) -> bool:
         and (not settings["added_tokens"] or (special and tokenizer.encode_special_tokens))
         and _SEPARATOR not in tokenizer.get_vocab()
     )
+
+
+def punctuation_is_independent(tokenizer: Tokenizer) -> bool:
+    """Whether the same holds, in a text of which :func:`words_are_independent` holds, where it is
+    cut between an ASCII letter and one of ``. , ! ? ; :``."""
+    settings = json.loads(tokenizer.to_str())
+    normalizer = settings["normalizer"] or {"type": None}
+    # How a letter is put in small letters may depend on what stands before a full stop.
+    return normalizer["type"] in (None, "NFC", "NFD") and _cuts_before_punctuation(
+        settings["pre_tokenizer"]
+    )
+
+
+def _cuts_before_punctuation(stage: dict[str, Any]) -> bool:
+    """Like :func:`_cuts_before_spaces`, between a letter and punctuation."""
+    match stage["type"]:
+        case "Sequence":
+            first, *others = stage["pretokenizers"]
+            at_spaces_only = first["type"] == "WhitespaceSplit" or first.get("pattern") == {
+                "String": " "
+            }
+            return _cuts_before_punctuation(others[0] if at_spaces_only and others else first)
+        case "Split":
+            return (
+                stage["pattern"].get("Regex") in {PIECES, *_KNOWN_PATTERNS}
+                and stage["behavior"] == "Isolated"
+                and not stage["invert"]
+            )
+        case "ByteLevel":
+            return stage["use_regex"]
+    return stage["type"] in ("Whitespace", "BertPreTokenizer")
 
 
 def _cuts_before_spaces(stage: dict[str, Any]) -> bool:

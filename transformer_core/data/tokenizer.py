@@ -23,6 +23,7 @@ from schemas.data import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerF
 from schemas.errors import ConfigError, from_validation
 from schemas.results import TokenizerReport
 from transformer_core.data.arrays import evenly_spaced
+from transformer_core.data.encoding import PIECES
 from transformer_core.data.files import CorpusError, write_text
 from transformer_core.data.foreign import convert, special_names, speller
 from transformer_core.data.pairs import PairFile, remake
@@ -33,10 +34,6 @@ logger = logging.getLogger(__name__)
 
 _COMPARED = 1_000
 """Pairs that a tokenizer from elsewhere is tried on."""
-
-# Letters (with their combining marks), numbers, other signs, or white space: never two of them in
-# one token. The contractions of the usual GPT-2 expression are English only and are left out.
-_PIECES = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
 
 
 def untrained() -> Bpe:
@@ -49,7 +46,7 @@ def untrained() -> Bpe:
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(" ", "merged_with_next"),
-            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -1,7 +1,8 @@
 """A table of words and their token ids, looked up in raw UTF-8 by compiled code without the GIL.
 
-A word ends before each space that is followed by a visible character. Whether the ids of a text
-are those of its words is for :mod:`transformer_core.data.encoding` to say.
+A word ends before each space that is followed by a visible character and, where that is asked for,
+before punctuation that follows a letter. Whether the ids of a text are those of its words is for
+:mod:`transformer_core.data.encoding` to say.
 """
 
 from typing import Any, NamedTuple
@@ -35,10 +36,13 @@ class WordTable:
         words: most words.
         size: most bytes of all words, and most ids.
         id_type: type of the ids.
+        punctuation: whether a word also ends between a letter from a to z, of any case, and one of
+            ``. , ! ? ; :``. Else each word is there once more with everything that may follow it.
     """
 
-    def __init__(self, words: int, size: int, id_type: np.dtype) -> None:
+    def __init__(self, words: int, size: int, id_type: np.dtype, punctuation: bool = False) -> None:
         self.count = 0
+        self._punctuation = punctuation
         slots = 1 << (2 * words - 1).bit_length()
         # The memory of what is never used is never taken: the system gives pages as they are used.
         self._slots = np.zeros(slots, np.int32)
@@ -65,6 +69,7 @@ class WordTable:
             entries,
             firsts,
             missing,
+            self._punctuation,
         )
         return Found(entries[:words], firsts, missing[:absent])
 
@@ -117,7 +122,7 @@ _compiled = njit(nogil=True, cache=True)
 
 
 @_compiled
-def _word(data, begin, stop):  # type: ignore[no-untyped-def]
+def _word(data, begin, stop, punctuation):  # type: ignore[no-untyped-def]
     """Where the word that begins at ``begin`` ends, in a text that ends at ``stop``; and its hash.
 
     FNV-1a over 64 bits, with the last step of MurmurHash3 to spread what it gives.
@@ -126,12 +131,18 @@ def _word(data, begin, stop):  # type: ignore[no-untyped-def]
     end = begin
     while end < stop:
         byte = data[end]
-        if byte == _SPACE and begin < end < stop - 1:
-            follows = data[end + 1]
-            # All white space beyond ASCII begins with one of these bytes; so does much else,
-            # which then stays with the word before it.
-            if follows > _SPACE and follows not in (0xC2, 0xE1, 0xE2, 0xE3):
-                break
+        if byte < 0x40 and begin < end:
+            if byte == _SPACE:
+                if end < stop - 1:
+                    follows = data[end + 1]
+                    # All white space beyond ASCII begins with one of these bytes; so does much
+                    # else, which then stays with the word before it.
+                    if follows > _SPACE and follows not in (0xC2, 0xE1, 0xE2, 0xE3):
+                        break
+            elif punctuation and byte in (0x21, 0x2C, 0x2E, 0x3A, 0x3B, 0x3F):
+                before = data[end - 1] | 0x20  # a small letter, if it is one
+                if 0x61 <= before <= 0x7A:
+                    break
         value = (value ^ np.uint64(byte)) * np.uint64(0x100000001B3)
         end += 1
     value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -158,13 +169,15 @@ def _search(data, begin, end, value, known, slots, hashes, text, limits):  # typ
 
 
 @_compiled
-def _find(data, starts, count, slots, hashes, text, limits, entries, firsts, missing):  # type: ignore[no-untyped-def]
+def _find(  # type: ignore[no-untyped-def]
+    data, starts, count, slots, hashes, text, limits, entries, firsts, missing, punctuation
+):
     words = absent = 0
     for number in range(len(starts) - 1):
         firsts[number] = words
         begin, stop = starts[number], starts[number + 1]
         while begin < stop:
-            end, value = _word(data, begin, stop)
+            end, value = _word(data, begin, stop, punctuation)
             entry, _ = _search(data, begin, end, value, count, slots, hashes, text, limits)
             entries[words] = entry
             if entry < 0:
@@ -183,7 +196,7 @@ def _add(data, missing, count, slots, hashes, text, limits, entries):  # type: i
     """Number of words with the new ones; -1 if they do not fit."""
     for row in range(len(missing)):
         begin, end = missing[row, 1], missing[row, 2]
-        _, value = _word(data, begin, end)
+        _, value = _word(data, begin, end, False)  # a whole word: nothing cuts it
         entry, slot = _search(data, begin, end, value, count, slots, hashes, text, limits)
         if entry < 0:
             entry = count

@@ -2,9 +2,9 @@
 
 Two windows of a round lie next to each other in time, so that what the machine does to both (its
 clock, other load) cancels in their ratio. Of the logarithms of the ratios of a session the trimmed
-mean is taken, without the lowest and the highest fifth: nearly as precise as the mean where the
-noise is normal, and deaf to windows that were disturbed (Tukey and McLaughlin, 1963; its standard
-error in Yuen, The two-sample trimmed t for unequal population variances, 1974).
+mean is taken, without the lowest and the highest three tenths: near the median, since disturbed
+windows are many on a machine that is shared, and still with a standard error of its own (Tukey and
+McLaughlin, 1963; Yuen, The two-sample trimmed t for unequal population variances, 1974).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from scipy.stats import mstats
 
 from schemas.results import Round, TurnWindow
 
-TRIM = 0.2
+TRIM = 0.3
 """Share of the ratios that is left out at either end, in whole ratios."""
 
 

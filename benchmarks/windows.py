@@ -1,0 +1,67 @@
+"""How long a window of a comparison should be on this machine: ``python benchmarks/windows.py``.
+
+One small training goes on and on, and every step is timed. Its steps are then dealt out to two
+sides that take turns, in windows of different lengths: both sides are the same, so that the ratio
+of their speeds should be 1, and how far estimates of it scatter is the noise of the machine.
+"""
+
+import argparse
+import sys
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import mstats
+
+WINDOWS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+TRIM = (0.2, 0.2)
+"""As :mod:`transformer_core.measure.pairs` has it."""
+
+
+def step_seconds(seconds: float) -> NDArray[np.float64]:
+    """[steps] of a layer that trains for that long."""
+    layer = torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+    inputs = torch.randn(16, 16, 128)
+    times = [time.perf_counter()]
+    while times[-1] < times[0] + 1 + seconds:
+        layer.zero_grad()
+        layer(inputs).sum().backward()
+        times.append(time.perf_counter())
+    steps = np.diff(times)
+    return steps[np.cumsum(steps) > 1]  # the first second is warm-up
+
+
+def scatter(steps: NDArray[np.float64], window: float, turns: float) -> tuple[int, int, float]:
+    """Rounds of windows of ``window`` seconds in ``turns`` seconds, estimates of the logarithm of
+    the ratio from as many rounds, and the standard deviation of these."""
+    length = max(1, round(window / float(np.median(steps))))
+    windows = steps[: len(steps) // (2 * length) * 2 * length].reshape(-1, 2, length).mean(2)
+    logs = np.log(windows[:, 0] / windows[:, 1])
+    rounds = max(5, round(turns / (2 * length * float(np.median(steps)))))
+    parts = logs[: len(logs) // rounds * rounds].reshape(-1, rounds)
+    return rounds, len(parts), float(np.std([mstats.trimmed_mean(p, TRIM) for p in parts], ddof=1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/windows.py", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--seconds", type=float, default=120, help="to train (default: 120)")
+    parser.add_argument("--turns", type=float, default=4, help="seconds of a session (default: 4)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    options = parser.parse_args()
+    if options.seconds < 5 * options.turns:
+        parser.error(f"--seconds {options.seconds:g}: give at least five times --turns")
+    torch.set_num_threads(options.threads)
+    steps = step_seconds(options.seconds)
+    print(f"{len(steps):,} steps of {1e3 * float(np.median(steps)):.1f} ms in the median")
+    print("| window, ms | rounds | estimates | scatter, % |\n|---:|---:|---:|---:|")
+    for window in WINDOWS:
+        rounds, estimates, deviation = scatter(steps, window, options.turns)
+        print(f"| {1e3 * window:g} | {rounds} | {estimates} | {100 * deviation:.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
