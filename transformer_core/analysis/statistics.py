@@ -43,6 +43,8 @@ def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Inter
     """
     if not all(comparisons):
         raise ValueError("a comparison needs at least one session")
+    if not comparisons:
+        return []
     squares, known = _moderated_by_comparison(comparisons)
     between = variance_between_sessions(comparisons, squares)
     repeated = sum(len(sessions) - 1 for sessions in comparisons)
