@@ -3,12 +3,15 @@
 import pytest
 import torch
 
+from schemas.errors import Unsupported
 from schemas.results import PARTS, Parts
 from schemas.study import RunSpec
+from schemas.train import Fp32
 from tests.distributed import run_ranks
 from tests.measure.memory_cases import measure_all, memory_spec, predict
 from tests.train.small_training import VOCABULARY
 from transformer_core.measure.prediction import predict_ranks
+from transformer_core.train.matmul import set_matmul
 
 ALONE = {
     "single": {},
@@ -74,6 +77,18 @@ def assert_predicted(spec: RunSpec, found: Measured, rank: int = 0) -> None:
 def test_one_process(measured_alone: dict[str, Measured], name: str) -> None:
     assert_adds_up(measured_alone[name])
     assert_predicted(alone()[name], measured_alone[name])
+
+
+def test_products_in_bfloat16_take_the_same_memory() -> None:
+    """Whether this CPU has them is found out with a product, and fake tensors have no numbers."""
+    try:
+        (found,) = predict(memory_spec(training={"precision": {"kind": "bf16_matmul"}}))
+    except Unsupported as error:
+        pytest.skip(str(error))
+    finally:
+        set_matmul(Fp32(), torch.device("cpu"))
+    (plain,) = predict(memory_spec())
+    assert found.training_bytes == plain.training_bytes
 
 
 POWERSGD = pytest.mark.xfail(reason="what PowerSGD keeps is not predicted well", strict=False)

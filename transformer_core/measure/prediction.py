@@ -38,6 +38,7 @@ from transformer_core.parallel.build import build_strategy
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
 from transformer_core.train.assemble import Trainer, equip
+from transformer_core.train.matmul import set_matmul
 from transformer_core.train.precision import Autocast, ScaledAutocast
 
 VALIDATION_TOKENS = 8_192
@@ -103,6 +104,8 @@ def _predict_rank(
     packed = isinstance(spec.batching.rows, PackedRows)
     with torch.device("meta"):
         model = build_model(spec.model, vocabulary, packed)
+    # It may have to look at a product, which has no numbers on fake tensors.
+    set_matmul(spec.training.precision, device)
     with _silent_group(spec, process):
         strategy = _strategy(spec, process)
         with FakeTensorMode(allow_non_fake_inputs=True), StorageTracker(device.type) as tracker:

@@ -1,5 +1,6 @@
 """How matrix products of 32-bit tensors are computed inside: a switch of the whole process."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ def _require_bf16_products(device: torch.device) -> None:
         )
 
 
+@cache
 def _rounds_to_bf16() -> bool:
     """Whether a matrix product of 32-bit tensors loses the low bits of its operands."""
     n = 128
