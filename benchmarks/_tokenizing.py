@@ -207,12 +207,19 @@ def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
 # The contenders
 
 
+def _all_threads() -> None:
+    """Let tokenizers use all cores again: ``datasets.map`` forbids it to the whole process."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+
+
 def _project(tokenizer: Path, pairs: Path, folder: Path) -> None:
+    _all_threads()
     write_shards(PairFile(pairs), tokenizer, _RULES, folder, threads=2)
 
 
 def _plain(tokenizer: Path, pairs: Path, folder: Path) -> None:
     """The tokenizer's own threads on lists of text, the ids to Arrow."""
+    _all_threads()
     bpe = load_tokenizer(tokenizer)
     _write(
         pairs,
