@@ -66,10 +66,12 @@ class WordTable:
             self._hashes,
             self._text,
             self._limits,
+            self._punctuation,
             entries,
             firsts,
             missing,
-            self._punctuation,
+            np.empty(most + 1, np.int64),
+            np.empty(most, np.uint64),
         )
         return Found(entries[:words], firsts, missing[:absent])
 
@@ -150,6 +152,18 @@ def _word(data, begin, stop, punctuation):  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def _same(data, begin, end, entry, text, limits):  # type: ignore[no-untyped-def]
+    """Whether a word is that of an entry."""
+    other = limits[entry]
+    if limits[entry + 1] - other != end - begin:
+        return False
+    while begin < end and data[begin] == text[other]:
+        begin += 1
+        other += 1
+    return begin == end
+
+
+@_compiled
 def _search(data, begin, end, value, known, slots, hashes, text, limits):  # type: ignore[no-untyped-def]
     """Entry of a word below ``known`` (else -1), and the slot where the search ended."""
     mask = len(slots) - 1
@@ -158,36 +172,62 @@ def _search(data, begin, end, value, known, slots, hashes, text, limits):  # typ
         entry = slots[slot] - 1
         if entry < 0 or entry >= known:
             return -1, slot
-        if hashes[entry] == value and limits[entry + 1] - limits[entry] == end - begin:
-            place, other = begin, limits[entry]
-            while place < end and data[place] == text[other]:
-                place += 1
-                other += 1
-            if place == end:
-                return entry, slot
+        if hashes[entry] == value and _same(data, begin, end, entry, text, limits):
+            return entry, slot
         slot = (slot + 1) & mask
 
 
 @_compiled
 def _find(  # type: ignore[no-untyped-def]
-    data, starts, count, slots, hashes, text, limits, entries, firsts, missing, punctuation
+    data,
+    starts,
+    count,
+    slots,
+    hashes,
+    text,
+    limits,
+    punctuation,
+    entries,
+    firsts,
+    missing,
+    begins,
+    values,
 ):
+    """Number of words, and of those that are missing; ``begins`` and ``values`` are work space.
+
+    First all words, then all slots, then all comparisons: the processor waits for the memory of
+    many words at a time, and not of one after the other.
+    """
     words = absent = 0
     for number in range(len(starts) - 1):
         firsts[number] = words
         begin, stop = starts[number], starts[number + 1]
         while begin < stop:
-            end, value = _word(data, begin, stop, punctuation)
+            begins[words] = begin
+            begin, values[words] = _word(data, begin, stop, punctuation)
+            words += 1
+    firsts[len(starts) - 1] = words
+    # A word ends where the next one begins, for texts lie one after the other.
+    begins[words] = starts[len(starts) - 1]
+    mask = np.uint64(len(slots) - 1)
+    for word in range(words):
+        entries[word] = slots[values[word] & mask] - 1
+    for word in range(words):
+        entry, value = entries[word], values[word]
+        begin, end = begins[word], begins[word + 1]
+        found = (
+            0 <= entry < count
+            and hashes[entry] == value
+            and _same(data, begin, end, entry, text, limits)
+        )
+        if not found:
             entry, _ = _search(data, begin, end, value, count, slots, hashes, text, limits)
-            entries[words] = entry
+            entries[word] = entry
             if entry < 0:
-                missing[absent, 0] = words
+                missing[absent, 0] = word
                 missing[absent, 1] = begin
                 missing[absent, 2] = end
                 absent += 1
-            words += 1
-            begin = end
-    firsts[len(starts) - 1] = words
     return words, absent
 
 
