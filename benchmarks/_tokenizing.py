@@ -289,6 +289,7 @@ def _sentencepiece(pairs: Path, vocabulary: int) -> Contender:
 
 
 def _samples(pairs: Path, tokenizer: Path) -> Iterator[dict[str, Any]]:
+    _all_threads()
     bpe = load_tokenizer(tokenizer)
     for batch in PairFile(pairs):
         sides = [
