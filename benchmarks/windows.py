@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import mstats
 
+from transformer_core.measure.pairs import TRIM
+
 WINDOWS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-TRIM = (0.2, 0.2)
-"""As :mod:`transformer_core.measure.pairs` has it."""
 
 
 def step_seconds(seconds: float) -> NDArray[np.float64]:
@@ -40,7 +40,11 @@ def scatter(steps: NDArray[np.float64], window: float, turns: float) -> tuple[in
     logs = np.log(windows[:, 0] / windows[:, 1])
     rounds = max(5, round(turns / (2 * length * float(np.median(steps)))))
     parts = logs[: len(logs) // rounds * rounds].reshape(-1, rounds)
-    return rounds, len(parts), float(np.std([mstats.trimmed_mean(p, TRIM) for p in parts], ddof=1))
+    return (
+        rounds,
+        len(parts),
+        float(np.std([mstats.trimmed_mean(p, (TRIM, TRIM)) for p in parts], ddof=1)),
+    )
 
 
 def main() -> int:
