@@ -74,6 +74,21 @@ def test_steps_are_timed_turn_by_turn() -> None:
     assert steps.readings == [0, 3, 4, 6, 8, 13]
 
 
+def test_a_side_prepares_itself_once_and_not_before_its_first_turn() -> None:
+    spec = small_spec()
+    setup = small_setup(endless(spec))
+    seat = FakeSeat(TellMemory(), Turn(0, 1), Turn(1, 1), Leave())
+    answered: list[int] = []
+
+    def prepare() -> None:
+        answered.append(len(seat.answers))
+
+    taker = TurnTaker(seat, spec, setup.strategy, None, prepare)  # type: ignore[arg-type]
+    with pytest.raises(TurnsOver):
+        train(setup, taker, NOWHERE)
+    assert answered == [1]
+
+
 def test_counts_are_those_of_the_timed_steps() -> None:
     (whole,), _ = train_in_turns(Turn(0, 4))
     first, second, third = train_in_turns(Turn(0, 1), Turn(1, 1), Turn(0, 1))[0]

@@ -5,6 +5,7 @@ It trains with the same loop as a timed run; its observer waits between the turn
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from schemas.results import Probe, ShardManifest
 from schemas.study import RunSpec
 from transformer_core.data.local_copies import open_nearest
+from transformer_core.measure.cores import keep_to
 from transformer_core.measure.outcome import supervised
 from transformer_core.measure.peaks import rank_memory, reset_peak
 from transformer_core.measure.planted import PlantedDelay
@@ -45,7 +47,8 @@ class TurnTaker:
     """The observer of a training that works in turns.
 
     The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks to where
-    they are in the middle of a training. The clock is read at synchronised points only.
+    they are in the middle of a training. The clock is read at synchronised points only. ``prepare``
+    is called once, before the first of them.
     """
 
     def __init__(
@@ -54,12 +57,14 @@ class TurnTaker:
         spec: RunSpec,
         strategy: Strategy,
         planted: PlantedDelay | None,
+        prepare: Callable[[], None] = lambda: None,
         now: Any = time.perf_counter,
     ) -> None:
         self._seat = seat
         self._spec = spec
         self._strategy = strategy
         self._planted = planted
+        self._prepare = prepare
         self._now = now
         self._turn = Turn(0, 0)
         self._step = 0
@@ -67,6 +72,7 @@ class TurnTaker:
     def start(self, step: int) -> None:
         """See :class:`transformer_core.train.loop.Observer`; likewise below."""
         self._wait()
+        self._prepare()
 
     def updated(
         self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
@@ -185,8 +191,15 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.planted is not None:
         # The base class waits for the devices of this process, and not for other ranks.
         planted = PlantedDelay(arguments.planted, lambda: Strategy.synchronise(strategy))
+
+    def prepare() -> None:
+        # Of several ranks, gloo's threads take the cores that are left, as in any training.
+        if process.world_size == 1 and topology.device == "cpu":
+            keep_to(torch.get_num_threads())
+
+    taker = TurnTaker(seat, spec, strategy, planted, prepare)
     try:
-        train(setup, TurnTaker(seat, spec, strategy, planted), arguments.output / "no-checkpoints")
+        train(setup, taker, arguments.output / "no-checkpoints")
     except TurnsOver:
         strategy.synchronise()
         strategy.close()

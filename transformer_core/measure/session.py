@@ -146,6 +146,12 @@ class Sessions:
                 probes = [p for of_rank in ask(widest, ProbeDevices()) for p in of_rank]
             return machine_state(probes)
 
+        # Before the first turn: from then on a side may have fewer cores than there are.
+        if not self.provenance:
+            self.provenance |= {
+                side.name: ask(side, TellProvenance(self.command, self.started))[0]
+                for side in self.sides
+            }
         before = state()
         self.progress("warm-up")
         warm = {
@@ -175,11 +181,6 @@ class Sessions:
             foreign = before_rounds.foreign_until(after_rounds)
         # Memory first: on a GPU a probe takes some too.
         memory = {side.name: ask(side, TellMemory()) for side in self.sides}
-        if not self.provenance:
-            self.provenance |= {
-                side.name: ask(side, TellProvenance(self.command, self.started))[0]
-                for side in self.sides
-            }
         after = state()
         return {
             "sides": [
