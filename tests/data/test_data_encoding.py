@@ -13,14 +13,12 @@ from tokenizers_of_all_kinds import BY_WORD, PLAIN
 from benchmarks._adversarial import PIECES, adversarial_lines
 from transformer_core.data.arrays import evenly_spaced, ranges
 from transformer_core.data.encoding import (
-    _SEPARATOR,
     Encoded,
     Encoder,
     concatenate,
-    punctuation_is_independent,
-    words_are_independent,
 )
 from transformer_core.data.tokenizer import load_tokenizer
+from transformer_core.data.word_cuts import punctuation_is_independent, words_are_independent
 from transformer_core.data.words import WordTable
 
 # What word boundaries could go wrong on, mixed with any other text.
@@ -134,9 +132,11 @@ def test_a_small_table_changes_nothing(bpe, values, words, size):
 def test_table_is_bounded_and_used(bpe, monkeypatch):
     encoder = Encoder(bpe, words=10)
     encoded = []
-    encode_words = encoder._encode_words
+    encode = encoder._new_words.encode
     monkeypatch.setattr(
-        encoder, "_encode_words", lambda words: encoded.extend(words) or encode_words(words)
+        encoder._new_words,
+        "encode",
+        lambda words: encoded.extend(words.to_pylist()) or encode(words),
     )
     encoder.encode(column(["a b b b", "a c"]))
     assert sorted(encoded) == [" b", " c", "a"]
@@ -162,11 +162,11 @@ def test_threads_share_one_table(bpe):
 
 def test_a_failure_of_the_tokenizer_leaves_no_half_words(bpe, monkeypatch):
     encoder = Encoder(bpe)
-    encode_words = encoder._encode_words
-    monkeypatch.setattr(encoder, "_encode_words", lambda words: 1 / 0)
+    encode = encoder._new_words.encode
+    monkeypatch.setattr(encoder._new_words, "encode", lambda words: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         encoder.encode(column(["some words"]))
-    monkeypatch.setattr(encoder, "_encode_words", encode_words)
+    monkeypatch.setattr(encoder._new_words, "encode", encode)
     values = ["some other words", "words some"]
     assert lists(encoder.encode(column(values))) == expected(bpe, values)
 
@@ -180,11 +180,6 @@ def test_equal_hashes_are_told_apart(bpe, monkeypatch):
     for _ in range(2):
         assert lists(encoder.encode(column(values))) == expected(bpe, values)
     assert encoder._table is table
-
-
-def test_words_that_hold_the_separator(bpe):
-    values = [f"a{_SEPARATOR}b {_SEPARATOR}", _SEPARATOR * 3, f"{_SEPARATOR[:2]} {_SEPARATOR[1:]}"]
-    assert lists(Encoder(bpe).encode(column(values))) == expected(bpe, values)
 
 
 def test_little_text_takes_the_plain_path(bpe):
@@ -241,9 +236,6 @@ def test_unknown_configurations_fall_back(bpe):
     def added(other):
         other.add_tokens([AddedToken("two words")])
 
-    def separator(other):
-        other.add_special_tokens([AddedToken(_SEPARATOR)])
-
     def specials(other):
         other.encode_special_tokens = False
 
@@ -256,7 +248,7 @@ def test_unknown_configurations_fall_back(bpe):
     values = ["Two words and  <s> Two", "two words", " A "]
     changes = [
         *(strip, whitespace, no_pre_tokenizer, prefix, merged),
-        *(template, added, separator, specials, truncation, padding),
+        *(template, added, specials, truncation, padding),
     ]
     for change in changes:
         other = Tokenizer.from_str(bpe.to_str())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pair_files import ENGLISH, GERMAN
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from transformer_core.data.encoding import _KNOWN_PATTERNS
+from transformer_core.data.word_cuts import KNOWN_PATTERNS
 
 TEXTS = [*ENGLISH, *GERMAN] * 3
 
@@ -80,7 +80,7 @@ BY_WORD: dict[str, Callable[[], Tokenizer]] = {
     "gpt2_nfd": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFD()),
     **{
         f"pattern_{number}": lambda pattern=pattern: _pattern(pattern)
-        for number, pattern in enumerate(sorted(_KNOWN_PATTERNS))
+        for number, pattern in enumerate(sorted(KNOWN_PATTERNS))
     },
     "whitespace": lambda: _bpe(pre_tokenizers.Whitespace(), unk_token="<unk>", fuse_unk=True),
     "whitespace_digits": lambda: _bpe(

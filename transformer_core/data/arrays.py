@@ -1,10 +1,11 @@
-"""Index computations that replace loops over pairs."""
+"""Computations with whole arrays that replace loops over pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 
@@ -75,3 +76,14 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
     """At most ``count`` different numbers of 0 … total - 1, evenly spaced and ascending."""
     kept = min(total, count)
     return np.arange(kept, dtype=np.int64) * total // max(kept, 1)
+
+
+def utf8(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of n texts, and [n + 1] where each begins and ends; both as views."""
+    _, offset_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(data_buffer or b"", np.uint8)
+    # Code is compiled for arrays that can be written and for others: ask for one kind only.
+    for array in (data, offsets):
+        array.flags.writeable = False
+    return data, offsets

@@ -23,12 +23,12 @@ from schemas.data import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerF
 from schemas.errors import ConfigError, from_validation
 from schemas.results import TokenizerReport
 from transformer_core.data.arrays import evenly_spaced
-from transformer_core.data.encoding import PIECES
 from transformer_core.data.files import CorpusError, write_text
 from transformer_core.data.foreign import convert, special_names, speller
 from transformer_core.data.pairs import PairFile, remake
 from transformer_core.data.progress import Progress
 from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES, UNK
+from transformer_core.data.word_cuts import PIECES
 
 logger = logging.getLogger(__name__)
 

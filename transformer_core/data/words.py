@@ -2,7 +2,7 @@
 
 A word ends before each space that is followed by a visible character and, where that is asked for,
 before punctuation that follows a letter. Whether the ids of a text are those of its words is for
-:mod:`transformer_core.data.encoding` to say.
+:mod:`transformer_core.data.word_cuts` to say.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
-_SPACE = 0x20
+from transformer_core.data.word_cuts import SPACE, SPACES_BEYOND_ASCII
 
 
 class Found(NamedTuple):
@@ -29,8 +29,8 @@ class Found(NamedTuple):
 class WordTable:
     """Distinct words with their ids, up to a fixed number.
 
-    Any number of threads may look up while one adds: entries from ``count`` on are not yet there
-    for them, and what was added before never moves.
+    Any number of threads may look up while one adds or learns: entries from ``count`` on have no
+    ids yet and are not there for them, and what was added before never moves.
 
     Args:
         words: most words.
@@ -42,6 +42,9 @@ class WordTable:
 
     def __init__(self, words: int, size: int, id_type: np.dtype, punctuation: bool = False) -> None:
         self.count = 0
+        """Entries whose ids are known."""
+        self.added = 0
+        """All entries."""
         self._punctuation = punctuation
         slots = 1 << (2 * words - 1).bit_length()
         # The memory of what is never used is never taken: the system gives pages as they are used.
@@ -75,7 +78,7 @@ class WordTable:
         )
         return Found(entries[:words], firsts, missing[:absent])
 
-    def add(self, data: NDArray[np.uint8], found: Found) -> list[str] | None:
+    def add(self, data: NDArray[np.uint8], found: Found) -> pa.LargeStringArray | None:
         """Enter the missing words of ``found``, which then has no -1; the words that were new.
 
         They count once :meth:`learn` gets their ids. None if they are too many: the table is then
@@ -84,7 +87,7 @@ class WordTable:
         end = _add(
             data,
             found.missing,
-            self.count,
+            self.added,
             self._slots,
             self._hashes,
             self._text,
@@ -93,14 +96,13 @@ class WordTable:
         )
         if end < 0:
             return None
-        limits = pa.py_buffer(self._limits[self.count : end + 1])
-        text = pa.py_buffer(self._text)
-        new = pa.LargeStringArray.from_buffers(end - self.count, limits, text)
-        words: list[str] = new.to_pylist()
-        return words
+        limits = pa.py_buffer(self._limits[self.added : end + 1])
+        new = pa.LargeStringArray.from_buffers(end - self.added, limits, pa.py_buffer(self._text))
+        self.added = end
+        return new
 
     def learn(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> bool:
-        """Take the ids of the words just added, in a row; False if they are too many."""
+        """Take the ids of the next words without ids, in a row; False if they are too many."""
         first, end = int(self._id_limits[self.count]), self.count + len(lengths)
         if first + len(ids) > len(self._ids):
             return False
@@ -134,12 +136,11 @@ def _word(data, begin, stop, punctuation):  # type: ignore[no-untyped-def]
     while end < stop:
         byte = data[end]
         if byte < 0x40 and begin < end:
-            if byte == _SPACE:
+            if byte == SPACE:
                 if end < stop - 1:
                     follows = data[end + 1]
-                    # All white space beyond ASCII begins with one of these bytes; so does much
-                    # else, which then stays with the word before it.
-                    if follows > _SPACE and follows not in (0xC2, 0xE1, 0xE2, 0xE3):
+                    # What may be white space stays with the word before it.
+                    if follows > SPACE and follows not in SPACES_BEYOND_ASCII:
                         break
             elif punctuation and byte in (0x21, 0x2C, 0x2E, 0x3A, 0x3B, 0x3F):
                 before = data[end - 1] | 0x20  # a small letter, if it is one
