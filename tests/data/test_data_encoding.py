@@ -1,5 +1,7 @@
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -169,6 +171,56 @@ def test_a_failure_of_the_tokenizer_leaves_no_half_words(bpe, monkeypatch):
     monkeypatch.setattr(encoder._new_words, "encode", encode)
     values = ["some other words", "words some"]
     assert lists(encoder.encode(column(values))) == expected(bpe, values)
+
+
+def test_a_failure_in_one_thread_does_not_hold_up_others(bpe, monkeypatch):
+    encoder = Encoder(bpe)
+    encode = encoder._new_words.encode
+    begun, both = Event(), Event()
+
+    def fail_late(words):
+        if "bad" in words.to_pylist():
+            begun.set()
+            assert both.wait(10)
+            raise ZeroDivisionError
+        result = encode(words)
+        both.set()
+        return result
+
+    monkeypatch.setattr(encoder._new_words, "encode", fail_late)
+    with ThreadPoolExecutor(2) as pool:
+        failing = pool.submit(encoder.encode, column(["bad words"]))
+        assert begun.wait(10)
+        # Its ids must wait for those of the words that were added before.
+        values = ["good words", "words"]
+        waiting = pool.submit(encoder.encode, column(values))
+        with pytest.raises(ZeroDivisionError):
+            failing.result(10)
+        assert lists(waiting.result(10)) == expected(bpe, values)
+    monkeypatch.undo()
+    assert lists(encoder.encode(column(["bad words"]))) == expected(bpe, ["bad words"])
+
+
+def test_threads_that_need_the_same_new_words(bpe, monkeypatch):
+    encoder = Encoder(bpe)
+    encode = encoder._new_words.encode
+    first, asked = Event(), []
+
+    def slow(words):
+        asked.append(words.to_pylist())
+        if len(asked) == 1:
+            first.set()
+            time.sleep(0.2)
+        return encode(words)
+
+    monkeypatch.setattr(encoder._new_words, "encode", slow)
+    values = ["some new words"]
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(encoder.encode, column(values))
+        assert first.wait(10)
+        other = pool.submit(encoder.encode, column(values))
+        assert lists(one.result(10)) == lists(other.result(10)) == expected(bpe, values)
+    assert asked == [["some", " new", " words"], []]
 
 
 def test_equal_hashes_are_told_apart(bpe, monkeypatch):

@@ -93,8 +93,8 @@ def test_many_words_make_one_text(bpe: Tokenizer) -> None:
     new_words = NewWords(bpe, TYPE)
     assert new_words._with_separator is not None
     others, separator = new_words._with_separator
-    rows, apart = Spy(bpe), Spy(others)
-    new_words._tokenizer = rows  # type: ignore[assignment]
+    rows, apart = Spy(new_words._for_rows), Spy(others)
+    new_words._for_rows = rows  # type: ignore[assignment]
     new_words._with_separator = apart, separator  # type: ignore[assignment]
     assert lists(new_words, values) == expected(bpe, values)
     assert [len(text.split()) for text in rows.texts] == [64, 38]
