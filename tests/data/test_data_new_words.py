@@ -88,6 +88,15 @@ class Spy:
         return self.tokenizer.encode_batch_fast(texts, **options)
 
 
+def test_the_cut_at_spaces_is_left_out_where_it_is_made_anyway(bpe: Tokenizer) -> None:
+    assert "MergedWithNext" in bpe.to_str()
+    assert "MergedWithNext" not in NewWords(bpe, TYPE)._for_rows.to_str()
+    for kind in BY_WORD:
+        assert NewWords(tokenizer(kind), TYPE)._for_rows is tokenizer(kind)
+    other = Tokenizer.from_str(bpe.to_str().replace('"Isolated"', '"MergedWithPrevious"'))
+    assert NewWords(other, TYPE)._for_rows is other
+
+
 def test_many_words_make_one_text(bpe: Tokenizer) -> None:
     values = ["One", *(f" word{number}" for number in range(100)), ",", " and", " \u00a0", " more"]
     new_words = NewWords(bpe, TYPE)
