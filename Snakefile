@@ -5,11 +5,6 @@ from snakemake.utils import min_version
 
 min_version("9.0")
 
-# A study given with --configfile stands for itself: Snakemake would lay it over the default one.
-if not workflow.configfiles:
-
-    configfile: f"{workflow.basedir}/config/config.yaml"
-
 
 # Jobs run in the Python environment that Snakemake runs in; executors with containers take this.
 container: "docker://python:3.12-slim"
@@ -24,12 +19,15 @@ include: "workflow/rules/equivalence.smk"
 include: "workflow/rules/profiles.smk"
 include: "workflow/rules/comparisons.smk"
 include: "workflow/rules/self_test.smk"
+include: "workflow/rules/faults.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/search.smk"
 include: "workflow/rules/links.smk"
 include: "workflow/rules/projection.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/against.smk"
+include: "workflow/rules/damages.smk"
+include: "workflow/rules/gpu_check.smk"
 
 
 # On a cluster, a queue for what takes a second is not worth it.
@@ -53,7 +51,10 @@ localrules:
     page,
     against,
     compare_page,
+    gpu_checks,
+    gpu_check_page,
     self_test,
+    fault_report,
 
 
 # It only says then that nothing was searched.

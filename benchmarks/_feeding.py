@@ -15,13 +15,15 @@ from _peers import import_streaming
 from _rounds import Row, compare, missing, take_turns
 from torch.utils.data import DataLoader
 
-from schemas.data import AnyBatching, FixedSize, PackedRows, TokenBudget
-from schemas.resolve import check_study, read_variants, read_yaml, resolve
-from transformer_core.data.batching import plan_epoch
-from transformer_core.data.feeding import Feed
-from transformer_core.data.store import PairStore, open_shards
-from transformer_core.data.vocabulary import BOS, EOS, PAD
-from transformer_core.parallel.topology import Process
+from schemas.config.batching import AnyBatching, FixedSize, PackedRows, TokenBudget
+from transformer_core.common.yaml_files import read_yaml
+from transformer_core.data.batching.epoch_plan import plan_epoch
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.sharding.shard_store import PairStore, open_shards
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.plan.resolve import check_study, resolve
+from transformer_core.plan.variants import read_variants
 from transformer_core.train.assemble import assemble
 from transformer_core.train.loop import optimizer_step
 
@@ -153,7 +155,7 @@ def _planning(store: PairStore, rounds: int, pairs: int) -> Iterator[Row]:
 def _training(folder: Path, rounds: int) -> Iterator[Row]:
     """Steps of the default study in one process on all cores, and how long their batches take."""
     study = check_study(read_yaml("config/config.yaml"), "config/config.yaml")
-    variants = read_variants()
+    variants = read_variants().variants
     shards = folder / "shards"
     stores = [open_shards(shards / split / "manifest.json") for split in ("train", "validation")]
     process = Process(0, 1, 0, 1, CPU)

@@ -20,13 +20,14 @@ from _peers import import_streaming
 from _rounds import Row, compare, missing, take_turns
 from tokenizers import Tokenizer as Bpe
 
-from schemas.data import Filter, TextCorpus, TextPair, Tokenizer
-from transformer_core.data.corpora import read_split
-from transformer_core.data.encoding import Encoder
-from transformer_core.data.files import sha256, write_text
-from transformer_core.data.pairs import PairFile
-from transformer_core.data.shards import write_shards
-from transformer_core.data.tokenizer import load_tokenizer, train
+from schemas.config.corpus import Filter, TextCorpus, TextPair
+from schemas.config.tokenizer import Tokenizer
+from transformer_core.common.files import sha256, write_text
+from transformer_core.data.corpus.job import read_split
+from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.sharding.job import write_shards
+from transformer_core.data.tokenizing.encoding import Encoder
+from transformer_core.data.tokenizing.job import load_tokenizer, train
 
 REFERENCE = "datasets.map, 2 processes"
 SIDES = ("source", "target")
@@ -185,7 +186,7 @@ def _identical(pairs: Path, tokenizer: Path) -> str:
 # What the system says of a process that has ended includes what its parent had; so it tells itself.
 _JOB = """
 import sys
-from transformer_core.data.shards import main
+from transformer_core.data.sharding.job import main
 code = main()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 sys.exit(code)

@@ -2,11 +2,21 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from annotated_types import Unit
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+)
+from pydantic_core import PydanticCustomError
 
 
 class Schema(BaseModel):
@@ -41,6 +51,18 @@ Kinds = Mapping[tuple[str, ...], Mapping[str, frozenset[str]]]
 """The fields of each kind of a section, by the path of the section."""
 
 
+def refuse_less(value: float, info: ValidationInfo, least: str) -> None:
+    """Refuse the ``value`` of a field that is less than what an earlier field, ``least``, says."""
+    bound = info.data.get(least)
+    if bound is not None and value < bound:
+        remedy = f"take at least {bound:g}, or make {least} smaller"
+        raise PydanticCustomError(
+            "less_than_other",
+            "is less than {least}",
+            {"least": f"{least} = {bound:g}", "remedy": remedy},
+        )
+
+
 def kinds_of(
     model: type[Schema], path: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], dict[str, frozenset[str]]]:
@@ -55,6 +77,14 @@ def kinds_of(
             for below, kinds in kinds_of(section, place).items():
                 found.setdefault(below, {}).update(kinds)
     return found
+
+
+def paths_of(model: type[Schema], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all fields of ``model`` and of the sections below it, of every kind."""
+    for name, field in model.model_fields.items():
+        yield (*path, name)
+        for section in _sections(field.annotation):
+            yield from paths_of(section, (*path, name))
 
 
 def _sections(annotation: Any) -> Iterator[type[Schema]]:
@@ -93,15 +123,75 @@ def merge(
 FACTORY_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """package.module:function."""
 
+LINE_PATTERN = r"^[^\x00-\x1f\x7f]*$"
+"""No control characters: neither NUL nor an end of line."""
+
 NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]
 """A name that is also a folder name: lower-case letters, digits, underscores."""
 
-Count = Annotated[int, Field(ge=1)]
-"""A whole number, one or more."""
+Count = Annotated[int, Field(ge=1, le=1_000)]
+"""A whole number of things that a study lists or repeats."""
+
+Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""Any whole number that a machine has a word for."""
+
+Decimal = Annotated[float, Field(ge=-1e18, le=1e18)]
+"""Any number that is measured: up to those of 64 bits, in whatever unit."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 """A number from 0 up to, not including, 1."""
 
-Seconds = Annotated[float, Field(ge=0.0)]
+MOST_SECONDS = 604_800.0
+"""A week: longer than anything that a study waits for."""
+Seconds = Annotated[float, Field(ge=0.0, le=MOST_SECONDS), Unit("seconds")]
 """A duration in seconds."""
+
+DURATION_PATTERN = r"^\s*[0-9]{1,6}(\.[0-9]{1,6})?\s*(s|min|h)\s*$"
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3_600.0}
+
+
+def seconds_of(duration: str) -> float:
+    """Seconds of a text such as 90 s, 10 min or 1h; ValueError for any other."""
+    if not re.match(DURATION_PATTERN, duration):
+        raise ValueError(f"{duration!r} is no duration")
+    number = duration.strip().rstrip("minsh ")
+    return float(number) * _UNITS[duration.strip()[len(number) :].strip()]
+
+
+def _duration(value: Any) -> str:
+    """A duration in the one way to write it: 1h and 60 min are the same study."""
+    remedy = "write a number and its unit: 90 s, 10 min or 1h"
+    try:
+        seconds = seconds_of(str(value))
+    except ValueError:
+        raise PydanticCustomError("no_duration", "is no duration", {"remedy": remedy}) from None
+    if not 1 <= seconds <= MOST_SECONDS:
+        raise PydanticCustomError(
+            "duration_out_of_bounds",
+            "is less than a second, or more than a week",
+            {"remedy": "give 1 s to 168 h"},
+        )
+    unit = next(unit for unit in ("h", "min", "s") if not seconds % _UNITS[unit] or unit == "s")
+    return f"{seconds / _UNITS[unit]:.10g} {unit}"
+
+
+Duration = Annotated[str, BeforeValidator(_duration), Field(pattern=DURATION_PATTERN)]
+"""A duration with its unit, as text: 90 s, 10 min, 1h."""
+
+MOST_STEPS = 10_000_000
+Steps = Annotated[int, Field(ge=1, le=MOST_STEPS), Unit("steps")]
+StepsOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS), Unit("steps")]
+"""Steps, or 0 for none."""
+Pairs = Annotated[int, Field(ge=1, le=10_000_000_000), Unit("pairs")]
+"""Sentence pairs: up to more than any corpus has."""
+Tokens = Annotated[int, Field(ge=1, le=1_000_000_000), Unit("tokens")]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+"""A seed that every generator of random numbers takes."""
+Rate = Annotated[float, Field(gt=0.0, le=100.0)]
+"""A learning rate."""
+
+Line = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=LINE_PATTERN)]
+"""Text for people, in one line."""
+PathText = Annotated[str, StringConstraints(min_length=1, max_length=4_096, pattern=LINE_PATTERN)]
+"""The path of a file or folder."""

@@ -4,12 +4,15 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.base import FACTORY_PATTERN, NAME_PATTERN
-from schemas.data import SHA256_PATTERN, URL_PATTERN
+from schemas.base import FACTORY_PATTERN, LINE_PATTERN, NAME_PATTERN
+from schemas.config.corpus import SHA256_PATTERN, URL_PATTERN
+
+CHANGES_NO_RESULT = True  # it says what is wrong with a file
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,17 @@ class ConfigProblem:
 
     def __str__(self) -> str:
         return (
-            f"{self.file}: {self.field} = {_shorten(self.value)}\n"
-            f"    problem: {self.message}\n"
-            f"    remedy:  {self.remedy}"
+            f"{_cut(self.file)}: {_cut(self.field)} = {_cut(repr(self.value), 120)}\n"
+            f"    problem: {_cut(self.message, 1_000)}\n"
+            f"    remedy:  {_cut(self.remedy, 1_000)}"
         )
 
 
-class ConfigError(ValueError):
+class Refusal(ValueError):
+    """An input that cannot be used; the message says which one, why, and what to do."""
+
+
+class ConfigError(Refusal):
     """One or more :class:`ConfigProblem`; raised before any work starts."""
 
     def __init__(self, problems: Iterable[ConfigProblem]) -> None:
@@ -50,25 +57,41 @@ class Diverged(RuntimeError):
     """The loss of a training is no longer a finite number."""
 
 
+_LONGEST_NAME = 100
+"""Characters that are compared with known names; it takes their square in time."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for a mistyped name: the nearest known ones, else all of them."""
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"choose from {', '.join(names)}" if names else "there is none to choose from"
 
 
+_MOST_PROBLEMS = 50
+"""Mistakes of a file that are explained; nobody reads thousands, and near names take time."""
+
+
 def from_validation(error: ValidationError, model: Any, file: str) -> ConfigError:
     """Pydantic's errors on ``model`` (a schema, or a mapping of them) as those of ``file``."""
-    schema = TypeAdapter(model).json_schema()
+    schema = _json_schema(model)
     problems = []
-    for item in error.errors(include_url=False):
+    for item in error.errors(include_url=False)[:_MOST_PROBLEMS]:
         parts, siblings = _locate(schema, item["loc"])
         value = None if item["type"] == "missing" else item["input"]
         remedy = _remedy(item, parts, siblings)
         problems.append(ConfigProblem(file, _dotted(parts), value, _message(item), remedy))
+    if (more := error.error_count() - len(problems)) > 0:
+        message, remedy = "more mistakes are not listed", "correct these first"
+        problems.append(ConfigProblem(file, "(others)", more, message, remedy))
     return ConfigError(problems)
+
+
+@cache
+def _json_schema(model: Any) -> dict[str, Any]:
+    return TypeAdapter(model).json_schema()
 
 
 def _locate(
@@ -153,6 +176,7 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str]) -> str:
 
 _PATTERNS = {
     FACTORY_PATTERN: "write package.module:function, the place of the function that makes it",
+    LINE_PATTERN: "leave out control characters, such as NUL and ends of lines",
     NAME_PATTERN: "use lower-case letters, digits and underscores, a letter first",
     SHA256_PATTERN: "give the 64 lower-case hexadecimal digits that sha256sum prints",
     URL_PATTERN: "give an address that begins with https:// or http://",
@@ -188,6 +212,5 @@ _REMEDIES = {
 }
 
 
-def _shorten(value: Any, limit: int = 120) -> str:
-    text = repr(value)
+def _cut(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,4 +1,5 @@
-"""Write the JSON Schemas that editors use: ``python -m schemas.generate [--check]``."""
+"""Write the JSON Schemas that editors use, and the reference of all settings that people read:
+``python -m schemas.generate [--check]``."""
 
 import argparse
 import ast
@@ -14,28 +15,33 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from schemas.base import Schema
-from schemas.claims import Claims
-from schemas.families import Families
-from schemas.study import RunSpec, Study, Variants
+from schemas.config.claims import Claims
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variants
+from schemas.reference import pages
 
-FOLDER = Path(__file__).parent / "json"
+ROOT = Path(__file__).parents[1]
 REPAIR = "python -m schemas.generate"
 
 
 def generated() -> dict[str, str]:
-    """File name and text of each JSON Schema."""
+    """Path in the project and text of each file."""
     describe_fields()
     types: dict[str, Any] = {
         "study.json": Study,
         "variants.json": Variants,
         "run_spec.json": RunSpec,
         "claims.json": Claims,
-        "families.json": Families,
     }
-    return {
-        name: json.dumps(TypeAdapter(kind).json_schema(), indent=2, ensure_ascii=False) + "\n"
+    schemas = {
+        f"schemas/json/{name}": json.dumps(
+            TypeAdapter(kind).json_schema(), indent=2, ensure_ascii=False
+        )
+        + "\n"
         for name, kind in types.items()
     }
+    return schemas | {f"docs/reference/{name}": text for name, text in pages().items()}
 
 
 def describe_fields() -> None:
@@ -75,25 +81,25 @@ def _descendants(schema: type[Schema]) -> Iterator[type[Schema]]:
 
 
 def drifted() -> list[str]:
-    """Names of the schema files that differ from the models."""
+    """The files that differ from the models."""
     return [
         name
         for name, text in generated().items()
-        if not (FOLDER / name).exists() or (FOLDER / name).read_text(encoding="utf-8") != text
+        if not (ROOT / name).exists() or (ROOT / name).read_text(encoding="utf-8") != text
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write schemas/json from the pydantic models.")
+    parser = argparse.ArgumentParser(description="Write schemas/json and docs/reference.")
     parser.add_argument("--check", action="store_true", help="only say which files are stale")
     if parser.parse_args().check:
         stale = drifted()
         if stale:
             print(f"stale: {', '.join(stale)}; repair with: {REPAIR}", file=sys.stderr)
         return 1 if stale else 0
-    FOLDER.mkdir(exist_ok=True)
     for name, text in generated().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / name).write_text(text, encoding="utf-8")
     return 0
 
 

@@ -1,12 +1,21 @@
 """What the documents show of the code is what the code says."""
 
+import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from slow_tests import LONGEST_FIRST, SLOW
+from test_layers import ROOMS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(path for path in ROOT.glob("docs/*.md"))
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "config/*.md", "docs/*.md", "docs/reference/*.md")
+    for path in ROOT.glob(pattern)
+)
 DIFFS = [
     (page, file, body)
     for page in PAGES
@@ -17,7 +26,7 @@ DIFFS = [
 
 
 def test_there_are_diffs() -> None:
-    assert {file for _, file, _ in DIFFS} >= {"schemas/train.py", "config/variants.yaml"}
+    assert {file for _, file, _ in DIFFS} >= {"schemas/config/training.py", "config/variants.yaml"}
 
 
 @pytest.mark.parametrize(("page", "file", "body"), DIFFS, ids=[file for _, file, _ in DIFFS])
@@ -34,3 +43,52 @@ def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing, f"{page.name}: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_modules_that_are_named_exist(page: Path) -> None:
+    names = re.findall(
+        r"\b(?:transformer_core|schemas)(?:\.\w+)+", page.read_text(encoding="utf-8")
+    )
+    places = [ROOT / name.replace(".", "/") for name in names]
+    missing = [
+        place for place in places if not (place.with_suffix(".py").exists() or place.is_dir())
+    ]
+    assert not missing, f"{page.name} names {', '.join(map(str, missing))}"
+
+
+def test_the_citation_is_of_this_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    said = {key: citation[key] for key in ("title", "abstract", "version", "license")}
+    assert said == {
+        "title": project["name"],
+        "abstract": project["description"],
+        "version": project["version"],
+        "license": project["license"],
+    }
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
+    """By room, sub-room and direction between rooms; a new import alone changes nothing."""
+    script = ROOT / "docs/draw_architecture.py"
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None
+    assert spec.loader is not None
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    assert drawing.ORDER == ROOMS
+    drawn = drawing.PICTURE.read_text(encoding="utf-8")
+    assert drawn == drawing.picture(), "draw it again: python docs/draw_architecture.py"
+    planted = drawing.imports(ROOT / "transformer_core") | {("model", "report")}
+    assert drawn != drawing.draw(drawing.rooms(ROOT / "transformer_core"), planted)
+
+
+def test_what_is_marked_slow_exists() -> None:
+    functions = {
+        place
+        for path in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M)
+        for place in (path.name, f"{path.name}::{name}")
+    }
+    assert not {*SLOW, *LONGEST_FIRST} - functions, "tests/slow_tests.py names what is not there"

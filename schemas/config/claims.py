@@ -1,7 +1,5 @@
 """Claims of a study about its techniques, and how each of them is tested."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 import jmespath
@@ -9,14 +7,9 @@ from jmespath.exceptions import JMESPathError
 from pydantic import Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from schemas.base import Count, Fraction, Name, Schema
-from schemas.errors import ConfigError, ConfigProblem, nearest
-from schemas.families import FAMILIES_FILE, Family
-from schemas.resolve import VARIANTS_FILE, read_entries
-from schemas.results.comparisons import Quantity
-from schemas.study import Study, Variant
+from schemas.base import Count, Decimal, Fraction, Name, Schema
+from schemas.results.common import Quantity
 
-CLAIMS_FILE = "config/claims.yaml"
 FILE_PATTERN = r"^results(/[\w{}-][\w.{}-]*)+\.json$"
 """A target below results/, without a way out of it."""
 _PLACE = "{variant}"
@@ -42,9 +35,9 @@ class Expected(Schema):
 
     needs: Needs = Needs()
     """Without this the test says nothing of the claim."""
-    at_least: float | None = None
+    at_least: Decimal | None = None
     """Smallest size that agrees with the claim; null for any."""
-    at_most: float | None = None
+    at_most: Decimal | None = None
     """Largest size that agrees with the claim; null for any."""
 
     @model_validator(mode="after")
@@ -63,9 +56,9 @@ class ComparisonTest(Expected):
     """One variant against another, in one quantity; the size is the ratio, variant over other."""
 
     kind: Literal["comparison"]
-    variant: Name
+    variant: Name = Field(examples=["amp_bf16"])
     """The variant."""
-    reference: Name
+    reference: Name = Field(examples=["single"])
     """The variant that it is compared with."""
     quantity: Quantity = "throughput"
     """What is compared."""
@@ -78,7 +71,7 @@ class CertificateTest(Schema):
     """Whether a variant trains the same model as the reference of the certificates."""
 
     kind: Literal["certificate"]
-    variant: Name
+    variant: Name = Field(examples=["amp_bf16"])
     """The variant."""
     needs: Needs = Needs()
     """Without this the test says nothing of the claim."""
@@ -87,11 +80,11 @@ class CertificateTest(Schema):
 class Number(Schema):
     """A number, a list of numbers (repeats) or an interval in a result."""
 
-    file: str = Field(pattern=FILE_PATTERN)
+    file: str = Field(pattern=FILE_PATTERN, examples=["results/memory/{variant}.json"])
     """The result as a target of Snakemake; {variant} stands for the variant."""
-    variant: Name | None = None
+    variant: Name | None = Field(default=None, examples=["amp_bf16"])
     """The variant, where the file has a place for it."""
-    value: str = Field(min_length=1)
+    value: str = Field(min_length=1, examples=["max(ranks[].peak_tensor_bytes)"])
     """Where in the file: an expression of JMESPath (jmespath.org)."""
     uncertainty: Fraction = 0.0
     """Share by which the number may be another when it is measured again, added to both ends of its
@@ -134,13 +127,13 @@ class MeasurementTest(Expected):
     """A number that some job has measured, against a number of the claim."""
 
     kind: Literal["measurement"]
-    what: str = Field(min_length=1)
+    what: str = Field(min_length=1, examples=["Peak of tensor memory"])
     """What the number is, as the report shows it."""
     number: Number
     """The number."""
-    direction: OneSided | None = None
+    direction: OneSided | None = Field(default=None, examples=["less"])
     """On which side of ``than`` it lies; null if the claim is its size alone."""
-    than: float | None = None
+    than: Decimal | None = Field(default=None, examples=[1e9])
     """What the direction is seen from."""
 
     @model_validator(mode="after")
@@ -160,7 +153,7 @@ class RatioTest(Expected):
     """One measured number over another."""
 
     kind: Literal["ratio"]
-    what: str = Field(min_length=1)
+    what: str = Field(min_length=1, examples=["Peak of tensor memory"])
     """What the ratio is, as the report shows it."""
     numerator: Number
     """The number that is divided."""
@@ -169,7 +162,7 @@ class RatioTest(Expected):
     factor: Number | None = None
     """A number that the ratio is multiplied by, such as a bandwidth, which makes FLOPs per second
     of FLOPs per byte; null for none."""
-    direction: OneSided | None = None
+    direction: OneSided | None = Field(default=None, examples=["less"])
     """On which side of 1 the ratio lies; null if the claim is its size alone."""
 
     @model_validator(mode="after")
@@ -185,8 +178,8 @@ class TrendTest(Schema):
     """How a quantity changes over the values of a family."""
 
     kind: Literal["trend"]
-    family: Name
-    """The family, in config/families.yaml."""
+    family: Name = Field(examples=["batch_size"])
+    """The family: the curve of a sweep in config/variants.yaml."""
     quantity: FamilyQuantity = "throughput"
     """What is followed: ratios to the reference, or all-reduces per optimizer step."""
     direction: Literal["rises", "falls"]
@@ -208,7 +201,7 @@ class Claim(Schema):
 
     statement: str = Field(min_length=1)
     """What is claimed."""
-    source: str = Field(min_length=1)
+    source: str = Field(min_length=1, examples=["data/corpus.en.gz"])
     """Who says so, and where."""
     needs: Needs = Needs()
     """Without this no test says anything of the claim."""
@@ -250,69 +243,6 @@ def variants_of(test: ClaimTest) -> dict[str, str]:
         case TrendTest():
             fields = {}
     return {field: variant for field, variant in fields.items() if variant is not None}
-
-
-def read_claims(
-    path: str | Path,
-    variants: Mapping[str, Variant],
-    families: Mapping[str, Family],
-    variants_file: str = VARIANTS_FILE,
-    families_file: str = FAMILIES_FILE,
-) -> dict[str, Claim]:
-    """All claims by id; ConfigError if one names a variant or a family that there is not."""
-    claims: dict[str, Claim] = read_entries(path, Claims)
-    problems = list(_unknown(str(path), claims, variants, families, variants_file, families_file))
-    if problems:
-        raise ConfigError(problems)
-    return claims
-
-
-def claim_pairs(claims: Mapping[str, Claim], study: Study) -> list[tuple[str, str]]:
-    """The pairs (variant, reference) of the study that a claim compares, each once."""
-    runs = set(study.variants)
-    pairs = [
-        (test.variant, test.reference)
-        for claim in claims.values()
-        for test in claim.tests
-        if isinstance(test, ComparisonTest) and {test.variant, test.reference} <= runs
-    ]
-    return list(dict.fromkeys(pairs))
-
-
-def claim_files(claims: Mapping[str, Claim]) -> list[str]:
-    """The results that claims take numbers from, as targets, each once."""
-    targets = [
-        number.target
-        for claim in claims.values()
-        for test in claim.tests
-        for number in numbers_of(test)
-    ]
-    return list(dict.fromkeys(targets))
-
-
-def _unknown(
-    file: str,
-    claims: Mapping[str, Claim],
-    variants: Mapping[str, Variant],
-    families: Mapping[str, Family],
-    variants_file: str,
-    families_file: str,
-) -> Iterator[ConfigProblem]:
-    for name, claim in claims.items():
-        for position, test in enumerate(claim.tests):
-            place = f"{name}.tests[{position}]"
-            for field, variant in variants_of(test).items():
-                if variant not in variants:
-                    message = f"is not defined in {variants_file}"
-                    remedy = nearest(variant, variants)
-                    yield ConfigProblem(file, f"{place}.{field}", variant, message, remedy)
-            if isinstance(test, TrendTest) and test.family not in families:
-                message = f"is not defined in {families_file}"
-                remedy = nearest(test.family, families)
-                yield ConfigProblem(file, f"{place}.family", test.family, message, remedy)
-            if isinstance(test, ComparisonTest) and test.variant == test.reference:
-                message, remedy = "is compared with itself", "name another reference"
-                yield ConfigProblem(file, f"{place}.reference", test.reference, message, remedy)
 
 
 def _expect(test: Expected, direction: OneSided | None) -> None:

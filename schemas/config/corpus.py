@@ -1,28 +1,50 @@
-"""Corpora, filters, tokenizer and batching: what ``transformer_core.data`` works from."""
+"""Corpora, and what happens to sentence pairs that cannot be used."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from annotated_types import Unit
+from pydantic import Field, StringConstraints
 
-from schemas.base import Count, Name, Schema
+from schemas.base import Name, Pairs, PathText, Schema, Seed
+from schemas.config.memory import Size
 
 SPLITS = ("train", "validation", "test")
 Split = Literal["train", "validation", "test"]
 Problem = Literal["error", "skip"]
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
-URL_PATTERN = r"^https?://"
+URL_PATTERN = r"^https?://[^\x00-\x1f\x7f]*$"
 Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
+
+
+class ReadingLimits(Schema):
+    """The most that a file may be. What is more is refused while it is read, with the place, before
+    it fills memory or disk: a few kilobytes can be decompressed for hours."""
+
+    line: Size = Field(default=2**20, ge=2**18)
+    """Longest line in bytes, or as text (4MiB); memory is taken for one at a time."""
+    file: Size = 2**40
+    """Largest file in bytes, after decompression."""
+    ratio: float = Field(default=200.0, ge=2.0, le=1e6)
+    """Largest ratio of a file's text to its compressed form, beyond its first 64 MiB. Text has 3 to
+    10."""
+    memory: Size = Field(default=2**31, ge=2**26)
+    """Most memory in bytes that reading a piece of a Parquet or Arrow file may take, on Linux: its
+    pages and record batches are compressed, and are in memory as a whole."""
+    download: Size = 2**38
+    """Largest download in bytes."""
 
 
 class Corpus(Schema):
     """What every kind of corpus has."""
 
-    name: Name
+    name: Name = Field(examples=["my_corpus"])
     """Name of the corpus: its folder below results/data."""
-    source_language: str = Field(default="en", min_length=1)
+    source_language: str = Field(default="en", min_length=1, max_length=35)
     """Language translated from, as an ISO 639-1 code."""
-    target_language: str = Field(default="de", min_length=1)
+    target_language: str = Field(default="de", min_length=1, max_length=35)
     """Language translated into, as an ISO 639-1 code."""
+    limits: ReadingLimits = ReadingLimits()
+    """The most that its files may be."""
 
 
 class GrammarCorpus(Corpus):
@@ -31,22 +53,26 @@ class GrammarCorpus(Corpus):
     kind: Literal["grammar"] = "grammar"
     name: Name = "grammar"
     """Name of the corpus: its folder below results/data."""
-    train_pairs: Count = 20_000
+    train_pairs: Pairs = 20_000
     """Sentence pairs to train on."""
-    validation_pairs: Count = 500
+    validation_pairs: Pairs = 500
     """Sentence pairs for the validation loss."""
-    test_pairs: Count = 500
+    test_pairs: Pairs = 500
     """Sentence pairs for BLEU."""
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = 1
     """Seed of the generator."""
+    names: int = Field(default=0, ge=0, le=200_000)
+    """Invented names of persons and places in place of the lexicon's, frequent and rare ones by
+    Zipf's law. The lexicon has some 5,000 words; 60,000 names make a vocabulary of 30,000 pieces
+    possible, as in real text."""
 
 
 class TextPair(Schema):
     """Two files that are aligned line by line."""
 
-    source: str = Field(min_length=1)
+    source: PathText = Field(examples=["data/corpus.en.gz"])
     """Path of the source sentences, one per line; plain, .gz, .xz or .zst."""
-    target: str = Field(min_length=1)
+    target: PathText = Field(examples=["data/corpus.de.gz"])
     """Path of the target sentences, one per line; plain, .gz, .xz or .zst."""
 
 
@@ -65,11 +91,11 @@ class TextCorpus(Corpus):
 class OneFileCorpus(Corpus):
     """A corpus with both sentences of a pair in one file per split."""
 
-    train: str = Field(min_length=1)
+    train: PathText = Field(examples=["data/train"])
     """Path of the file to train on."""
-    validation: str = Field(min_length=1)
+    validation: PathText = Field(examples=["data/validation"])
     """Path of the file for the validation loss."""
-    test: str = Field(min_length=1)
+    test: PathText = Field(examples=["data/test"])
     """Path of the file for BLEU."""
 
 
@@ -77,9 +103,9 @@ class TsvCorpus(OneFileCorpus):
     """Tab-separated values without quoting; plain, .gz, .xz or .zst."""
 
     kind: Literal["tsv"]
-    source_column: int = Field(default=1, ge=1)
+    source_column: int = Field(default=1, ge=1, le=10_000)
     """Column of the source sentence, counted from 1."""
-    target_column: int = Field(default=2, ge=1)
+    target_column: int = Field(default=2, ge=1, le=10_000)
     """Column of the target sentence, counted from 1."""
     header: bool = False
     """Whether the first line holds column names."""
@@ -89,9 +115,9 @@ class JsonlCorpus(OneFileCorpus):
     """One JSON object per line; plain, .gz, .xz or .zst."""
 
     kind: Literal["jsonl"]
-    source_field: str = Field(default="source", min_length=1)
+    source_field: PathText = "source"
     """Key of the source sentence; dots reach into nested objects (translation.en)."""
-    target_field: str = Field(default="target", min_length=1)
+    target_field: PathText = "target"
     """Key of the target sentence; dots reach into nested objects (translation.de)."""
 
 
@@ -99,9 +125,9 @@ class ParquetCorpus(OneFileCorpus):
     """Parquet files with two text columns."""
 
     kind: Literal["parquet"]
-    source_field: str = Field(default="source", min_length=1)
+    source_field: PathText = "source"
     """Column of the source sentence; dots reach into struct columns (translation.en)."""
-    target_field: str = Field(default="target", min_length=1)
+    target_field: PathText = "target"
     """Column of the target sentence; dots reach into struct columns (translation.de)."""
 
 
@@ -110,26 +136,28 @@ class DatasetsCorpus(Corpus):
     each split, as on the Hugging Face Hub."""
 
     kind: Literal["datasets"]
-    folder: str = Field(min_length=1)
+    folder: PathText = Field(examples=["data/wmt"])
     """Path of the folder."""
-    train: str = Field(default="train", min_length=1)
+    train: PathText = "train"
     """Name of the split to train on."""
-    validation: str = Field(default="validation", min_length=1)
+    validation: PathText = "validation"
     """Name of the split for the validation loss."""
-    test: str = Field(default="test", min_length=1)
+    test: PathText = "test"
     """Name of the split for BLEU."""
-    source_field: str = Field(default="source", min_length=1)
+    source_field: PathText = "source"
     """Column of the source sentence; dots reach into struct columns (translation.en)."""
-    target_field: str = Field(default="target", min_length=1)
+    target_field: PathText = "target"
     """Column of the target sentence; dots reach into struct columns (translation.de)."""
 
 
 class RemoteFile(Schema):
     """A file on the web and the checksum it must have."""
 
-    url: str = Field(pattern=URL_PATTERN)
+    url: str = Field(
+        pattern=URL_PATTERN, max_length=4_096, examples=["https://example.org/train.en.gz"]
+    )
     """Address of the file; the end of its path says how it is compressed."""
-    sha256: Sha256
+    sha256: Sha256 = Field(examples=[64 * "0"])
     """SHA-256 of the file as downloaded."""
 
 
@@ -152,11 +180,11 @@ class UrlCorpus(Corpus):
     """Files for the validation loss."""
     test: RemotePair
     """Files for BLEU."""
-    folder: str | None = None
+    folder: PathText | None = None
     """A local folder that holds the same file names (checked alike): nothing is downloaded."""
-    retries: int = Field(default=5, ge=0)
+    retries: int = Field(default=5, ge=0, le=100)
     """How often a broken download is taken up again."""
-    timeout: float = Field(default=60.0, gt=0)
+    timeout: Annotated[float, Unit("seconds")] = Field(default=60.0, gt=0, le=86_400)
     """Seconds without a byte after which a download counts as broken."""
 
 
@@ -181,107 +209,7 @@ class Filter(Schema):
     """A pair with a side of more than max_characters or max_tokens: error or skip."""
     invalid: Problem = "error"
     """A line that is not UTF-8, not JSON or lacks a column: error or skip."""
-    max_characters: Count = 2_000
+    max_characters: Annotated[int, Unit("characters")] = Field(default=2_000, ge=1, le=10_000_000)
     """Longest sentence that is kept, in characters."""
-    max_tokens: Count = 128
+    max_tokens: Annotated[int, Unit("tokens")] = Field(default=128, ge=1, le=1_000_000)
     """Longest sentence that is kept, in tokens, without begin and end."""
-
-
-class Tokenizer(Schema):
-    """One byte-pair encoding for both languages."""
-
-    kind: Literal["bpe"] = "bpe"
-    vocabulary: int = Field(default=2_000, ge=300, le=1_000_000)
-    """Size of the joint vocabulary, special tokens included, in tokens."""
-    sample_pairs: Count = 1_000_000
-    """At most this many training pairs, evenly spaced, are used to train the tokenizer."""
-
-
-class PaddedRows(Schema):
-    """Each pair in a row of its own, padded to the longest of its micro-batch."""
-
-    kind: Literal["padded"] = "padded"
-
-
-class PackedRows(Schema):
-    """Several pairs in a row, which do not see each other (arXiv 2107.02027): little padding,
-    whatever the lengths; attention works on longer rows."""
-
-    kind: Literal["packed"]
-    tokens: Count = 128
-    """Length of a row that is aimed at on either side, in tokens; a longer sentence makes all
-    rows of its micro-batch as long."""
-
-
-AnyRows = Annotated[PaddedRows | PackedRows, Field(discriminator="kind")]
-
-
-class TokenizerFile(Schema):
-    """A tokenizer that is there already, as the Hugging Face library writes it."""
-
-    kind: Literal["file"]
-    path: str = Field(min_length=1)
-    """Path of its tokenizer.json."""
-    vocabulary: int = Field(ge=5, le=1_000_000)
-    """Size of its vocabulary in tokens, with padding, begin, end and unknown, which are added where
-    it lacks them."""
-
-
-class SentencePieceModel(Schema):
-    """A SentencePiece model that is there already, of type unigram or bpe."""
-
-    kind: Literal["sentencepiece"]
-    path: str = Field(min_length=1)
-    """Path of its .model file."""
-    vocabulary: int = Field(ge=5, le=1_000_000)
-    """Size of its vocabulary in tokens, with padding, begin, end and unknown, which are added where
-    it lacks them."""
-
-
-def _trained_unless_said(section: Any) -> Any:
-    return {"kind": "bpe"} | section if isinstance(section, dict) else section
-
-
-AnyTokenizer = Annotated[
-    Tokenizer | TokenizerFile | SentencePieceModel,
-    Field(discriminator="kind"),
-    BeforeValidator(_trained_unless_said),
-]
-
-
-class TokenBudget(Schema):
-    """Batches of similar lengths with a bounded number of tokens: little padding."""
-
-    kind: Literal["token_budget"] = "token_budget"
-    tokens: Count = 4_096
-    """Most tokens in a global batch, source and target with padding, over all devices."""
-    scale: float = Field(default=1.0, gt=0)
-    """Multiplies tokens: for variants that sweep the batch size of any study."""
-    rows: AnyRows = PaddedRows()
-    """How the pairs of a micro-batch stand in rows. It changes no global batch: tokens counts as
-    if they were padded."""
-
-    @property
-    def scaled_tokens(self) -> int:
-        """Most tokens in a global batch."""
-        return max(1, round(self.tokens * self.scale))
-
-
-class FixedSize(Schema):
-    """Batches of a fixed number of pairs in random order, as in the original study."""
-
-    kind: Literal["fixed_size"]
-    pairs: Count = 64
-    """Sentence pairs in a global batch, over all devices."""
-    scale: float = Field(default=1.0, gt=0)
-    """Multiplies pairs: for variants that sweep the batch size of any study."""
-    rows: AnyRows = PaddedRows()
-    """How the pairs of a micro-batch stand in rows. It changes no global batch."""
-
-    @property
-    def scaled_pairs(self) -> int:
-        """Sentence pairs in a global batch."""
-        return max(1, round(self.pairs * self.scale))
-
-
-AnyBatching = Annotated[TokenBudget | FixedSize, Field(discriminator="kind")]

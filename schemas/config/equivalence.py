@@ -2,15 +2,20 @@
 
 from typing import Annotated, Any, Literal, get_args
 
+from annotated_types import Unit
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from schemas.base import Name, Schema
+from schemas.base import MOST_SECONDS, Name, Rate, Schema
 from schemas.errors import nearest
 
 REFERENCE = "reference"
 """Name of the run that certificates compare with: the study's model in one process, in 32-bit
 floating point, with attention written out, separate projections and an optimizer without fusion."""
+
+LOOKS = 2
+"""How often final losses may be looked at before they decide: after some seeds, and where those do
+not tell, after as many again."""
 
 
 class Bitwise(Schema):
@@ -27,14 +32,22 @@ class Tolerance(Schema):
     """The same sums in another order: equal up to the rounding of 32-bit floating point."""
 
     kind: Literal["tolerance"]
-    loss: float = Field(default=1e-4, gt=0)
+    loss: float = Field(default=1e-4, gt=0, le=1.0)
     """Largest relative difference of the training loss, at every step."""
-    grad_norm: float = Field(default=1e-3, gt=0)
+    grad_norm: float = Field(default=1e-3, gt=0, le=1.0)
     """Largest relative difference of the gradient's norm, at every step."""
-    weights: float = Field(default=0.05, gt=0)
+    weights: float = Field(default=0.05, gt=0, le=10.0)
     """Largest difference of a tensor of final weights, relative to what training changed in it
     (2-norms). Adam divides by the gradient's size, so rounding in an element that has next to no
     gradient becomes a full-sized update: this bound is much wider than that of the loss."""
+    gradient: float = Field(default=2e-3, gt=0, le=1.0)
+    """Largest error of a gradient tensor relative to its norm, from the same weights and batch, at
+    several steps. Rounding makes some 1e-6 of it; one ReLU whose input is 0 but for rounding, and
+    falls on the other side, makes up to 1e-3."""
+    update: float = Field(default=1e-3, gt=0, le=1.0)
+    """Largest error of the change of a tensor in a step relative to its norm, from the same
+    gradients, at every step. Where the change is small beside the weights, their own rounding
+    allows more."""
     reason: str = "The same sums in another order: only rounding differs."
     """Why this class and these bounds."""
 
@@ -44,10 +57,12 @@ class Statistical(Schema):
 
     kind: Literal["statistical"]
     seeds: int = Field(default=3, ge=2, le=20)
-    """Pairs of trainings that are compared, each pair from the same weights and batches."""
-    loss: float = Field(default=0.005, gt=0)
-    """Margin of the smoothed final loss, relative to that of the reference. The 90 % interval of
-    the mean difference over the seeds must lie within it."""
+    """Pairs of trainings that are compared, each pair from the same weights and batches; where they
+    decide nothing, twice as many."""
+    loss: float = Field(default=0.005, gt=0, le=1.0)
+    """Margin of the smoothed final loss, relative to that of the reference. The interval of the
+    mean difference over the seeds must lie within it, and be narrow enough to find a difference of
+    twice the margin with a probability of 95 %."""
     reason: str = "Fewer bits change every number, but must not change where training goes."
     """Why this class and this margin."""
 
@@ -89,7 +104,10 @@ class Certification(Schema):
     during a long warm-up the weights would hardly move, and any two variants would look alike.
     """
 
-    steps: int = Field(default=12, ge=3)
+    steps: Annotated[int, Unit("steps")] = Field(default=8, ge=3, le=100_000)
     """Optimizer steps of each training."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: Rate = 1e-3
     """Learning rate of every step, unless a variant changes the schedule itself."""
+    budget: Annotated[float, Unit("seconds")] = Field(default=60.0, ge=0, le=MOST_SECONDS)
+    """Time of a short run after which no further seed is begun, where the first ones decide
+    nothing: the certificate is inconclusive then."""

@@ -3,6 +3,7 @@
 import re
 from typing import Annotated, Any
 
+from annotated_types import Unit
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -14,14 +15,19 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 def _from_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", value)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB|B|)\s*", value)
     if found is None:
         remedy = "write a number and a unit, as 512MiB or 2GiB"
         raise PydanticCustomError("size", "is not a size", {"remedy": remedy})
     return round(float(found[1]) * _UNITS[found[2]])
 
 
-Size = Annotated[int, Field(ge=1), BeforeValidator(_from_text, json_schema_input_type=int | str)]
+_Bytes = Annotated[int, Field(ge=1, le=2**50)]
+Size = Annotated[
+    _Bytes,
+    BeforeValidator(_from_text, json_schema_input_type=_Bytes | str),
+    Unit("bytes"),
+]
 """A number of bytes, or text with a unit: 512MiB, 2GiB."""
 
 
@@ -39,7 +45,7 @@ class LargestBatch(Schema):
     share of the host."""
     margin: Fraction = 0.05
     """Share of the limit that must stay free."""
-    resolution: float = Field(default=0.02, gt=0, le=0.5)
+    resolution: float = Field(default=0.02, ge=1e-4, le=0.5)
     """Largest step between the answer and the size that fails, as a share of the answer; at least
     one pair for each micro-batch of each device."""
 

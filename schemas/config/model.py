@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
+from annotated_types import Unit
 from pydantic import Field
 
-from schemas.base import FACTORY_PATTERN, Count, Fraction, Schema
+from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Whole
 
 
 class ReferenceAttention(Schema):
@@ -13,13 +14,70 @@ class ReferenceAttention(Schema):
     kind: Literal["reference"]
 
 
+AttentionBackend = Literal["auto", "flash", "efficient", "cudnn", "math"]
+"""Which of CUDA's kernels computes attention."""
+
+
 class SdpaAttention(Schema):
     """torch's fused scaled-dot-product attention."""
 
     kind: Literal["sdpa"] = "sdpa"
+    backend: AttentionBackend = "auto"
+    """Kernel on CUDA. auto takes flash where it can (16 bits, no mask), else efficient, else math,
+    and never cuDNN's, which torch would take in validation and certificates, and another with
+    dropout. A kernel that is named is taken or the run is unsupported: flash takes no mask, so it
+    wants tokens: unpadded, in validation too; decoding, which pads, takes auto in its place."""
 
 
-AnyAttention = Annotated[ReferenceAttention | SdpaAttention, Field(discriminator="kind")]
+class PublishedAttention(Schema):
+    """Explicit softmax(QK^T)V as the Annotated Transformer has it: the scores scaled after the
+    product, and masks of padding and of what comes later made once for each batch."""
+
+    kind: Literal["published"]
+
+
+AnyAttention = Annotated[
+    ReferenceAttention | SdpaAttention | PublishedAttention, Field(discriminator="kind")
+]
+
+
+class TorchDropout(Schema):
+    """torch's own dropout: on a CPU, a floating-point number is drawn for every element."""
+
+    kind: Literal["torch"]
+
+
+class SharedDraws(Schema):
+    """Four elements share a random number of 64 bits on a CPU; elsewhere torch's own dropout."""
+
+    kind: Literal["shared_draws"] = "shared_draws"
+
+
+class FusedDropout(Schema):
+    """On a CPU in 32 bits, one compiled loop draws, drops, and adds the residual or takes the ReLU;
+    masks are made anew in the backward pass. In 16 bits as shared_draws; elsewhere torch's own."""
+
+    kind: Literal["fused"]
+
+
+AnyDropout = Annotated[TorchDropout | SharedDraws | FusedDropout, Field(discriminator="kind")]
+
+
+class FusedNorm(Schema):
+    """torch's layer normalization: one kernel."""
+
+    kind: Literal["fused"] = "fused"
+
+
+class PublishedNorm(Schema):
+    """Layer normalization step by step as the Annotated Transformer has it: divided by the sample's
+    standard deviation (of d - 1 degrees of freedom) plus eps, not by the root of variance plus eps,
+    so that its result is smaller by sqrt((d - 1) / d)."""
+
+    kind: Literal["published"]
+
+
+AnyNorm = Annotated[FusedNorm | PublishedNorm, Field(discriminator="kind")]
 
 
 class SeparateQkv(Schema):
@@ -54,6 +112,28 @@ class LayoutQkv(Schema):
 AnyQkv = Annotated[SeparateQkv | FusedQkv | StreamsQkv | LayoutQkv, Field(discriminator="kind")]
 
 
+class PaddedTokens(Schema):
+    """Padding is computed like any token, and counts nothing in the loss."""
+
+    kind: Literal["padded"] = "padded"
+
+
+class UnpaddedTokens(Schema):
+    """The real tokens of a batch in one list: padding is not computed. Attention takes the
+    sentences in blocks of similar lengths, each padded to its longest."""
+
+    kind: Literal["unpadded"]
+    blocks: Count = 4
+    """Blocks of a batch: more of them pad less, in smaller matrix products."""
+    row_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
+    """The list is filled up to a multiple of this, in tokens: few distinct shapes, so that kernels
+    that are made for a shape (oneDNN's in bfloat16) are made once, at the cost of a little
+    padding."""
+
+
+AnyTokens = Annotated[PaddedTokens | UnpaddedTokens, Field(discriminator="kind")]
+
+
 class Transformer(Schema):
     """The encoder-decoder of "Attention Is All You Need" (arXiv 1706.03762)."""
 
@@ -62,9 +142,9 @@ class Transformer(Schema):
     """Layers of the encoder."""
     decoder_layers: Count = 2
     """Layers of the decoder."""
-    d_model: Count = 128
+    d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream, in elements."""
-    d_ff: Count = 512
+    d_ff: Annotated[int, Unit("elements")] = Field(default=512, ge=1, le=1_048_576)
     """Width of the feed-forward layers, in elements."""
     heads: Count = 4
     """Attention heads; must divide d_model."""
@@ -78,6 +158,16 @@ class Transformer(Schema):
     """How attention is computed."""
     qkv: AnyQkv = FusedQkv()
     """How queries, keys and values are projected."""
+    memory_products: Literal["per_layer", "together"] = "per_layer"
+    """Whether each decoder layer projects the encoder's output into its keys and values by itself,
+    or one matrix product does it for all layers before the first (together), which needs the
+    weights of all layers at once: not with FSDP."""
+    dropout_method: AnyDropout = SharedDraws()
+    """How activations are dropped."""
+    norm_method: AnyNorm = FusedNorm()
+    """How layer normalization is computed."""
+    tokens: AnyTokens = PaddedTokens()
+    """What is computed of padding in training."""
     checkpoint: Literal["none", "layers"] = "none"
     """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps the input
     of each layer only, and the backward pass computes the layer a second time."""
@@ -90,9 +180,9 @@ class SizedModel(Schema):
     """Layers of the encoder."""
     decoder_layers: Count = 2
     """Layers of the decoder."""
-    d_model: Count = 128
+    d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream, in elements."""
-    d_ff: Count = 512
+    d_ff: Annotated[int, Unit("elements")] = Field(default=512, ge=1, le=1_048_576)
     """Width of the feed-forward layers, in elements."""
     heads: Count = 4
     """Attention heads; must divide d_model."""
@@ -120,9 +210,9 @@ class ImportedModel(SizedModel):
     """A model of the user's own."""
 
     kind: Literal["import"]
-    factory: str = Field(pattern=FACTORY_PATTERN)
+    factory: str = Field(pattern=FACTORY_PATTERN, max_length=500, examples=["my_module:build"])
     """package.module:function that takes this section and the vocabulary and gives the model."""
-    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    options: dict[str, bool | Whole | Decimal | str] = Field(default_factory=dict)
     """What else the function wants to know."""
 
 

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
+from annotated_types import Unit
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from schemas.base import Count, Schema
-from schemas.link import Link, LinkModel
+from schemas.base import MOST_SECONDS, MOST_STEPS, Count, Schema
+from schemas.config.link import Link, LinkModel
 
 
 class Single(Schema):
@@ -51,7 +52,7 @@ class PowerSgdHook(Schema):
     kind: Literal["powersgd"]
     rank: Count = 2
     """Rank of the approximation."""
-    start_step: int = Field(default=10, ge=2)
+    start_step: Annotated[int, Unit("steps")] = Field(default=10, ge=2, le=MOST_STEPS)
     """Steps that all-reduce the plain gradients first."""
 
 
@@ -62,7 +63,7 @@ class EmulatedLinkHook(LinkModel):
     """
 
     kind: Literal["emulated_link"]
-    devices: Count | None = None
+    devices: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Devices that the link is imagined to join; null for those of the run."""
 
 
@@ -75,7 +76,7 @@ class Ddp(Schema):
     """torch's DistributedDataParallel: one process per device, gradients all-reduced in buckets."""
 
     kind: Literal["ddp"]
-    bucket_mb: float = Field(default=25.0, gt=0)
+    bucket_mb: Annotated[float, Unit("MiB")] = Field(default=25.0, ge=1e-6, le=1_048_576)
     """Size of a gradient bucket, in MiB (torch: bucket_cap_mb)."""
     bucket_view: bool = False
     """Whether gradients are views into the buckets (torch: gradient_as_bucket_view)."""
@@ -109,6 +110,10 @@ class Fsdp(Schema):
 AnyParallel = Annotated[Single | DataParallel | Central | Ddp | Fsdp, Field(discriminator="kind")]
 
 
+Allocator = Literal["default", "kept", "huge_pages", "tcmalloc", "jemalloc"]
+"""Memory allocator of a host's processes."""
+
+
 class Machine(Schema):
     """The devices that a run asks for. Whether they exist is found out inside the run."""
 
@@ -116,11 +121,18 @@ class Machine(Schema):
     """Kind of device; auto takes CUDA where there is a GPU, else the CPU."""
     nodes: Count = 1
     """Hosts of a distributed run; a single run takes one."""
-    devices_per_node: Count = 2
+    devices_per_node: Annotated[int, Field(ge=1, le=128)] = 2
     """Devices (processes) on each host of a distributed run; a single run takes one."""
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1_024)
     """CPU threads per process; 0 shares the cores of the host evenly."""
-    timeout: float = Field(default=600.0, gt=0)
+    allocator: Allocator = "kept"
+    """How host memory is allocated: by the C library as it comes (default), keeping what is freed
+    (kept), also in transparent huge pages (huge_pages), or by a library that is installed."""
+    kept_kernels: Annotated[int, Field(ge=1, le=100_000)] | None = 256
+    """Kernels that each process keeps of those that oneDNN makes on a CPU, one for every shape of
+    a product in bfloat16; each takes about 1 MiB. Null is what torch keeps by itself, some 2,000,
+    or what the environment says."""
+    timeout: Annotated[float, Unit("seconds")] = Field(default=600.0, gt=0, le=MOST_SECONDS)
     """Seconds after which a silent peer ends a distributed run."""
     link: Link | None = None
     """Make the two hosts on this machine, joined by a link of limited bandwidth; null for hosts

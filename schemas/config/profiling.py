@@ -1,10 +1,11 @@
 """Profiles of a few steps, and the limits of the machine that they are held against."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from annotated_types import Unit
+from pydantic import Field, ValidationInfo, field_validator
 
-from schemas.base import Count, Schema
+from schemas.base import Schema, refuse_less
 
 
 class Profiling(Schema):
@@ -13,21 +14,27 @@ class Profiling(Schema):
     profiler: Literal["auto", "nsys", "torch"] = "auto"
     """Nsight Systems or torch.profiler; auto takes Nsight Systems where it is installed and there
     is a CUDA device, else torch.profiler."""
-    warmup_steps: Count = 3
+    warmup_steps: Annotated[int, Field(ge=1, le=100_000), Unit("steps")] = 3
     """Steps before the profiled ones."""
-    steps: Count = 3
+    steps: Annotated[int, Field(ge=1, le=1_000), Unit("steps")] = 3
     """Profiled steps."""
 
 
 class Limits(Schema):
     """How thoroughly the limits of the machine are measured."""
 
-    seconds: float = Field(default=0.05, gt=0.0)
+    seconds: Annotated[float, Unit("seconds")] = Field(default=0.05, gt=0.0, le=3_600.0)
     """Time for the repetitions of each measurement, of which the best counts."""
-    largest_matrix: int = Field(default=8192, ge=256)
+    largest_matrix: Annotated[int, Unit("elements")] = Field(default=8192, ge=256, le=131_072)
     """Largest side of the matrices whose products are timed; smaller where one product would take
     much longer than ``seconds``."""
-    smallest_message: int = Field(default=4096, ge=512)
+    smallest_message: Annotated[int, Unit("bytes")] = Field(default=4096, ge=512, le=2**40)
     """Smallest message of the collective operations, in bytes."""
-    largest_message: int = Field(default=16 * 2**20, ge=512)
+    largest_message: Annotated[int, Unit("bytes")] = Field(default=16 * 2**20, ge=512, le=2**40)
     """Largest message of the collective operations, in bytes; sizes grow by a factor of 4."""
+
+    @field_validator("largest_message")
+    @classmethod
+    def _largest_is_not_less(cls, largest: int, info: ValidationInfo) -> int:
+        refuse_less(largest, info, "smallest_message")
+        return largest

@@ -1,41 +1,29 @@
 """Links that are checked, and projections to more devices: settings of a study."""
 
-from typing import Any
+from typing import Annotated
 
+from annotated_types import Unit
 from pydantic import Field
 
-from schemas.base import Count, Name, Schema
-from schemas.link import Bandwidth, LinkModel
-
-LINK_CHECKS: dict[str, dict[str, Any]] = {
-    "ddp": {},
-    "small_buckets": {"parallel": {"bucket_mb": 0.25}},
-    "fp16_compress": {"parallel": {"hook": {"kind": "compress", "dtype": "fp16"}}},
-    "accumulation_sync": {
-        "training": {"accumulation": {"micro_batches": 4, "synchronise": "every"}}
-    },
-    "accumulation_no_sync": {
-        "training": {"accumulation": {"micro_batches": 4, "synchronise": "last"}}
-    },
-}
-"""Changes to DistributedDataParallel with which the emulated link is checked."""
+from schemas.base import Name, Schema, Steps
+from schemas.config.link import Bandwidth, LinkModel
 
 
 class LinkCheck(Schema):
     """How the emulated link is held against the real one: the same runs over both, in turns."""
 
-    bandwidths: list[Bandwidth] = Field(default=[1e8, 3e8, 1e9], min_length=1)
+    bandwidths: list[Bandwidth] = Field(default=[1e8, 3e8, 1e9], min_length=1, max_length=100)
     """Bits per second, or text such as 100Mbit/s."""
 
 
 class Projecting(Schema):
     """How the times of more devices are worked out from those of one."""
 
-    steps: Count = 6
+    steps: Annotated[int, Field(ge=1, le=1_000), Unit("steps")] = 6
     """Steps whose parts are timed on every device, without communication."""
-    warmup_steps: Count = 3
+    warmup_steps: Steps = 3
     """Steps before them."""
-    devices: Count = 1024
+    devices: Annotated[int, Field(ge=1, le=1_048_576)] = 1024
     """Most devices that are imagined; powers of two up to it."""
     links: dict[Name, LinkModel] = Field(
         default={

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schemas.base import Count, Schema, Seconds
+from schemas.base import Schema, Seconds
 
 
 class Search(Schema):
@@ -18,8 +18,8 @@ class Search(Schema):
     that would not end within it does not begin."""
     candidates: Annotated[int, Field(ge=2, le=64)] = 6
     """Combinations that the first round measures; each further round keeps the better half."""
-    largest: Count = 4
+    largest: Annotated[int, Field(ge=1, le=64)] = 4
     """Techniques in a combination at most."""
-    together: Annotated[int, Field(ge=3)] = 9
+    together: Annotated[int, Field(ge=3, le=256)] = 9
     """Trainings that may be alive at the same time, taking turns. All of them must fit into the
     memory of the device."""

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
+from annotated_types import Unit
 from pydantic import Field
 
-from schemas.base import Count, Fraction, Schema
+from schemas.base import Count, Fraction, Pairs, Rate, Schema, Seed, Steps, StepsOrNone
 
 
 class Fp32(Schema):
@@ -23,9 +24,9 @@ class Fp16(Schema):
     """float16 autocast over 32-bit weights, with a loss scale that adapts (arXiv 1710.03740)."""
 
     kind: Literal["fp16"]
-    initial_scale: float = Field(default=65536.0, gt=0)
+    initial_scale: float = Field(default=65536.0, ge=2.0**-24, le=2.0**64)
     """Loss scale at the start; it doubles after growth_interval good steps."""
-    growth_interval: Count = 2_000
+    growth_interval: Steps = 2_000
     """Steps without overflow after which the loss scale doubles."""
 
 
@@ -36,8 +37,8 @@ class Tf32(Schema):
 
 
 class Bf16Matmul(Schema):
-    """32-bit weights and activations, matrix products in bfloat16 inside; needs a CPU with AMX
-    or AVX-512 BF16."""
+    """32-bit weights and activations, matrix products in bfloat16 inside; needs a CPU with AMX:
+    with AVX-512 BF16 alone, torch leaves them in 32 bits."""
 
     kind: Literal["bf16_matmul"]
 
@@ -51,12 +52,23 @@ class AdamW(Schema):
     kind: Literal["adamw"] = "adamw"
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
     """Decay rates of the first and second moment."""
-    eps: float = Field(default=1e-9, gt=0)
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
     """Added to the denominator."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
     """Decoupled weight decay."""
     fused: bool = True
     """One fused kernel per step where torch has one for the device."""
+
+
+class Adam(Schema):
+    """Adam (arXiv 1412.6980) as the published code takes it: many small operations for each
+    parameter, 8 bytes of state."""
+
+    kind: Literal["adam"]
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    """Decay rates of the first and second moment."""
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
+    """Added to the denominator."""
 
 
 class Sgd(Schema):
@@ -65,7 +77,7 @@ class Sgd(Schema):
     kind: Literal["sgd"]
     momentum: Fraction = 0.9
     """Share of the previous update."""
-    rate_factor: float = Field(default=10.0, gt=0)
+    rate_factor: float = Field(default=10.0, gt=0, le=1e6)
     """Multiplies the schedule's learning rate, which is made for Adam's normalised updates."""
 
 
@@ -75,13 +87,13 @@ class AdamW8bit(Schema):
     kind: Literal["adamw_8bit"]
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
     """Decay rates of the first and second moment."""
-    eps: float = Field(default=1e-9, gt=0)
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
     """Added to the denominator."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
     """Decoupled weight decay."""
 
 
-AnyOptimizer = Annotated[AdamW | Sgd | AdamW8bit, Field(discriminator="kind")]
+AnyOptimizer = Annotated[AdamW | Adam | Sgd | AdamW8bit, Field(discriminator="kind")]
 
 
 class WholeLoss(Schema):
@@ -95,20 +107,42 @@ class ChunkedLoss(Schema):
     logits of a micro-batch never exist together."""
 
     kind: Literal["chunked"]
-    rows: Count = 256
-    """Target tokens, padding included, whose logits exist at a time."""
+    rows: Annotated[int, Field(ge=1, le=100_000_000), Unit("tokens")] | None = None
+    """Target tokens, padding included, whose logits exist at a time. Null: 256 on a CPU; on a GPU
+    so many that kernels are large, of which all together hold 2^26 logits."""
 
 
-AnyLoss = Annotated[WholeLoss | ChunkedLoss, Field(discriminator="kind")]
+class KlDivergence(Schema):
+    """The published loss: log-softmax over the whole vocabulary, smoothed targets written out, and
+    their Kullback-Leibler divergence. Padding and label take no share of the smoothing. The entropy
+    of the targets is added, a constant, so that losses compare with those of the other kinds."""
+
+    kind: Literal["kl_divergence"]
+
+
+class OnePassLoss(Schema):
+    """Output map, loss and gradients in one pass over chunks of logits, whose gradient is written
+    in their place: no logits are kept, and none computed twice. On a CPU, padding is left out."""
+
+    kind: Literal["one_pass"]
+
+
+AnyLoss = Annotated[
+    WholeLoss | ChunkedLoss | KlDivergence | OnePassLoss, Field(discriminator="kind")
+]
+
+
+Clipping = Literal["apart", "folded"]
+"""Where gradients that are too large are scaled down."""
 
 
 class Noam(Schema):
     """Linear warm-up, then the inverse square root of the step (arXiv 1706.03762, 5.3)."""
 
     kind: Literal["noam"] = "noam"
-    factor: float = Field(default=1.0, gt=0)
+    factor: float = Field(default=1.0, gt=0, le=1e6)
     """Multiplies the rate d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."""
-    warmup: Count = 100
+    warmup: Steps = 100
     """Steps of linear warm-up."""
 
 
@@ -116,9 +150,9 @@ class Linear(Schema):
     """Linear warm-up to a peak, then linear decay to zero at the last step."""
 
     kind: Literal["linear"]
-    peak: float = Field(gt=0)
+    peak: Rate = Field(examples=[0.003])
     """Highest learning rate."""
-    warmup: int = Field(default=0, ge=0)
+    warmup: StepsOrNone = 0
     """Steps of linear warm-up."""
 
 
@@ -126,9 +160,9 @@ class Cosine(Schema):
     """Linear warm-up to a peak, then a half cosine down to zero at the last step."""
 
     kind: Literal["cosine"]
-    peak: float = Field(gt=0)
+    peak: Rate = Field(examples=[0.003])
     """Highest learning rate."""
-    warmup: int = Field(default=0, ge=0)
+    warmup: StepsOrNone = 0
     """Steps of linear warm-up."""
 
 
@@ -136,9 +170,9 @@ class Constant(Schema):
     """Linear warm-up, then the same learning rate throughout."""
 
     kind: Literal["constant"]
-    peak: float = Field(gt=0)
+    peak: Rate = Field(examples=[0.003])
     """The learning rate."""
-    warmup: int = Field(default=0, ge=0)
+    warmup: StepsOrNone = 0
     """Steps of linear warm-up."""
 
 
@@ -157,9 +191,9 @@ class Accumulation(Schema):
 class Training(Schema):
     """How a run trains."""
 
-    steps: Count = 300
+    steps: Steps = 300
     """Optimizer steps."""
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = 1
     """Seed of the initial weights, the order of the batches and dropout."""
     precision: AnyPrecision = Fp32()
     """Number format of the matrix products and activations."""
@@ -173,26 +207,30 @@ class Training(Schema):
     """How the loss is computed from the decoder's output."""
     label_smoothing: Fraction = 0.1
     """Probability mass that the loss gives to the other tokens of the vocabulary."""
-    clip_norm: float = Field(default=1.0, ge=0)
+    clip_norm: float = Field(default=1.0, ge=0, le=1e9)
     """Largest gradient norm; larger gradients are scaled down. 0 does not clip."""
-    log_every: Count = 10
+    clipping: Clipping = "apart"
+    """Whether gradients are scaled down in a pass of its own (apart), or by the optimizer as it
+    reads them (folded), which torch's fused kernels can; apart with fp16, whose loss scale they
+    take out, and with shards."""
+    log_every: Steps = 10
     """Steps between two readings of the loss on the host."""
-    validate_every: int = Field(default=100, ge=0)
+    validate_every: StepsOrNone = 100
     """Steps between two validation losses; 0 validates at the end only."""
-    checkpoint_every: int = Field(default=0, ge=0)
+    checkpoint_every: StepsOrNone = 0
     """Steps between two checkpoints; 0 saves the final weights only."""
 
 
 class Evaluation(Schema):
     """How the trained model is judged on the test split."""
 
-    beam_size: Count = 4
+    beam_size: Annotated[int, Field(ge=1, le=256)] = 4
     """Hypotheses per sentence in beam search; 1 is greedy decoding."""
-    length_penalty: float = Field(default=0.6, ge=0)
+    length_penalty: float = Field(default=0.6, ge=0, le=10.0)
     """Exponent alpha of the length penalty (arXiv 1609.08144, equation 14)."""
-    max_pairs: Count = 1_000
+    max_pairs: Pairs = 1_000
     """At most this many test pairs are translated."""
-    batch_pairs: Count = 64
+    batch_pairs: Annotated[int, Field(ge=1, le=65_536), Unit("pairs")] = 64
     """Sentences that are translated together."""
-    samples: int = Field(default=5, ge=0)
+    samples: int = Field(default=5, ge=0, le=1_000)
     """Translations shown in the report."""

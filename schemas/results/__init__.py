@@ -1,129 +1,159 @@
 """The contract between the rooms: every file that one job writes and another reads.
 
 Times are seconds, sizes bytes. A value that was not measured is null, never 0. One module per
-folder of results/; all names can be imported from here.
+folder of results/; all names can be imported from here. Only then are their modules imported: who
+plans the work needs two of them, and starts often.
 """
 
-from schemas.results.against import Against, Change, Lost, Origin
-from schemas.results.captures import Capture, DdpTimes, RankCapture
-from schemas.results.claims import (
-    ClaimResult,
-    ClaimVerdict,
-    Evidence,
-    FamilyCurve,
-    FamilyPoint,
-    Outcome,
-)
-from schemas.results.common import Interval, Status
-from schemas.results.comparisons import (
-    Comparison,
-    Effect,
-    GpuState,
-    MachineState,
-    PairedRun,
-    Probe,
-    Quantity,
-    Round,
-    Session,
-    Side,
-    TurnWindow,
-    Verdict,
-)
-from schemas.results.data import (
-    CheckedSplit,
-    CorpusSplit,
-    DataCheck,
-    LengthHistogram,
-    Shard,
-    ShardManifest,
-    ShardProgress,
-    SkippedPair,
-    TokenizerReport,
-)
-from schemas.results.equivalence import (
-    Certificate,
-    CertificateStatus,
-    CertificateStep,
-    Deviation,
-    SeedTrajectory,
-    Trajectory,
-)
-from schemas.results.links import LinkError, LinkTrial
-from schemas.results.machine import (
-    COLLECTIVE_COLUMNS,
-    Bandwidth,
-    CollectiveRun,
-    Gpu,
-    Hardware,
-    MatrixRate,
-    NumberFormat,
-    Roofline,
-    Transfer,
-    Utilisation,
-    VendorPeak,
-)
-from schemas.results.memory import (
-    PARTS,
-    BatchShape,
-    BatchTrial,
-    BytesPerParameter,
-    DecodingMemory,
-    DeviceAccount,
-    ForeignProcess,
-    LargestBatchResult,
-    MemoryResult,
-    Milestone,
-    Parts,
-    PredictedMemory,
-    PredictedRank,
-    Prediction,
-    RankAnatomy,
-    TimelinePoint,
-)
-from schemas.results.profiles import (
-    Activity,
-    Breakdown,
-    CollectiveUse,
-    DeviceBreakdown,
-    ForwardBackward,
-    KernelTime,
-    OperatorClass,
-    Partition,
-    PhaseUse,
-    ProfiledStep,
-    ProfileSummary,
-    StreamUse,
-)
-from schemas.results.projection import (
-    BestBucket,
-    ComputeRecord,
-    ComputeTimes,
-    ExplainedShare,
-    MeasuredLink,
-    OriginalMachine,
-    ProjectedCurve,
-    ProjectedPoint,
-    ProjectedStrategy,
-    Projection,
-    ProjectionCheck,
-    ReadyGradient,
-    TriedBucket,
-)
-from schemas.results.runs import (
-    STEP_COLUMNS,
-    EvaluationResult,
-    LinkUse,
-    Provenance,
-    RankMemory,
-    RankPlace,
-    Repeat,
-    Topology,
-    Translation,
-    Validation,
-    VariantResult,
-    Window,
-)
-from schemas.results.search import Contender, SearchResult, Stage
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schemas.results.against import Against, Change, Lost, Origin
+    from schemas.results.answer import (
+        Answer,
+        AnswerClaim,
+        AnswerCommands,
+        AnswerStage,
+        AnswerTime,
+        AnswerVariant,
+    )
+    from schemas.results.captures import Capture, DdpTimes, RankCapture
+    from schemas.results.claims import (
+        ClaimResult,
+        ClaimVerdict,
+        Evidence,
+        FamilyCurve,
+        FamilyPoint,
+        Outcome,
+    )
+    from schemas.results.common import Interval, Quantity, Status
+    from schemas.results.comparisons import (
+        Comparison,
+        Effect,
+        GpuState,
+        MachineState,
+        PairedRun,
+        Probe,
+        Round,
+        Session,
+        Side,
+        TurnWindow,
+        Verdict,
+    )
+    from schemas.results.data import (
+        CheckedSplit,
+        CorpusSplit,
+        DataCheck,
+        LengthHistogram,
+        Shard,
+        ShardManifest,
+        ShardProgress,
+        SkippedPair,
+        TokenizerReport,
+    )
+    from schemas.results.equivalence import (
+        Certificate,
+        CertificateStatus,
+        CertificateStep,
+        Deviation,
+        SeedTrajectory,
+        Trajectory,
+    )
+    from schemas.results.largest_batch import BatchTrial, LargestBatchResult
+    from schemas.results.links import LinkError, LinkTrial
+    from schemas.results.machine import (
+        COLLECTIVE_COLUMNS,
+        Bandwidth,
+        CollectiveRun,
+        Gpu,
+        Hardware,
+        MatrixRate,
+        NumberFormat,
+        Roofline,
+        Transfer,
+        Utilisation,
+        VendorPeak,
+    )
+    from schemas.results.memory import (
+        PARTS,
+        BatchShape,
+        BytesPerParameter,
+        DecodingMemory,
+        DeviceAccount,
+        ForeignProcess,
+        MemoryResult,
+        Milestone,
+        Parts,
+        RankAnatomy,
+        TimelinePoint,
+    )
+    from schemas.results.predicted_memory import PredictedMemory, PredictedRank, Prediction
+    from schemas.results.profile_details import (
+        KernelTime,
+        LaunchUse,
+        LayerUse,
+        PathPart,
+        ShapeUse,
+        StepBound,
+        Straggler,
+        StreamUse,
+    )
+    from schemas.results.profiles import (
+        Activity,
+        Breakdown,
+        CollectiveUse,
+        DeviceBreakdown,
+        ForwardBackward,
+        OperatorClass,
+        Partition,
+        PhaseUse,
+        ProfiledStep,
+        ProfileSummary,
+    )
+    from schemas.results.projection import (
+        BestBucket,
+        ComputeRecord,
+        ComputeTimes,
+        ExplainedShare,
+        MeasuredLink,
+        OriginalMachine,
+        ProjectedCurve,
+        ProjectedPoint,
+        ProjectedStrategy,
+        Projection,
+        ProjectionCheck,
+        ReadyGradient,
+        TriedBucket,
+    )
+    from schemas.results.refinement import Refinement, Stint, Unsettled
+    from schemas.results.runs import (
+        STEP_COLUMNS,
+        EvaluationResult,
+        LinkUse,
+        Provenance,
+        RankMemory,
+        RankPlace,
+        Repeat,
+        Topology,
+        Translation,
+        Validation,
+        VariantResult,
+        Window,
+    )
+    from schemas.results.search import Contender, SearchResult, Stage
+
+
+def __getattr__(name: str) -> Any:
+    """A name of one of the modules; all of them are imported."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for module in iter_modules(__path__, f"{__name__}."):
+        defined = vars(import_module(module.name))
+        globals().update({key: defined[key] for key in defined.keys() & set(__all__)})
+    return globals()[name]
+
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
@@ -131,6 +161,12 @@ __all__ = [
     "STEP_COLUMNS",
     "Activity",
     "Against",
+    "Answer",
+    "AnswerClaim",
+    "AnswerCommands",
+    "AnswerStage",
+    "AnswerTime",
+    "AnswerVariant",
     "Bandwidth",
     "BatchShape",
     "BatchTrial",
@@ -172,6 +208,8 @@ __all__ = [
     "Interval",
     "KernelTime",
     "LargestBatchResult",
+    "LaunchUse",
+    "LayerUse",
     "LengthHistogram",
     "LinkError",
     "LinkTrial",
@@ -190,6 +228,7 @@ __all__ = [
     "PairedRun",
     "Partition",
     "Parts",
+    "PathPart",
     "PhaseUse",
     "PredictedMemory",
     "PredictedRank",
@@ -209,12 +248,14 @@ __all__ = [
     "RankMemory",
     "RankPlace",
     "ReadyGradient",
+    "Refinement",
     "Repeat",
     "Roofline",
     "Round",
     "SearchResult",
     "SeedTrajectory",
     "Session",
+    "ShapeUse",
     "Shard",
     "ShardManifest",
     "ShardProgress",
@@ -222,6 +263,9 @@ __all__ = [
     "SkippedPair",
     "Stage",
     "Status",
+    "StepBound",
+    "Stint",
+    "Straggler",
     "StreamUse",
     "TimelinePoint",
     "TokenizerReport",
@@ -231,6 +275,7 @@ __all__ = [
     "Translation",
     "TriedBucket",
     "TurnWindow",
+    "Unsettled",
     "Utilisation",
     "Validation",
     "VariantResult",

@@ -20,6 +20,11 @@ class Origin(Schema):
     """The GPUs, or the CPU where there are none."""
     packages: dict[str, str]
     """Versions of the packages that shape a result."""
+    recommended: list[str] | None = None
+    """Parts of the recommended combination, none for the baseline; null where nothing was
+    searched."""
+    speedup: Interval | None = None
+    """Its throughput over that of the baseline."""
 
 
 class Change(Schema):
@@ -62,6 +67,10 @@ class Against(Schema):
     """The results that they are compared with."""
     same_device: bool
     """Whether both are of the same kind of device: only then is a throughput a regression."""
+    throughput_from: Literal["turns", "runs"]
+    """Where throughputs come from: the comparisons, in which variants took turns with the baseline,
+    over the range of its sessions; or, where one of the folders lacks them, each variant's own
+    run."""
     changes: list[Change]
     """Every quantity of the variants that both have."""
     other_specs: list[str]

@@ -4,36 +4,36 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Schema
-from schemas.results.common import Status
+from schemas.base import Schema, StepsOrNone
+from schemas.results.common import Elapsed, Few, SignedSeconds, Status
 from schemas.results.runs import Provenance, Topology
 
 
 class DdpTimes(Schema):
     """What DistributedDataParallel itself says of the last reduction of a step."""
 
-    step: int
+    step: StepsOrNone
     """Optimizer step."""
-    forward_seconds: float
+    forward_seconds: Elapsed
     """Time of the forward pass."""
-    backward_compute_seconds: float
+    backward_compute_seconds: Elapsed
     """From the start of backward until the last gradient is ready."""
-    communication_seconds: float
+    communication_seconds: Elapsed
     """From the start of the first bucket's reduction to the end of the last one's."""
-    overlap_seconds: float
+    overlap_seconds: SignedSeconds
     """Time of the communication that lies within the computation of backward."""
 
 
 class RankCapture(Schema):
     """One process of a capture."""
 
-    rank: int
+    rank: Few
     """Global rank."""
     files: list[str]
     """Raw files beside this record, the one that the breakdown reads first: a Kineto trace
     (.json.gz) for Perfetto, or an SQLite export (.sqlite) and a report (.nsys-rep) for the
     Nsight Systems GUI."""
-    step_seconds: list[float]
+    step_seconds: list[Elapsed]
     """Host time of every profiled step; a GPU may lag behind."""
     ddp: list[DdpTimes]
     """DistributedDataParallel's own times of the profiled steps; empty for other strategies."""
@@ -58,11 +58,11 @@ class Capture(Schema):
     """Why this profiler was taken, in a sentence."""
     topology: Topology | None
     """What it ran on; null if it is not ok."""
-    warmup_steps: int
+    warmup_steps: StepsOrNone
     """Steps before the profiled ones."""
-    first_step: int
+    first_step: StepsOrNone
     """First profiled optimizer step."""
-    last_step: int
+    last_step: StepsOrNone
     """Last profiled optimizer step."""
     ranks: list[RankCapture] = Field(default_factory=list)
     """The processes in order of rank; empty if it is not ok."""

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import Schema
-from schemas.results.common import Interval
+from schemas.results.common import Amount, Interval, Measured
 from schemas.results.comparisons import Verdict
 from schemas.results.equivalence import CertificateStatus
 
@@ -59,7 +59,7 @@ class ClaimResult(Schema):
 class FamilyPoint(Schema):
     """One variant of a family, seen from its reference."""
 
-    value: float
+    value: Measured
     """The number in which the members differ."""
     variant: str
     """The variant."""
@@ -72,7 +72,7 @@ class FamilyPoint(Schema):
     """Ratio of the peaks of memory; null where not measured."""
     traffic: Interval | None
     """Ratio of the bytes sent in a step; null where not measured."""
-    all_reduces: float | None
+    all_reduces: Amount | None
     """All-reduces per optimizer step; null where there is no DistributedDataParallel."""
     verdict: Verdict | None
     """Verdict on the throughput against the reference; null of the reference itself."""
@@ -100,9 +100,9 @@ class FamilyCurve(Schema):
     """Scale of the values."""
     points: list[FamilyPoint]
     """The members that the study runs, smallest value first; none if there are fewer than two."""
-    best: float | None
+    best: Measured | None
     """Value with the largest ratio of throughputs; null where none is measured."""
-    knee: float | None
+    knee: Measured | None
     """Smallest value whose throughput is not shown to be below that of the best; null where no
     value is shown to be below it, so that there is nothing to choose."""
     note: str

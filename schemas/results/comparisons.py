@@ -4,12 +4,25 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Schema
-from schemas.results.common import Interval, Status
+from schemas.base import Schema, StepsOrNone
+from schemas.results.common import (
+    Amount,
+    Bytes,
+    Celsius,
+    Elapsed,
+    Few,
+    Interval,
+    Many,
+    Megahertz,
+    PerSecond,
+    Quantity,
+    SignedSeconds,
+    Status,
+    Watts,
+)
 from schemas.results.equivalence import CertificateStatus
 from schemas.results.runs import Provenance, Topology
 
-Quantity = Literal["throughput", "peak_memory", "traffic"]
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "SAME", "UNDECIDED"]
 
 
@@ -18,24 +31,24 @@ class Probe(Schema):
 
     device: str
     """cpu, or cuda:<index>."""
-    matmul_flops_per_second: float
+    matmul_flops_per_second: PerSecond
     """Rate of a product of two square matrices of 32-bit numbers."""
-    copy_bytes_per_second: float
+    copy_bytes_per_second: PerSecond
     """Rate of a copy within the memory of the device, bytes read plus bytes written."""
 
 
 class GpuState(Schema):
     """What NVML says of a GPU at one moment; null where it does not tell."""
 
-    index: int
+    index: Few
     """NVML index."""
-    clock_megahertz: float | None
+    clock_megahertz: Megahertz | None
     """Clock of the multiprocessors."""
-    memory_clock_megahertz: float | None
+    memory_clock_megahertz: Megahertz | None
     """Clock of the memory."""
-    celsius: float | None
+    celsius: Celsius | None
     """Temperature."""
-    watts: float | None
+    watts: Watts | None
     """Power draw."""
     throttled: list[str] | None
     """Reasons for which the clocks are held down (power cap, heat); empty if they are not."""
@@ -46,11 +59,11 @@ class MachineState(Schema):
 
     probes: list[Probe]
     """Speed of the devices; empty where a session ended before it could be measured."""
-    cpu_megahertz: float | None
+    cpu_megahertz: Megahertz | None
     """Mean clock of the CPU's cores."""
-    cpu_celsius: float | None
+    cpu_celsius: Celsius | None
     """Highest temperature of a sensor of the CPU."""
-    load_average: float | None
+    load_average: Amount | None
     """Mean number of runnable processes of the host in the last minute."""
     gpus: list[GpuState]
     """The GPUs of the host."""
@@ -61,17 +74,17 @@ class TurnWindow(Schema):
 
     side: str
     """Name of the side."""
-    began: float
+    began: SignedSeconds
     """Seconds since the session began."""
-    seconds: float
+    seconds: Elapsed
     """Wall time."""
-    steps: int
+    steps: StepsOrNone
     """Optimizer steps."""
-    tokens: int
+    tokens: Many
     """Non-padding source and target tokens over all ranks."""
-    padded_tokens: int
+    padded_tokens: Many
     """Source and target tokens with padding over all ranks."""
-    input_wait_seconds: float
+    input_wait_seconds: Elapsed
     """Time the slowest rank waited for its batches."""
 
 
@@ -87,15 +100,15 @@ class Side(Schema):
 
     name: str
     """Name of the side: its variant, or another name for the same run spec."""
-    planted: float = Field(default=0.0, ge=0.0)
+    planted: Amount = 0.0
     """Share by which its steps are slowed down on purpose, to test the protocol itself."""
     topology: Topology | None
     """What it ran on; null if it ended before it knew."""
-    startup_seconds: float | None
+    startup_seconds: Elapsed | None
     """From the start of the processes until they were ready for the first step."""
-    warmup_seconds: float | None
+    warmup_seconds: Elapsed | None
     """Time of the warm-up steps, compilation included."""
-    peak_memory_bytes: int | None
+    peak_memory_bytes: Bytes | None
     """Largest peak of any rank at the end: reserved device memory on CUDA, resident set on CPU."""
 
 
@@ -105,11 +118,11 @@ class Session(Schema):
     A session-<k>.json holds one until all comparisons of a job are complete.
     """
 
-    number: int
+    number: Few
     """From 1."""
     started: str
     """Start, ISO 8601 in UTC."""
-    seconds: float
+    seconds: Elapsed
     """From the start of the processes to their end."""
     sides: list[Side]
     """The sides, the reference first."""
@@ -119,9 +132,9 @@ class Session(Schema):
     """The machine before the warm-up, when all sides are ready and wait."""
     after: MachineState
     """The machine after the last round."""
-    foreign_cpu_seconds: float | None
+    foreign_cpu_seconds: SignedSeconds | None
     """CPU time that other processes of the host took during the rounds."""
-    rounds_seconds: float
+    rounds_seconds: Elapsed
     """Time of all rounds."""
 
 
@@ -145,8 +158,12 @@ class PairedRun(Schema):
     others: list[str] = Field(default_factory=list)
     """Variants that took turns in the same sessions."""
     stopped: Literal["precision", "sessions", "budget"] | None
-    """Why there are no more sessions: precise enough, as many as allowed, or no time left."""
-    seconds: float
+    """Why the first round has no more sessions: precise enough, as many as allowed, or no time
+    left."""
+    looks: Few = 0
+    """How often its verdict decided whether it was measured further; its interval is as wide as
+    that many looks at growing data need. 0 where nothing depended on the verdict."""
+    seconds: Elapsed
     """Time of all sessions, with what starting and ending them took, for all that took turns."""
     provenance: dict[str, Provenance]
     """Where this comes from, by side."""

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from schemas.base import Schema
-from schemas.data import Sha256, Split
+from schemas.config.corpus import Sha256, Split
+from schemas.results.common import Bytes, Elapsed, Many
 
 
 class LengthHistogram(Schema):
@@ -11,9 +12,9 @@ class LengthHistogram(Schema):
 
     unit: Literal["characters", "tokens"]
     """What is counted."""
-    source: dict[int, int]
+    source: dict[Many, Many]
     """Source sentences by length."""
-    target: dict[int, int]
+    target: dict[Many, Many]
     """Target sentences by length."""
 
 
@@ -37,17 +38,17 @@ class CorpusSplit(Schema):
     """Which split."""
     files: list[str]
     """The files read, or the generator and its seed."""
-    pairs_read: int
+    pairs_read: Many
     """Pairs found."""
-    pairs_kept: int
+    pairs_kept: Many
     """Pairs written to <split>.arrow."""
-    skipped: dict[Literal["empty", "too_long", "invalid"], int]
+    skipped: dict[Literal["empty", "too_long", "invalid"], Many]
     """Pairs left out, by reason."""
     examples: list[SkippedPair]
     """The first few pairs left out."""
     lengths: LengthHistogram
     """Lengths of the kept sentences in characters."""
-    bytes: int
+    bytes: Bytes
     """Size of <split>.arrow."""
     sha256: Sha256
     """Checksum of <split>.arrow."""
@@ -56,18 +57,18 @@ class CorpusSplit(Schema):
 class TokenizerReport(Schema):
     """results/data/<corpus>/tokenizer.report.json."""
 
-    vocabulary: int
+    vocabulary: Many
     """Tokens in the vocabulary, special ones included."""
     source: str | None
     """The file that it was made from; null for one that was trained on this corpus."""
-    sample_pairs: int
+    sample_pairs: Many
     """Training pairs that it was trained on, or that it was compared with its source on."""
-    different: int | None
+    different: Many | None
     """Sentences of them that it encodes otherwise than its source; null where it was trained."""
-    inexact: int | None
+    inexact: Many | None
     """Sentences of them that do not come back exactly from their ids, so that BLEU is computed
     against a little less than the corpus says; null where it was trained: then there are none."""
-    seconds: float
+    seconds: Elapsed
     """Time that the training or the conversion took."""
     sha256: Sha256
     """Checksum of tokenizer.json."""
@@ -78,16 +79,19 @@ class Shard(Schema):
 
     file: str
     """Path of the file, from the folder of the manifest."""
-    pairs: int
+    pairs: Many
     """Sentence pairs in it."""
-    source_tokens: int
+    source_tokens: Many
     """Source tokens in it, without begin and end."""
-    target_tokens: int
+    target_tokens: Many
     """Target tokens in it, without begin and end."""
-    bytes: int
+    bytes: Bytes
     """Size of the file."""
     sha256: Sha256
     """Checksum of the file."""
+    xxh3: str = ""
+    """XXH3 of the file, 128 bit, which every job compares that reads it; empty in shards from
+    earlier times."""
 
 
 class ShardManifest(Schema):
@@ -100,25 +104,25 @@ class ShardManifest(Schema):
     """Name of the corpus."""
     split: Split
     """Which split."""
-    pairs: int
+    pairs: Many
     """Sentence pairs in all shards."""
-    source_tokens: int
+    source_tokens: Many
     """Source tokens in all shards, without begin and end."""
-    target_tokens: int
+    target_tokens: Many
     """Target tokens in all shards, without begin and end."""
-    skipped_too_long: int
+    skipped_too_long: Many
     """Pairs left out because of max_tokens."""
     examples: list[SkippedPair]
     """The first few pairs left out."""
     id_type: Literal["uint8", "uint16", "uint32"]
     """Smallest integer type that holds the vocabulary."""
-    vocabulary: int
+    vocabulary: Many
     """Size of the vocabulary, in tokens."""
     tokenizer_sha256: Sha256
     """Checksum of the tokenizer.json that encoded them."""
     lengths: LengthHistogram
     """Lengths of the kept sentences in tokens, without begin and end."""
-    seconds: float
+    seconds: Elapsed
     """Time that tokenizing and writing took."""
     shards: list[Shard]
     """The files, in the order of the corpus."""
@@ -129,7 +133,7 @@ class ShardProgress(Schema):
 
     work: Sha256
     """What is being done: checksum of input, settings and code. Other work begins anew."""
-    next_pair: int
+    next_pair: Many
     """The first pair of the split that no finished shard holds or leaves out."""
     manifest: ShardManifest
     """The manifest as far as it is known."""
@@ -142,11 +146,11 @@ class CheckedSplit(Schema):
     """Path of its manifest."""
     split: Split
     """Which split."""
-    pairs: int
+    pairs: Many
     """Sentence pairs in it."""
-    shards: int
+    shards: Many
     """Files that were read."""
-    bytes: int
+    bytes: Bytes
     """Their size."""
 
 
@@ -155,5 +159,5 @@ class DataCheck(Schema):
 
     splits: list[CheckedSplit]
     """The splits of the corpus."""
-    seconds: float
+    seconds: Elapsed
     """Time that it took."""

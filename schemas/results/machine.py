@@ -3,7 +3,7 @@
 from typing import Literal
 
 from schemas.base import Schema
-from schemas.results.common import Interval, Status
+from schemas.results.common import Bytes, Elapsed, Few, Interval, Many, PerSecond, Status, Watts
 
 NumberFormat = Literal["fp32", "tf32", "bf16", "fp16"]
 """What the operands of a matrix product are rounded to."""
@@ -12,17 +12,17 @@ NumberFormat = Literal["fp32", "tf32", "bf16", "fp16"]
 class Gpu(Schema):
     """One GPU as NVML describes it."""
 
-    index: int
+    index: Few
     """NVML index."""
     name: str
     """Product name."""
-    memory_bytes: int
+    memory_bytes: Bytes
     """Memory of the device."""
     compute_capability: str | None
     """For example 9.0."""
     driver: str
     """Driver version."""
-    power_limit_watts: float | None
+    power_limit_watts: Watts | None
     """Enforced power limit."""
 
 
@@ -33,11 +33,11 @@ class Hardware(Schema):
     """Operating system and architecture."""
     cpu: str
     """Product name of the CPU."""
-    cores: int
+    cores: Few
     """Cores this job may use."""
-    logical_cpus: int
+    logical_cpus: Few
     """Logical CPUs of the host."""
-    memory_bytes: int
+    memory_bytes: Bytes
     """Main memory of the host, or of its control group where that is smaller."""
     cpu_features: list[str]
     """Instruction sets that matter to training (avx512f, avx512_bf16, amx_bf16, ...)."""
@@ -54,11 +54,11 @@ class MatrixRate(Schema):
 
     format: NumberFormat
     """Format of the operands."""
-    threads: int | None
+    threads: Few | None
     """CPU threads; null on a GPU."""
-    flops_per_second: float | None
+    flops_per_second: PerSecond | None
     """Multiplications and additions per second, of the best shape; null where not measured."""
-    shape: list[int] | None
+    shape: list[Many] | None
     """The best shape, as [m, k, n] of an [m, k] by [k, n] product."""
     reason: str | None
     """Why it was not measured, where it was not."""
@@ -69,11 +69,11 @@ class Bandwidth(Schema):
 
     operation: Literal["copy", "triad"]
     """copy: a = b; triad: a = b + s c (STREAM)."""
-    threads: int | None
+    threads: Few | None
     """CPU threads; null on a GPU."""
-    bytes_per_second: float
+    bytes_per_second: PerSecond
     """Bytes read and written per second. What a cache reads before it writes is not counted."""
-    array_bytes: int
+    array_bytes: Bytes
     """Size of each array, beyond the last cache."""
 
 
@@ -84,7 +84,7 @@ class Transfer(Schema):
     """Which way."""
     memory: Literal["pinned", "pageable"]
     """Kind of host memory."""
-    bytes_per_second: float | None
+    bytes_per_second: PerSecond | None
     """Bytes per second of the best copy; null where there is no device beside the host."""
 
 
@@ -93,9 +93,9 @@ class VendorPeak(Schema):
 
     device: str
     """Product name as the driver gives it."""
-    flops_per_second: dict[NumberFormat, float]
+    flops_per_second: dict[NumberFormat, PerSecond]
     """Peak by format of the operands; a format that the device lacks is not there."""
-    bytes_per_second: float
+    bytes_per_second: PerSecond
     """Peak of the memory."""
     source: str
     """The document."""
@@ -112,13 +112,13 @@ class Roofline(Schema):
     """Product name of the device; the first, where there are several."""
     kind: Literal["cpu", "cuda"] | None
     """Kind of device; null if there is none of the kind that the study asks for."""
-    threads: int
+    threads: Few
     """CPU threads that a single process takes."""
     matrix: list[MatrixRate]
     """Matrix products by format and threads."""
     memory: list[Bandwidth]
     """Memory by operation and threads."""
-    launch_overhead_seconds: float | None
+    launch_overhead_seconds: Elapsed | None
     """Host time per operation that does next to nothing: launching a kernel on a GPU, dispatching
     an operator on a CPU."""
     transfers: list[Transfer]
@@ -156,9 +156,9 @@ class CollectiveRun(Schema):
     """Why it is not ok."""
     backend: str | None
     """gloo or nccl."""
-    world_size: int
+    world_size: Few
     """Processes that talk to one another."""
-    nodes: int
+    nodes: Few
     """Hosts."""
     device: str | None
     """cpu, or the product name of the GPU."""
@@ -186,11 +186,11 @@ class Utilisation(Schema):
     """Model FLOPs per second of all ranks, non-padding tokens only."""
     padded_flops_per_second: Interval | None
     """The same with the work on padding."""
-    ceiling: float | None
+    ceiling: PerSecond | None
     """Measured FLOPs per second of all its devices together."""
     ceiling_reason: str | None
     """Why there is no measured ceiling, where there is none."""
-    vendor_peak: float | None
+    vendor_peak: PerSecond | None
     """The vendor's FLOPs per second of all its devices together; null for unknown devices."""
     of_ceiling: Interval | None
     """Non-padding FLOPs per second over the measured ceiling."""

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from schemas.base import Schema
-from schemas.results.common import Status
+from schemas.base import Schema, StepsOrNone, Whole
+from schemas.results.common import Amount, Bytes, Few, Many, Proportion, SignedBytes, Status
 from schemas.results.runs import Provenance, Topology
 
 MilestoneName = Literal[
@@ -17,8 +17,6 @@ MilestoneName = Literal[
     "steady",
     "peak",
 ]
-Purpose = Literal["search", "confirmation", "one_step_more"]
-LimitKind = Literal["data_segment", "torch_allocator"]
 PARTS = (
     "weights_bytes",
     "master_weights_bytes",
@@ -35,11 +33,11 @@ PARTS = (
 class BatchShape(Schema):
     """The micro-batch that needs most memory of those that a rank gets."""
 
-    rows: int
+    rows: Many
     """Rows: sentence pairs, or several of them packed into one."""
-    source_tokens: int
+    source_tokens: Many
     """Tokens of a padded source row."""
-    target_tokens: int
+    target_tokens: Many
     """Tokens of a padded target row."""
 
 
@@ -54,15 +52,15 @@ class Milestone(Schema):
 
     name: MilestoneName
     """Which moment."""
-    tensor_bytes: int | None
+    tensor_bytes: Bytes | None
     """What torch's allocator has handed out for tensors on the device."""
-    reserved_bytes: int | None
+    reserved_bytes: Bytes | None
     """What torch's CUDA allocator has taken from the device; null without CUDA."""
-    rss_bytes: int
+    rss_bytes: Bytes
     """Resident set of the process."""
-    device_bytes: int | None
+    device_bytes: Bytes | None
     """Memory in use on the device by all processes, from NVML; null without CUDA."""
-    process_bytes: int | None
+    process_bytes: Bytes | None
     """Memory in use on the device by this process, from NVML; null without CUDA, and where NVML
     does not know the process (inside most containers)."""
 
@@ -70,23 +68,23 @@ class Milestone(Schema):
 class Parts(Schema):
     """The memory of a rank by what it is for, in bytes; each byte belongs to one part."""
 
-    weights_bytes: int
+    weights_bytes: Bytes
     """Weights that layers compute with: parameters, or 16-bit copies of them; with FSDP the shard
     of this rank."""
-    master_weights_bytes: int
+    master_weights_bytes: Bytes
     """32-bit weights that only the optimizer works with, because layers compute with copies."""
-    gradients_bytes: int
+    gradients_bytes: Bytes
     """Gradients of the parameters."""
-    optimizer_bytes: int
+    optimizer_bytes: Bytes
     """State of the optimizer."""
-    buckets_bytes: int
+    buckets_bytes: Bytes
     """What the strategy keeps between steps: DDP's buckets, errors of a compression. Gradients
     that are views into buckets count as gradients."""
-    communication_bytes: int
+    communication_bytes: Bytes
     """Messages: gathered weights and logits, gradients on their way, flattened tensors."""
-    activations_bytes: int
+    activations_bytes: Bytes
     """What the forward pass keeps for the backward pass."""
-    temporary_bytes: int
+    temporary_bytes: SignedBytes
     """Everything else that is alive: work space, gradients of activations, tables, the batch."""
 
     @property
@@ -98,17 +96,17 @@ class Parts(Schema):
 class BytesPerParameter(Schema):
     """Bytes for each trainable parameter of the whole model, as one rank holds them."""
 
-    weights: float
+    weights: Amount
     """Weights that layers compute with."""
-    master_weights: float
+    master_weights: Amount
     """32-bit weights that only the optimizer works with."""
-    gradients: float
+    gradients: Amount
     """Gradients."""
-    optimizer: float
+    optimizer: Amount
     """State of the optimizer."""
-    buckets: float
+    buckets: Amount
     """What the strategy keeps between steps."""
-    model_state: float
+    model_state: Amount
     """The sum of weights, master weights, gradients and optimizer state: what the study's
     formulas count."""
 
@@ -118,7 +116,7 @@ class TimelinePoint(Schema):
 
     phase: Literal["forward", "backward", "update"]
     """What the step was doing."""
-    position: float
+    position: Proportion
     """Operations done since the step began, as a share of all of the step, 0 to 1."""
     parts: Parts
     """What was alive: the largest moment since the point before."""
@@ -130,25 +128,25 @@ class DeviceAccount(Schema):
     All but the residual are measured: what is left when they are taken away is the residual.
     """
 
-    nvml_bytes: int
+    nvml_bytes: Bytes
     """What this process has on the device: by NVML for the process, else for the device without
     what others had there before."""
-    context_bytes: int
+    context_bytes: SignedBytes
     """CUDA context and loaded kernels: at the first kernel, without torch's allocator."""
-    library_bytes: int
+    library_bytes: SignedBytes
     """What libraries took meanwhile beside torch's allocator: NCCL's channels and buffers."""
-    slack_bytes: int
+    slack_bytes: SignedBytes
     """Reserved by torch's allocator and not handed out at the peak."""
-    tensor_bytes: int
+    tensor_bytes: Bytes
     """Handed out by torch's allocator at the peak."""
-    residual_bytes: int
+    residual_bytes: SignedBytes
     """NVML's number without all of these."""
 
 
 class RankAnatomy(Schema):
     """The memory of one device of one process."""
 
-    rank: int
+    rank: Few
     """Global rank."""
     device: str
     """cpu, or cuda:<index>."""
@@ -161,11 +159,11 @@ class RankAnatomy(Schema):
     followed (several devices driven by one process)."""
     at_peak: Parts | None
     """The parts at the moment of the step's largest total."""
-    peak_tensor_bytes: int
+    peak_tensor_bytes: Bytes
     """Largest number of bytes that torch's allocator had handed out during the step."""
-    residual_bytes: int | None
+    residual_bytes: SignedBytes | None
     """peak_tensor_bytes without the parts at the peak: work space inside kernels, rounding."""
-    saved_tensor_bytes: int | None
+    saved_tensor_bytes: Bytes | None
     """What autograd saved for the backward pass, each piece of memory once, weights left out."""
     bytes_per_parameter: BytesPerParameter | None
     """The anatomy over the parameters of the whole model."""
@@ -178,15 +176,15 @@ class RankAnatomy(Schema):
 class DecodingMemory(Schema):
     """What beam search holds beside the weights, for one batch of test sentences."""
 
-    sentences: int
+    sentences: Many
     """Sentences decoded together."""
-    beam_size: int
+    beam_size: Few
     """Hypotheses of each."""
-    length: int
+    length: Many
     """Tokens after which decoding was cut off."""
-    weights_bytes: int
+    weights_bytes: Bytes
     """Weights."""
-    functionality_bytes: int
+    functionality_bytes: Bytes
     """Largest number of bytes handed out for tensors beside the weights: encoder memory, cached
     keys and values, hypotheses, logits."""
 
@@ -196,11 +194,11 @@ class ForeignProcess(Schema):
 
     device: str
     """cuda:<index>."""
-    pid: int
+    pid: Whole
     """Process id as NVML gives it."""
     name: str | None
     """Its name; null where this process may not see it."""
-    bytes: int | None
+    bytes: Bytes | None
     """Its memory on the device; null where NVML does not tell."""
 
 
@@ -217,11 +215,11 @@ class MemoryResult(Schema):
     """The traceback of a failed run."""
     topology: Topology | None
     """What it ran on; null if it is not ok."""
-    parameters: int | None
+    parameters: Many | None
     """Trainable parameters of the whole model."""
     mixed_precision: bool
     """Whether layers compute with 16-bit copies of 32-bit weights."""
-    steps: int
+    steps: StepsOrNone
     """Steps of the run; the anatomy is that of the last."""
     ranks: list[RankAnatomy]
     """Every device of every rank; none if it is not ok."""
@@ -231,134 +229,3 @@ class MemoryResult(Schema):
     """Other processes on the devices."""
     provenance: Provenance
     """Where this comes from."""
-
-
-class PredictedRank(Schema):
-    """The predicted memory of one rank."""
-
-    rank: int
-    """Global rank. Ranks of equal work are predicted once."""
-    batch: BatchShape
-    """The micro-batch that needs most memory."""
-    at_peak: Parts
-    """The parts at the largest moment of a training step."""
-    anatomy: Parts
-    """Each part at its own largest."""
-    training_bytes: int
-    """Tensors at the largest moment of a training step."""
-    validation_bytes: int
-    """Tensors at the largest moment of a validation between two steps."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Tensors at the largest moment of the run."""
-        return max(self.training_bytes, self.validation_bytes)
-
-
-class Prediction(Schema):
-    """The memory that a run spec needs, found without running it."""
-
-    variant: str
-    """Name of the variant."""
-    status: Literal["ok", "unsupported", "failed"]
-    """Whether there is a prediction."""
-    reason: str | None
-    """Why there is none, in a sentence."""
-    device: Literal["cpu", "cuda"] | None
-    """Kind of device that it is for."""
-    parameters: int | None
-    """Trainable parameters of the whole model."""
-    ranks: list[PredictedRank]
-    """Rank 0, and rank 1 where the others do other work."""
-    context_bytes: int | None
-    """What a process takes on the device before it has a tensor, measured on this machine: the
-    resident set on a CPU, NVML's number on a GPU; null where it could not be measured."""
-    capacity_bytes: int | None
-    """Memory of a device, or the share of the host's that a process has; null if unknown."""
-    notes: list[str]
-    """What a reader must know of the prediction."""
-    seconds: float
-    """Time that the prediction took."""
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Tensors at the largest moment of the heaviest rank; null without a prediction."""
-        return max((rank.peak_bytes for rank in self.ranks), default=None)
-
-    @property
-    def process_bytes(self) -> int | None:
-        """The same with the context; null where either is unknown."""
-        if self.peak_bytes is None or self.context_bytes is None:
-            return None
-        return self.peak_bytes + self.context_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the device has that much; null where it is not known."""
-        if self.process_bytes is None or self.capacity_bytes is None:
-            return None
-        return self.process_bytes <= self.capacity_bytes
-
-
-class PredictedMemory(Schema):
-    """results/memory/predicted.json."""
-
-    predictions: list[Prediction]
-    """The variants of the study, in its order."""
-
-
-class BatchTrial(Schema):
-    """One size that was tried."""
-
-    pairs: int
-    """Sentence pairs in the global batch."""
-    purpose: Purpose
-    """Why it was tried."""
-    status: Status
-    """How it ended; oom is an answer."""
-    reason: str | None
-    """Why it is not ok."""
-    peak_bytes: int | None
-    """Largest memory of any process, counted as the limit counts; null if it is not ok."""
-    seconds: float
-    """Time that the trial took."""
-
-
-class LargestBatchResult(Schema):
-    """results/memory/largest_batch/<variant>.json."""
-
-    variant: str
-    """Name of the variant."""
-    status: Status
-    """ok if there is an answer; oom if not even the smallest batch fits."""
-    reason: str | None
-    """Why there is no answer, or what limits it."""
-    limit_kind: LimitKind
-    """What counts: everything that a process can write to (RLIMIT_DATA) on a CPU, what torch's
-    CUDA allocator reserves on a GPU."""
-    limit_bytes: int
-    """Memory that each process may have."""
-    margin: float
-    """Share of the limit that was kept free."""
-    source_tokens: int
-    """Tokens of a source sentence of the tried batches: the longest of the corpus."""
-    target_tokens: int
-    """Tokens of a target sentence of the tried batches: the longest of the corpus."""
-    largest_pairs: int | None
-    """Sentence pairs of the largest global batch that fits; null without an answer."""
-    step_pairs: int | None
-    """So many pairs more do not fit; null without an answer."""
-    confirmed: bool
-    """Whether the largest batch ran a second time, in fresh processes, and the one a step larger
-    failed again."""
-    trials: list[BatchTrial]
-    """Every size that was tried, in order."""
-    provenance: Provenance
-    """Where this comes from."""
-
-    @property
-    def largest_tokens(self) -> int | None:
-        """Source and target tokens of the largest global batch."""
-        if self.largest_pairs is None:
-            return None
-        return self.largest_pairs * (self.source_tokens + self.target_tokens)

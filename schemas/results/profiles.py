@@ -4,56 +4,66 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Schema
-from schemas.results.common import Status
+from schemas.base import Schema, StepsOrNone, Whole
+from schemas.results.common import (
+    Amount,
+    Bytes,
+    Elapsed,
+    Few,
+    Many,
+    Measured,
+    Nanoseconds,
+    Operations,
+    PerSecond,
+    Proportion,
+    SignedNanoseconds,
+    Status,
+)
+from schemas.results.profile_details import (
+    KernelTime,
+    LaunchUse,
+    LayerUse,
+    PathPart,
+    ShapeUse,
+    StepBound,
+    Straggler,
+    StreamUse,
+)
 
 
 class Partition(Schema):
     """What a device did in a window of wall time. The parts of the partition (compute, exposed
     communication, exposed copies, exposed graphs, idle) sum to the window."""
 
-    window_ns: int
+    window_ns: Nanoseconds
     """Length of the window."""
-    busy_ns: int
+    busy_ns: Nanoseconds
     """Anything runs."""
-    idle_ns: int
+    idle_ns: Nanoseconds
     """Nothing runs."""
-    compute_ns: int
+    compute_ns: Nanoseconds
     """Computation runs."""
-    communication_ns: int
+    communication_ns: Nanoseconds
     """Communication runs."""
-    overlap_ns: int
+    overlap_ns: Nanoseconds
     """Computation and communication run at once."""
-    exposed_communication_ns: int
+    exposed_communication_ns: Nanoseconds
     """Communication runs and computation does not."""
-    exposed_copies_ns: int | None
+    exposed_copies_ns: Nanoseconds | None
     """Only copies and memory sets run; null on a CPU, which has no such events."""
-    exposed_graphs_ns: int | None
+    exposed_graphs_ns: Nanoseconds | None
     """Only CUDA graphs run that were recorded as a whole; null on a CPU."""
 
 
 class ProfiledStep(Schema):
     """One optimizer step on one device."""
 
-    step: int
+    step: StepsOrNone
     """Its number among the profiled steps, from 0."""
-    start_ns: int
+    start_ns: SignedNanoseconds
     """Its begin after that of the first event of the device."""
     partition: Partition
     """What the device did in it."""
-
-
-class StreamUse(Schema):
-    """One stream of a device, or one thread of a CPU."""
-
-    stream: int
-    """The profiler's number of it."""
-    events: int
-    """How many ran on it."""
-    busy_ns: int
-    """Time in which at least one ran."""
-    occupancy: float | None
-    """Share of the span; null if that is zero."""
 
 
 class Activity(Schema):
@@ -63,33 +73,14 @@ class Activity(Schema):
     """A collective, a kind of copy, or a class of operators."""
     kind: str
     """compute, communication, memcpy, memset or graph."""
-    count: int
+    count: Many
     """Events."""
-    time_ns: int
+    time_ns: Nanoseconds
     """Sum of their durations."""
-    share: float | None
+    share: Proportion | None
     """Share of the sum over all activities: the study's 79 %; null if that is zero."""
-    bytes: int | None
+    bytes: Bytes | None
     """Copied, set or communicated; null where the trace does not say."""
-
-
-class KernelTime(Schema):
-    """One kernel, or on a CPU one operator, by name."""
-
-    name: str
-    """As the trace names it."""
-    kind: str
-    """compute or communication."""
-    count: int
-    """Executions."""
-    time_ns: int
-    """Sum of their durations."""
-    shortest_ns: int
-    """Shortest execution."""
-    longest_ns: int
-    """Longest execution."""
-    share: float | None
-    """Share of the time of all kernels; null if that is zero."""
 
 
 class CollectiveUse(Schema):
@@ -97,20 +88,20 @@ class CollectiveUse(Schema):
 
     collective: str
     """all_reduce, broadcast, ..."""
-    count: int
+    count: Many
     """Executions."""
-    bytes: int | None
+    bytes: Bytes | None
     """As nccl-tests counts them; null where the trace does not say."""
-    time_ns: int
+    time_ns: Nanoseconds
     """Sum of the durations."""
-    union_ns: int
+    union_ns: Nanoseconds
     """Time in which at least one runs."""
-    transfer_ns: int | None
+    transfer_ns: Nanoseconds | None
     """Sum over the executions of the shortest duration on any rank; null if the ranks cannot be
     compared."""
-    waiting_ns: int | None
+    waiting_ns: Nanoseconds | None
     """The rest: time spent on waiting for the slowest rank; null likewise."""
-    bus_bandwidth: float | None
+    bus_bandwidth: PerSecond | None
     """Bytes per second of the transfers as nccl-tests defines it; null where a part is unknown."""
 
 
@@ -118,16 +109,17 @@ class PhaseUse(Schema):
     """One phase of the training step on one device."""
 
     phase: str
-    """data, forward, loss, backward, optimizer, or other for what no range owns."""
-    host_ns: int | None
-    """Time that the host spent in its ranges; null for other."""
-    busy_ns: int
+    """data, forward, loss, backward, optimizer; loader for threads that launch no kernel of the
+    step, whatever the phase; other for what no range owns."""
+    host_ns: Nanoseconds | None
+    """Time that the host spent in its ranges; null for loader and other."""
+    busy_ns: Nanoseconds
     """Time in which the device ran something that was launched in it."""
-    compute_ns: int
+    compute_ns: Nanoseconds
     """Computation launched in it."""
-    communication_ns: int
+    communication_ns: Nanoseconds
     """Communication launched in it."""
-    copies_ns: int | None
+    copies_ns: Nanoseconds | None
     """Copies and memory sets launched in it; null on a CPU."""
 
 
@@ -136,19 +128,19 @@ class OperatorClass(Schema):
 
     operator_class: str
     """contraction, normalization, element_wise, communication or other."""
-    count: int
+    count: Many
     """Kernels, or on a CPU stretches of self time."""
-    time_ns: int
+    time_ns: Nanoseconds
     """Sum of their durations."""
-    share: float | None
+    share: Proportion | None
     """Share of the sum over all classes; null if that is zero."""
-    flops: int | None
+    flops: Operations | None
     """Floating-point operations, from the shapes of the operators; null where those are unknown."""
-    bytes: int | None
+    bytes: Bytes | None
     """Bytes read and written, likewise."""
-    counted_ns: int
+    counted_ns: Nanoseconds
     """The part of the time whose operators have known shapes."""
-    intensity: float | None
+    intensity: Amount | None
     """FLOPs per byte; null where unknown."""
 
 
@@ -157,36 +149,36 @@ class ForwardBackward(Schema):
 
     operators: str
     """linear, attention, normalization or element_wise."""
-    forward_ns: int
+    forward_ns: Nanoseconds
     """Sum of the durations in forward and loss."""
-    backward_ns: int
+    backward_ns: Nanoseconds
     """Sum of the durations in backward."""
-    ratio: float | None
+    ratio: Measured | None
     """Backward over forward; null if either is zero."""
-    flops_ratio: float | None
+    flops_ratio: Measured | None
     """The same of the FLOPs; null where those are unknown."""
-    bytes_ratio: float | None
+    bytes_ratio: Measured | None
     """The same of the bytes read and written, likewise."""
 
 
 class DeviceBreakdown(Schema):
     """One device of one rank."""
 
-    rank: int
+    rank: Few
     """Global rank, or the place of the file where the trace does not say it."""
-    pid: int
+    pid: Whole
     """The process."""
     device: str
     """cpu, or cuda:<index>."""
-    events: int
+    events: Many
     """Device events."""
-    kernels: int
+    kernels: Many
     """Kernels among them."""
     span: Partition
     """From the begin of the first event to the end of the last."""
     steps: list[ProfiledStep]
     """By step; empty if the trace marks none."""
-    host_bound_ns: int | None
+    host_bound_ns: Nanoseconds | None
     """Idle time of the span in which the device waited for the host to launch the next event; null
     where launches are unknown, and on a CPU, where host and device are one."""
     streams: list[StreamUse]
@@ -203,6 +195,12 @@ class DeviceBreakdown(Schema):
     """By class."""
     forward_backward: list[ForwardBackward]
     """By group of operators; empty without phases."""
+    bound: StepBound | None = None
+    """What the steps wait for."""
+    launches: LaunchUse | None = None
+    """How far the host runs ahead; null where launches are unknown, and on a CPU."""
+    critical_path: list[PathPart] = Field(default_factory=list)
+    """Of the step of median length, longest part first; empty if the trace marks no steps."""
 
     @property
     def profiled(self) -> Partition:
@@ -219,26 +217,26 @@ class ProfileSummary(Schema):
     """All devices together. Shares are of the wall time of the profiled steps, mean over devices;
     null where no device has such events, or there is nothing to take a share of."""
 
-    step_seconds: float
+    step_seconds: Elapsed
     """Wall time of a step under the profiler, which slows it down; of the whole trace if it marks
     no steps."""
-    compute: float | None
+    compute: Proportion | None
     """Share in which computation runs."""
-    exposed_communication: float | None
+    exposed_communication: Proportion | None
     """Share in which communication runs and computation does not."""
-    exposed_copies: float | None
+    exposed_copies: Proportion | None
     """Share in which only copies and memory sets run."""
-    exposed_graphs: float | None
+    exposed_graphs: Proportion | None
     """Share in which only CUDA graphs run that were recorded as a whole."""
-    idle: float | None
+    idle: Proportion | None
     """Share in which nothing runs."""
-    overlap: float | None
+    overlap: Proportion | None
     """Share in which computation and communication run at once."""
-    hidden_communication: float | None
+    hidden_communication: Proportion | None
     """Share of the time of communication in which computation runs too."""
-    communication_of_device_time: float | None
+    communication_of_device_time: Proportion | None
     """Share of communication in the summed time of all activities: the study's 79 %."""
-    host_bound: float | None
+    host_bound: Proportion | None
     """Share of the span in which a device waited for the host to launch something."""
     operators: list[OperatorClass]
     """Classes of operators, summed over devices."""
@@ -248,6 +246,14 @@ class ProfileSummary(Schema):
     """Phases, summed over devices."""
     forward_backward: list[ForwardBackward]
     """Backward against forward, summed over devices."""
+    stragglers: list[Straggler] = Field(default_factory=list)
+    """By the waiting that they cause, most first; empty where no ranks can be compared."""
+    bound: StepBound | None = None
+    """What the steps wait for, summed over devices."""
+    layers: list[LayerUse] = Field(default_factory=list)
+    """The tree of modules, parents first; empty if the trace has no ranges of modules."""
+    shapes: list[ShapeUse] = Field(default_factory=list)
+    """Operators by shapes of their inputs, longest first; empty if the trace has no shapes."""
 
 
 class Breakdown(Schema):

@@ -3,18 +3,29 @@
 from typing import Literal
 
 from schemas.base import Schema
-from schemas.results.common import Status
+from schemas.results.common import (
+    Amount,
+    Bytes,
+    Elapsed,
+    Few,
+    Many,
+    Measured,
+    PerSecond,
+    Proportion,
+    SignedSeconds,
+    Status,
+)
 from schemas.results.runs import Provenance, Topology
 
 
 class ReadyGradient(Schema):
     """One parameter, in the order in which backward finishes their gradients."""
 
-    bytes: int
+    bytes: Bytes
     """Size of the gradient."""
-    seconds: float
+    seconds: Elapsed
     """From the start of backward until the gradient was there, median over the steps."""
-    layer: int | None
+    layer: Few | None
     """Number of the repeated layer that it belongs to; null outside of them."""
 
 
@@ -28,23 +39,23 @@ class ComputeTimes(Schema):
     """How the measurement ended."""
     reason: str | None
     """Why there is none, where it is not ok."""
-    micro_batches: int
+    micro_batches: Few
     """Micro-batches of a step."""
-    forward_seconds: float | None
+    forward_seconds: Elapsed | None
     """Forward of a micro-batch, median."""
-    backward_seconds: float | None
+    backward_seconds: Elapsed | None
     """Backward of a micro-batch, median."""
-    update_seconds: float | None
+    update_seconds: Elapsed | None
     """Clipping and optimizer's step, median."""
-    other_seconds: float | None
+    other_seconds: SignedSeconds | None
     """Rest of a step: its input, zeroed gradients."""
     gradients: list[ReadyGradient]
     """Every parameter."""
-    source_tokens: float | None
+    source_tokens: Amount | None
     """Source tokens of a micro-batch on the device, padding included, mean."""
-    target_tokens: float | None
+    target_tokens: Amount | None
     """The same of the target."""
-    vocabulary: int | None
+    vocabulary: Many | None
     """Logits of a target token."""
     topology: Topology | None
     """Where it was measured."""
@@ -67,13 +78,13 @@ ProjectedStrategy = Literal[
 class ProjectedPoint(Schema):
     """A step on some number of devices, each with the same work."""
 
-    devices: int
+    devices: Few
     """Number of devices."""
-    step_seconds: float
+    step_seconds: Elapsed
     """Time of a step."""
-    exposed_seconds: float
+    exposed_seconds: SignedSeconds
     """Communication that nothing hides."""
-    efficiency: float
+    efficiency: Amount
     """Throughput per device over that of one device alone, 0 to 1."""
 
 
@@ -84,11 +95,11 @@ class ProjectedCurve(Schema):
     """The strategy."""
     link: str
     """Name of the link; measured for that of the machine."""
-    bucket_mb: float | None
+    bucket_mb: Amount | None
     """Size of the gradient buckets in MiB; null where there are none."""
     points: list[ProjectedPoint]
     """From one device on."""
-    knee: int | None
+    knee: Few | None
     """Smallest number of devices at which communication takes more than half of the step; null if
     it never does."""
 
@@ -96,9 +107,9 @@ class ProjectedCurve(Schema):
 class TriedBucket(Schema):
     """A bucket size and its step."""
 
-    bucket_mb: float
+    bucket_mb: Amount
     """Size in MiB."""
-    step_seconds: float
+    step_seconds: Elapsed
     """Time of a step with it."""
 
 
@@ -107,13 +118,13 @@ class BestBucket(Schema):
 
     link: str
     """Name of the link."""
-    devices: int
+    devices: Few
     """Number of devices."""
-    bucket_mb: float
+    bucket_mb: Amount
     """Size in MiB; the smallest of those that are equally good."""
-    step_seconds: float
+    step_seconds: Elapsed
     """Time of a step with it."""
-    default_step_seconds: float
+    default_step_seconds: Elapsed
     """Time of a step with buckets of 25 MiB."""
     tried: list[TriedBucket]
     """All sizes, from the smallest on."""
@@ -124,15 +135,17 @@ class ProjectionCheck(Schema):
 
     variant: str
     """Name of the variant."""
-    devices: int
+    devices: Few
     """Processes of the run."""
     link: str
     """The link that was assumed: measured, or the limited one of the run."""
-    predicted_seconds: float | None
+    strategy: ProjectedStrategy | None = None
+    """The strategy that it checks; null where the model has none for it."""
+    predicted_seconds: Elapsed | None
     """Time of a step as the model has it; null where it has no model of the variant."""
-    measured_seconds: float
+    measured_seconds: Elapsed
     """Median time of a step."""
-    error: float | None
+    error: Measured | None
     """Predicted over measured, less 1."""
     note: str
     """Why there is no prediction; empty where there is one."""
@@ -141,47 +154,47 @@ class ProjectionCheck(Schema):
 class MeasuredLink(Schema):
     """The link between the devices of the machine, from the times of its all-reduces."""
 
-    bandwidth: float
+    bandwidth: PerSecond
     """Bits per second, fitted."""
-    latency: float
+    latency: SignedSeconds
     """Seconds, fitted."""
-    world_size: int
+    world_size: Few
     """Processes that were measured."""
-    sizes: int
+    sizes: Many
     """Message sizes that the fit rests on."""
-    worst_residual: float
+    worst_residual: Measured
     """Largest relative difference of a fitted from a measured time."""
 
 
 class ExplainedShare(Schema):
     """A part of the original study's share of communication, for one assumed pair of rates."""
 
-    link_bytes_per_second: float
+    link_bytes_per_second: PerSecond
     """Bytes per second between two of its GPUs."""
-    utilisation: float
+    utilisation: Amount
     """Share of the vendor's peak that its matrix products reached."""
-    tokens_per_pair: int
+    tokens_per_pair: Many
     """Source and target tokens of a pair."""
-    all_reduce_seconds: float
+    all_reduce_seconds: Elapsed
     """Time of an all-reduce of all gradients."""
-    compute_seconds: float
+    compute_seconds: Elapsed
     """Time of forward and backward."""
-    share: float
+    share: Amount
     """All-reduce over the sum of both."""
 
 
 class OriginalMachine(Schema):
     """The setting of the original study in the same model: given numbers only, nothing measured."""
 
-    parameters: int
+    parameters: Many
     """Weights of its model."""
-    devices: int
+    devices: Few
     """GPUs."""
-    pairs: int
+    pairs: Many
     """Sentence pairs of a step on a GPU."""
-    peak_flops_per_second: float
+    peak_flops_per_second: PerSecond
     """Vendor's peak of a GPU."""
-    reported_share: float
+    reported_share: Proportion
     """What the original study saw of its GPUs' time in all-reduce and broadcast."""
     cases: list[ExplainedShare]
     """The range of what is not known of it."""
@@ -202,9 +215,9 @@ class Projection(Schema):
     """The best bucket size by link and number of devices."""
     checks: list[ProjectionCheck]
     """Every run of several processes that there is."""
-    median_error: float | None
+    median_error: Measured | None
     """Median of the errors without their sign."""
-    worst_error: float | None
+    worst_error: Measured | None
     """Largest of them."""
     original: OriginalMachine
     """The original study's machine."""

@@ -4,10 +4,23 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from schemas.base import Schema
-from schemas.data import Sha256
-from schemas.link import LinkKind
-from schemas.results.common import Interval, Status
+from schemas.base import Schema, StepsOrNone
+from schemas.config.corpus import Sha256
+from schemas.config.link import LinkKind
+from schemas.results.common import (
+    Amount,
+    Bytes,
+    Elapsed,
+    Few,
+    Interval,
+    Loss,
+    Many,
+    PerSecond,
+    Proportion,
+    Score,
+    Status,
+)
+from schemas.results.kernels import StepKernels
 from schemas.results.machine import Hardware
 
 
@@ -33,45 +46,45 @@ class Provenance(Schema):
 class Window(Schema):
     """One sample of the throughput: a few steps between two synchronised clock readings."""
 
-    first_step: int
+    first_step: StepsOrNone
     """First optimizer step in it."""
-    last_step: int
+    last_step: StepsOrNone
     """Last optimizer step in it."""
-    seconds: float
+    seconds: Elapsed
     """Wall time, validation and checkpoints left out."""
-    pairs: int
+    pairs: Many
     """Sentence pairs over all ranks."""
-    tokens: int
+    tokens: Many
     """Non-padding source and target tokens over all ranks."""
-    padded_tokens: int
+    padded_tokens: Many
     """Source and target tokens with padding over all ranks."""
-    input_wait_seconds: float
+    input_wait_seconds: Elapsed
     """Time the slowest rank waited for its batches."""
 
 
 class Validation(Schema):
     """One validation loss."""
 
-    step: int
+    step: StepsOrNone
     """Optimizer steps done."""
-    loss: float | None
+    loss: Loss | None
     """Mean cross-entropy per target token in nats, without label smoothing; null if not finite."""
 
 
 class RankMemory(Schema):
     """Peak memory of one process."""
 
-    rank: int
+    rank: Few
     """Global rank."""
     device: str
     """cpu, or cuda:<index>."""
-    rss_bytes: int
+    rss_bytes: Bytes
     """Peak resident set of the process."""
-    allocated_bytes: int | None
+    allocated_bytes: Bytes | None
     """Peak of torch's CUDA allocator, allocated; null without CUDA."""
-    reserved_bytes: int | None
+    reserved_bytes: Bytes | None
     """Peak of torch's CUDA allocator, reserved; null without CUDA."""
-    nvml_bytes: int | None
+    nvml_bytes: Bytes | None
     """Device memory in use according to NVML at the end of training; null without CUDA."""
 
     @property
@@ -83,11 +96,11 @@ class RankMemory(Schema):
 class RankPlace(Schema):
     """Where one process of a run is."""
 
-    rank: int
+    rank: Few
     """Global rank."""
-    local_rank: int
+    local_rank: Few
     """Rank among the processes of its host."""
-    node_rank: int
+    node_rank: Few
     """Number of its host in the run."""
     host: str
     """Name of its host."""
@@ -100,7 +113,7 @@ class LinkUse(Schema):
 
     kind: LinkKind
     """How it was made: with network namespaces, or emulated."""
-    bandwidth: float
+    bandwidth: PerSecond
     """Bits per second in each direction."""
 
 
@@ -111,13 +124,13 @@ class Topology(Schema):
     """Kind of device."""
     backend: Literal["gloo", "nccl"] | None
     """Process-group backend; null for a single process."""
-    world_size: int
+    world_size: Few
     """Processes."""
-    local_world_size: int
+    local_world_size: Few
     """Processes on a host."""
-    nodes: int
+    nodes: Few
     """Hosts."""
-    threads_per_rank: int
+    threads_per_rank: Few
     """CPU threads of each process."""
     ranks: list[RankPlace] = Field(default_factory=list)
     """Every process, in the order of ranks."""
@@ -130,7 +143,7 @@ class Repeat(Schema):
 
     variant: str
     """Name of the variant."""
-    repeat: int
+    repeat: Few
     """Number of the repeat, from 1."""
     status: Status
     """How it ended."""
@@ -140,17 +153,17 @@ class Repeat(Schema):
     """The traceback of a failed run."""
     topology: Topology | None
     """What it ran on; null if it ended before it knew."""
-    parameters: int | None
+    parameters: Many | None
     """Trainable parameters of the model."""
-    steps: int
+    steps: StepsOrNone
     """Optimizer steps done."""
-    resumed_at: list[int]
+    resumed_at: list[StepsOrNone]
     """Steps at which it went on from a checkpoint; throughput leaves these windows out."""
-    startup_seconds: float | None
+    startup_seconds: Elapsed | None
     """From the start of the process to the first step."""
-    warmup_seconds: float | None
+    warmup_seconds: Elapsed | None
     """Time of the warm-up steps, compilation included."""
-    total_seconds: float
+    total_seconds: Elapsed
     """From the start of the process to its end, of the last session if it was resumed."""
     windows: list[Window]
     """The timed windows."""
@@ -162,6 +175,8 @@ class Repeat(Schema):
     """What the parallel strategy tells of its traffic (bucket sizes, reductions per step)."""
     numerics: dict[str, Any] | None = None
     """What the precision tells (skipped steps, final loss scale); null where there is nothing."""
+    kernels: StepKernels | None = None
+    """What computed its first step; null where it went on from a checkpoint or has no step."""
     provenance: Provenance
     """Where this comes from."""
 
@@ -201,15 +216,15 @@ class EvaluationResult(Schema):
     """How the evaluation, or the run before it, ended."""
     reason: str | None
     """Why it is not ok."""
-    bleu: float | None
+    bleu: Score | None
     """Corpus BLEU, 0 to 100."""
-    chrf: float | None
+    chrf: Score | None
     """chrF, 0 to 100."""
     signature: str | None
     """sacrebleu's signature of the BLEU score."""
-    pairs: int
+    pairs: Many
     """Sentences translated."""
-    seconds: float | None
+    seconds: Elapsed | None
     """Time that decoding took."""
     samples: list[Translation]
     """A few translations."""
@@ -232,13 +247,13 @@ class VariantResult(Schema):
     """Throughput over the windows of all repeats, non-padding tokens; null if not ok."""
     pairs_per_second: Interval | None
     """Throughput over the windows of all repeats, sentence pairs; null if not ok."""
-    padding_share: float | None
+    padding_share: Proportion | None
     """Share of padding in the batches, 0 to 1."""
-    input_wait_share: float | None
+    input_wait_share: Amount | None
     """Share of the timed windows spent waiting for input, 0 to 1."""
-    validation_loss: float | None
+    validation_loss: Loss | None
     """Last validation loss of the first repeat."""
-    peak_memory_bytes: int | None
+    peak_memory_bytes: Bytes | None
     """Largest peak of any rank: reserved device memory on CUDA, resident set on CPU."""
-    epoch_seconds: float | None
+    epoch_seconds: Elapsed | None
     """Time for one pass over the training split at the median throughput."""

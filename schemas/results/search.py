@@ -3,10 +3,16 @@
 from typing import Literal
 
 from schemas.base import Schema
+from schemas.config.run_spec import RunSpec
+from schemas.results.common import Elapsed, Many, Measured
 from schemas.results.comparisons import Effect, Session
 from schemas.results.equivalence import Certificate, CertificateStatus
+from schemas.results.profiles import Breakdown
 from schemas.results.runs import Provenance
-from schemas.study import RunSpec
+
+BASELINE = "baseline"
+BEST = "best"
+"""Sides of the final comparison; the others are the stages between them."""
 
 
 class Contender(Schema):
@@ -14,9 +20,9 @@ class Contender(Schema):
 
     parts: list[str]
     """Variants whose changes it takes."""
-    predicted: float
+    predicted: Measured
     """Ratio of its throughput to that of the baseline if the effects of its parts multiplied."""
-    rounds: list[float]
+    rounds: list[Measured]
     """That ratio as each round of the search measured it."""
     status: str
     """ok, or how its processes ended in the round that it did not survive."""
@@ -48,8 +54,8 @@ class SearchResult(Schema):
     """The baseline of the study."""
     eligible: list[str]
     """Variants whose certificates allow them to be combined."""
-    considered: int
-    """Valid combinations of them."""
+    considered: Many
+    """Combinations of them of which no two parts set a field differently."""
     contenders: list[Contender]
     """Those that were measured, the best first."""
     parts: list[str]
@@ -64,7 +70,10 @@ class SearchResult(Schema):
     """The combination without each of its parts."""
     sessions: list[Session]
     """Sessions of the final comparison, in which all stages took turns."""
-    seconds: float
+    profile: Breakdown | None = None
+    """What the devices do in a few steps of it; null where nothing but the baseline is recommended
+    or its profile failed."""
+    seconds: Elapsed
     """Time of the whole search."""
     provenance: Provenance
     """Where this comes from."""

@@ -1,7 +1,8 @@
 """The test of the protocol of comparisons itself: results/self_test/."""
 
 from schemas.base import Schema
-from schemas.measure import Comparing
+from schemas.config.measurement import Comparing
+from schemas.results.common import Amount, Elapsed, Few, Many, Measured, Proportion
 from schemas.results.comparisons import Session, Verdict
 from schemas.results.runs import Provenance
 
@@ -11,13 +12,13 @@ class SelfTestRun(Schema):
 
     reference: str
     """Name of the side that the others are compared with."""
-    sessions_each: int
+    sessions_each: Few
     """Sessions that make one comparison of each kind."""
     comparing: Comparing
     """The protocol."""
     sessions: list[Session]
     """All sessions; the sides say by how much they are slowed down."""
-    seconds: float
+    seconds: Elapsed
     """Time of all sessions."""
     provenance: Provenance
     """Where this comes from."""
@@ -26,32 +27,32 @@ class SelfTestRun(Schema):
 class Share(Schema):
     """How many of a number of comparisons, with the 95 % interval of the probability."""
 
-    count: int
+    count: Many
     """How many."""
-    total: int
+    total: Many
     """Of how many."""
-    low: float
+    low: Proportion
     """Lower end of the interval (Clopper and Pearson, 1934)."""
-    high: float
+    high: Proportion
     """Upper end."""
 
 
 class SelfTestKind(Schema):
     """All comparisons of a side that is slowed down by one share, or not at all."""
 
-    planted: float
+    planted: Amount
     """Share by which its steps are longer; 0 for the same thing under two names."""
-    expected: float
+    expected: Measured
     """The ratio of throughputs that follows."""
-    ratio: float
+    ratio: Measured
     """Median of the ratios that were found."""
-    verdicts: dict[Verdict, int]
+    verdicts: dict[Verdict, Many]
     """Comparisons by verdict."""
     covered: Share
     """Comparisons whose interval holds the expected ratio."""
     called_different: Share
     """Comparisons called FASTER or SLOWER: of equal sides a false alarm, else a detection."""
-    wrong: int
+    wrong: Many
     """Comparisons with a verdict that is not true: different where nothing is, FASTER where it is
     slower, SAME where the difference is beyond the margin."""
     required: str
@@ -69,21 +70,21 @@ class SelfTestReport(Schema):
     """The result in a sentence."""
     kinds: list[SelfTestKind]
     """Equal sides, and each planted slow-down."""
-    comparisons_together: int
+    comparisons_together: Many
     """Comparisons whose intervals hold all at once: as many as in a study."""
-    error_within: float
+    error_within: Amount
     """Median standard error of the logarithm of a session's ratio, from its windows."""
-    deviation_between: float
+    deviation_between: Amount
     """Standard deviation of that between sessions, beyond the error."""
-    foreign_share: float | None
+    foreign_share: Amount | None
     """Share of the CPUs that other processes took, median over sessions."""
-    margin: float
+    margin: Amount
     """Ratios up to 1 + margin are the same."""
-    sessions_each: int
+    sessions_each: Few
     """Sessions of a comparison."""
     comparing: Comparing
     """The protocol."""
-    seconds: float
+    seconds: Elapsed
     """Time of all sessions."""
     provenance: Provenance
     """Where this comes from: command, machine, versions."""

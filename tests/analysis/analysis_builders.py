@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from schemas.equivalence import Tolerance
+from schemas.config.equivalence import Tolerance
+from schemas.config.run_spec import RunSpec
 from schemas.results import (
     Certificate,
     EvaluationResult,
@@ -16,8 +17,7 @@ from schemas.results import (
     VariantResult,
     Window,
 )
-from schemas.study import RunSpec
-from transformer_core.analysis.combine import combine
+from transformer_core.analysis.comparisons.combine import combine
 
 SHA = "0" * 64
 

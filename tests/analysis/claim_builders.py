@@ -9,8 +9,9 @@ from typing import Any
 from analysis_builders import certificate, memory, result, topology
 from pydantic import TypeAdapter
 
-from schemas.claims import Claim, Claims
-from schemas.families import Families, Family
+from schemas.config.claims import Claim, Claims
+from schemas.config.families import Families, Family
+from schemas.config.study import Study
 from schemas.results import (
     CertificateStatus,
     ClaimResult,
@@ -21,9 +22,8 @@ from schemas.results import (
     VariantResult,
     Verdict,
 )
-from schemas.study import Study
-from transformer_core.analysis import claims as claims_job
-from transformer_core.analysis import families as families_job
+from transformer_core.analysis.claims import judge as claims_job
+from transformer_core.analysis.comparisons import family_curves as families_job
 
 RATES = [100.0, 101.0, 102.0]
 Pair = tuple[str, str]

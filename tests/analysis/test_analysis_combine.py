@@ -5,7 +5,7 @@ import pytest
 from analysis_builders import evaluation, manifest, memory, repeat, spec, window
 
 from schemas.results import Validation, VariantResult
-from transformer_core.analysis.combine import combine, epoch_tokens, main, peak_memory
+from transformer_core.analysis.comparisons.combine import combine, epoch_tokens, main, peak_memory
 
 
 def combined(*repeats: Any) -> VariantResult:
@@ -106,7 +106,7 @@ def test_job_writes_the_record(tmp_path: Path) -> None:
     assert main(options(tmp_path, *repeats)) == 0
     text = (tmp_path / "out" / "metrics.json").read_text()
     assert VariantResult.model_validate_json(text) == combined(*repeats)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["metrics.json"]
+    assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["metrics.json"]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from analysis_builders import certificate, memory, result
 from pair_builders import ended, paired, session, side, state, window
 
 from schemas.results import Comparison, GpuState, PairedRun, Round, Session, VariantResult
-from transformer_core.analysis import compare as module
-from transformer_core.analysis.compare import main
+from transformer_core.analysis.comparisons import compare as module
+from transformer_core.analysis.comparisons.compare import main
 
 
 def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **statuses: Any) -> Any:

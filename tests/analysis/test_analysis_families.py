@@ -7,8 +7,8 @@ import pytest
 from claim_builders import comparison, curves, ended, family, interval, run, write_study
 
 from schemas.results import CertificateStatus, FamilyCurve
-from transformer_core.analysis.families import main
-from transformer_core.analysis.verdicts import ONE_SESSION
+from transformer_core.analysis.comparisons.family_curves import main
+from transformer_core.analysis.statistics.verdicts import ONE_SESSION
 
 SIZES = {value: f"s{value}" for value in (1, 2, 4, 8)}
 Ends = tuple[float, float]
@@ -129,11 +129,12 @@ def test_nothing_compared(tmp_path: Path) -> None:
 
 
 def test_the_job_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = write_study(tmp_path, [run("s1"), run("s2")])
+    study = write_study(tmp_path, [run("s1"), run("s2")], [comparison("s2", "s1", 1.0, 1.1)])
+    sizes = {"sizes": family("s1", {1: "s1", 2: "s2"}).model_dump(mode="json")}
     (study / "equivalence/s2.json").unlink()
     output = study / "families.json"
     common = ["--study", str(study / "study.json"), "--results", str(study)]
-    assert main(["--families", "{}", *common, "--output", str(output)]) == 1
+    assert main(["--families", json.dumps(sizes), *common, "--output", str(output)]) == 1
     assert "equivalence/s2.json" in capsys.readouterr().err
     wrong = json.dumps({"sizes": {"title": "x"}})
     assert main(["--families", wrong, *common, "--output", str(output)]) == 1

@@ -8,8 +8,7 @@ from pair_builders import paired
 
 from schemas.errors import ConfigError
 from schemas.results import LengthHistogram, Validation
-from transformer_core.analysis.files import read_as
-from transformer_core.analysis.frames import (
+from transformer_core.analysis.data_frames import (
     lengths_frame,
     memory_frame,
     rounds_frame,
@@ -17,6 +16,7 @@ from transformer_core.analysis.frames import (
     validation_frame,
     windows_frame,
 )
+from transformer_core.common.records import read_as
 
 OK = result("single", [100.0, 200.0, 400.0], [200.0])
 BAD = result("bad", [100.0], status="diverged", reason="loss is nan")

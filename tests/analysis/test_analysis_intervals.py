@@ -3,7 +3,12 @@
 import pytest
 
 from schemas.results import Interval
-from transformer_core.analysis.intervals import exact, product, quotient, range_of
+from transformer_core.analysis.statistics.interval_arithmetic import (
+    exact,
+    product,
+    quotient,
+    range_of,
+)
 
 
 def test_ends_combine_to_the_widest() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pair_builders import ended, paired, side
 
-from schemas.link import LinkKind
+from schemas.config.link import LinkKind
 from schemas.results import LinkUse, PairedRun
-from transformer_core.analysis.link_error import EMULATED, REAL, judge, main, summarise
+from transformer_core.analysis.scaling.link_error import EMULATED, REAL, judge, main, summarise
 
 BANDWIDTH = 1e8
 

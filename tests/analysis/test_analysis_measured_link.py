@@ -2,8 +2,9 @@
 
 import pytest
 
-from schemas.link import LinkModel
-from transformer_core.analysis.measured_link import fit_link
+from schemas.config.link import LinkModel
+from transformer_core.analysis.scaling.measured_link import fit_link
+from transformer_core.parallel.communication.link_times import all_reduce_seconds
 
 SIZES = [2.0**power for power in range(10, 26, 3)]
 
@@ -11,7 +12,7 @@ SIZES = [2.0**power for power in range(10, 26, 3)]
 @pytest.mark.parametrize("devices", [2, 4])
 def test_times_of_a_ring_give_its_link_back(devices: int) -> None:
     link = LinkModel(bandwidth=4e9, latency=30e-6)
-    found = fit_link(SIZES, [link.all_reduce_seconds(size, devices) for size in SIZES], devices)
+    found = fit_link(SIZES, [all_reduce_seconds(link, size, devices) for size in SIZES], devices)
     assert found is not None
     assert (found.bandwidth, found.latency) == (pytest.approx(4e9), pytest.approx(30e-6))
     assert found.worst_residual < 1e-6
@@ -20,7 +21,7 @@ def test_times_of_a_ring_give_its_link_back(devices: int) -> None:
 
 def test_the_worst_residual_is_that_of_the_size_that_fits_least() -> None:
     link = LinkModel(bandwidth=4e9, latency=30e-6)
-    times = [link.all_reduce_seconds(size, 2) for size in SIZES]
+    times = [all_reduce_seconds(link, size, 2) for size in SIZES]
     times[2] *= 1.5
     found = fit_link(SIZES, times, 2)
     assert found is not None

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from schemas.study import RunSpec
-from transformer_core.analysis.memory_formulas import formula
+from schemas.config.run_spec import RunSpec
+from transformer_core.analysis.bytes_per_parameter import formula
 
 
 def spec(**sections: Any) -> RunSpec:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_core.analysis.original_machine import (
+from transformer_core.analysis.scaling.original_machine import (
     REPORTED_SHARE,
     parameters,
     worked_example,

@@ -8,20 +8,20 @@ import pytest
 from analysis_builders import repeat, result, topology, window
 from projection_builders import LAYERS, compute, compute_times
 
-from schemas.link import PAYLOAD_SHARE, LinkModel
-from schemas.projection import Projecting
+from schemas.config.link import LinkModel
+from schemas.config.projection import Projecting
+from schemas.config.run_spec import RunSpec
 from schemas.results import CollectiveRun, ComputeRecord, MeasuredLink, ProjectionCheck
-from schemas.study import RunSpec
-from transformer_core.analysis.projection import (
+from transformer_core.analysis.scaling.project import main, project
+from transformer_core.analysis.scaling.projected_curves import (
     CURVE_BUCKETS_MB,
     best_buckets,
-    checks,
     curves,
-    main,
-    project,
 )
-from transformer_core.analysis.timeline import MIB, step_seconds
-from transformer_core.measure.collectives import write_table
+from transformer_core.analysis.scaling.projection_checks import checks
+from transformer_core.analysis.scaling.step_model import MIB, step_seconds
+from transformer_core.measure.limits.collectives.table import write_table
+from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE, all_reduce_seconds
 
 SLOW = LinkModel(bandwidth=8 * MIB)
 """On which an all-reduce of a MiB between two devices takes a second."""
@@ -227,7 +227,7 @@ def write_all(folder: Path) -> list[str]:
         command="",
     )
     rows = [
-        (name, size, 10, SLOW.all_reduce_seconds(size, 2) * factor, 1.0, 1.0, 0.0)
+        (name, size, 10, all_reduce_seconds(SLOW, size, 2) * factor, 1.0, 1.0, 0.0)
         for name, factor in (("all_reduce", 1), ("broadcast", 7))
         for size in (2**10, 2**20, 2**24)
     ]

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from pair_builders import provenance, session, side, window
 
-from schemas.measure import Comparing
+from schemas.config.measurement import Comparing
 from schemas.results import Round
 from schemas.results.self_test import SelfTestReport, SelfTestRun
-from transformer_core.analysis import self_test
+from transformer_core.analysis.comparisons import self_test_report
 
 PLANTED = {"equal": 0.0, "slowed_30": 0.03, "slowed_50": 0.05, "slowed_100": 0.10}
 
@@ -44,12 +44,12 @@ def run(
     )
 
 
-def by_share(report: SelfTestReport) -> dict[float, self_test.SelfTestKind]:
+def by_share(report: SelfTestReport) -> dict[float, self_test_report.SelfTestKind]:
     return {kind.planted: kind for kind in report.kinds}
 
 
 def test_a_quiet_machine_passes() -> None:
-    report = self_test.report(run(noise=0.01), together=13, margin=0.02)
+    report = self_test_report.report(run(noise=0.01), together=13, margin=0.02)
     kinds = by_share(report)
     assert report.holds, report.reason
     assert list(kinds) == [0.0, 0.03, 0.05, 0.1]
@@ -65,7 +65,7 @@ def test_a_quiet_machine_passes() -> None:
 
 
 def test_a_noisy_machine_is_undecided_and_not_wrong() -> None:
-    report = self_test.report(run(noise=0.3), together=13, margin=0.02)
+    report = self_test_report.report(run(noise=0.3), together=13, margin=0.02)
     kinds = by_share(report)
     assert not report.holds
     assert "at least 90% of 5% called SLOWER" in report.reason
@@ -74,13 +74,13 @@ def test_a_noisy_machine_is_undecided_and_not_wrong() -> None:
 
 
 def test_what_differs_between_processes_is_seen() -> None:
-    report = self_test.report(run(noise=0.01, between=0.03), together=13, margin=0.02)
+    report = self_test_report.report(run(noise=0.01, between=0.03), together=13, margin=0.02)
     assert report.deviation_between == pytest.approx(0.03, rel=0.3)
     assert by_share(report)[0.0].called_different.count <= 2
 
 
 def test_a_slow_down_that_is_not_found_fails() -> None:
-    report = self_test.report(run(noise=0.005, found=0.0), together=13, margin=0.02)
+    report = self_test_report.report(run(noise=0.005, found=0.0), together=13, margin=0.02)
     kinds = by_share(report)
     assert not report.holds
     assert kinds[0.0].holds
@@ -108,7 +108,7 @@ def test_false_alarms_fail() -> None:
         )
         for item in noisy.sessions
     ]
-    report = self_test.report(noisy.model_copy(update={"sessions": shifted}), 13, 0.02)
+    report = self_test_report.report(noisy.model_copy(update={"sessions": shifted}), 13, 0.02)
     equal = by_share(report)[0.0]
     assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 40, 40)
     assert "at most 5% of equal sides" in report.reason
@@ -117,7 +117,7 @@ def test_false_alarms_fail() -> None:
 @pytest.mark.parametrize(("groups", "size"), [(40, 3), (40, 4), (2, 4), (7, 3), (1, 1)])
 def test_every_group_is_in_one_part(groups: int, size: int) -> None:
     numbered = [{str(number): []} for number in range(groups)]
-    parts = self_test._parts(numbered, size)
+    parts = self_test_report._parts(numbered, size)
     assert [group for part in parts for group in part] == numbered
     assert all(len(part) >= min(size, groups) for part in parts)
 
@@ -127,7 +127,7 @@ def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sessions.write_text(run(noise=0.01, comparisons=4).model_dump_json())
     output = tmp_path / "report.json"
     command = ["--together", "4", "--margin", "0.02", "--output", str(output)]
-    assert self_test.main(["--sessions", str(sessions), *command]) == 0
+    assert self_test_report.main(["--sessions", str(sessions), *command]) == 0
     assert SelfTestReport.model_validate(json.loads(output.read_text())).sessions_each == 2
     assert "planted 10%: ratio 0.9" in capsys.readouterr().out
-    assert self_test.main(["--sessions", str(tmp_path / "none.json"), *command]) == 1
+    assert self_test_report.main(["--sessions", str(tmp_path / "none.json"), *command]) == 1

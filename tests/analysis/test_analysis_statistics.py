@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from transformer_core.analysis.statistics import (
+from transformer_core.analysis.statistics.simultaneous import (
     CONFIDENCE,
     simultaneous_ratios,
     variance_between_sessions,
 )
-from transformer_core.measure.pairs import TRIM, LogRatio
+from transformer_core.measure.turns.session_ratio import TRIM, LogRatio
 
 
 def test_no_session_is_refused() -> None:

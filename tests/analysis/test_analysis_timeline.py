@@ -3,8 +3,9 @@
 import pytest
 from projection_builders import BACKWARD, FORWARD, LAYERS, UPDATE, compute, compute_times
 
-from schemas.link import LinkModel
-from transformer_core.analysis.timeline import MIB, Bucket, Compute, buckets, step_seconds
+from schemas.config.link import LinkModel
+from transformer_core.analysis.scaling.step_model import MIB, Bucket, Compute, buckets, step_seconds
+from transformer_core.parallel.communication.link_times import broadcast_seconds, scatter_seconds
 
 ALONE = FORWARD + BACKWARD + UPDATE
 PAIR = 2
@@ -111,9 +112,9 @@ def test_fsdp_on_a_slow_link_is_as_long_as_its_messages() -> None:
 def test_central_sends_everything_through_one_device() -> None:
     times = compute()
     link_of_two = SLOW
-    logits = link_of_two.scatter_seconds(2 * times.logits_bytes, 2)
-    batch = link_of_two.scatter_seconds(2 * times.batch_bytes, 2)
-    model = link_of_two.broadcast_seconds(times.gradient_bytes, 2)
+    logits = scatter_seconds(link_of_two, 2 * times.logits_bytes, 2)
+    batch = scatter_seconds(link_of_two, 2 * times.batch_bytes, 2)
+    model = broadcast_seconds(link_of_two, times.gradient_bytes, 2)
     seconds = step_seconds("central", times, link_of_two, 2)
     assert seconds == pytest.approx(ALONE + 2 * logits + batch + 2 * model)
     # Its first device has the logits of all others to take in, one after the other.
@@ -122,7 +123,7 @@ def test_central_sends_everything_through_one_device() -> None:
 
 
 def test_central_with_a_local_loss_gathers_no_logits() -> None:
-    logits = 2 * SLOW.scatter_seconds(2 * compute().logits_bytes, 2)
+    logits = 2 * scatter_seconds(SLOW, 2 * compute().logits_bytes, 2)
     both = (step_seconds("central", compute(), SLOW, 2, local_loss=on) for on in (False, True))
     assert next(both) - next(both) == pytest.approx(logits)
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from small_training import VOCABULARY, small_spec, small_store
 
+from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from schemas.results import MatrixRate, Roofline, Topology, VendorPeak
-from schemas.study import RunSpec
 from transformer_core.analysis.utilisation import (
     ceiling,
     number_format,
     rates,
     step_flops,
 )
-from transformer_core.data.feeding import Feed
-from transformer_core.data.vocabulary import PAD
-from transformer_core.measure.flops import Lengths, training_flops
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.measure.machine.batch_flops import Lengths, training_flops
 
 STEPS = 9
 

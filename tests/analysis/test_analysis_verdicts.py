@@ -3,9 +3,14 @@ from typing import Any
 import pytest
 from pair_builders import session
 
-from schemas.measure import Comparing
+from schemas.config.measurement import Comparing
 from schemas.results import Interval, Round
-from transformer_core.analysis.verdicts import counted, judge, session_effects, verdict_of
+from transformer_core.analysis.statistics.verdicts import (
+    counted,
+    judge,
+    session_effects,
+    verdict_of,
+)
 
 
 def interval(low: float, high: float) -> Interval:

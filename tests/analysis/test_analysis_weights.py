@@ -7,7 +7,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from schemas.errors import ConfigError
-from transformer_core.analysis.weights import Tensors, Weights, largest_difference, read_tensors
+from transformer_core.analysis.certificates.weight_distance import (
+    Tensors,
+    Weights,
+    largest_difference,
+    read_tensors,
+)
 
 INITIAL: Tensors = {"a": np.zeros(4, np.float32), "b": np.ones((2, 2), np.float32)}
 TRAINED: Tensors = {"a": np.full(4, 0.5, np.float32), "b": np.full((2, 2), 3.0, np.float32)}

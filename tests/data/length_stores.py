@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.results import LengthHistogram, ShardManifest
-from transformer_core.data.store import PairStore
+from transformer_core.data.sharding.shard_store import PairStore
 
 FIRST_ID = 4
 """Ids below are special."""

@@ -8,13 +8,14 @@ import pyarrow as pa
 from hypothesis import settings
 from tokenizers import Tokenizer as Bpe
 
-from schemas.data import Filter, Tokenizer
+from schemas.config.corpus import Filter
+from schemas.config.tokenizer import Tokenizer
 from schemas.results import CorpusSplit, LengthHistogram
-from transformer_core.data.files import sha256
-from transformer_core.data.pairs import PairFile
-from transformer_core.data.shards import write_shards
-from transformer_core.data.store import PairStore, open_shards
-from transformer_core.data.tokenizer import train
+from transformer_core.common.files import sha256
+from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.sharding.job import write_shards
+from transformer_core.data.sharding.shard_store import PairStore, open_shards
+from transformer_core.data.tokenizing.job import train
 
 steady = settings(deadline=None, derandomize=True)
 """Properties that do not depend on the load of the machine or on luck."""

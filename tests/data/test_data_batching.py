@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from length_stores import normal_text, store_of
 from pair_files import steady
 
-from schemas.data import FixedSize, PackedRows, TokenBudget
-from transformer_core.data import batching as module
-from transformer_core.data.batching import cut_by_tokens, divide, plan_epoch
+from schemas.config.batching import FixedSize, PackedRows, TokenBudget
+from transformer_core.data.batching import epoch_plan as module
+from transformer_core.data.batching.epoch_plan import cut_by_tokens, divide, plan_epoch
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=80).map(
     lambda pairs: np.array(pairs, np.int32).T

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from schemas.data import AnyCorpus, Filter
+from schemas.config.corpus import AnyCorpus, Filter
 from schemas.results import CorpusSplit
-from transformer_core.data.corpora import SCHEMA, main, read_split
-from transformer_core.data.files import CorpusError
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.job import SCHEMA, main, read_split
 
 
 def corpus(folder: Path, source: str, target: str) -> AnyCorpus:
@@ -28,7 +28,9 @@ def read(folder: Path, found: AnyCorpus, **rules: Any) -> tuple[CorpusSplit, pa.
     pairs, report = folder / "out" / "train.arrow", folder / "out" / "train.json"
     result = read_split(found, Filter(**rules), "train", pairs, report)
     assert CorpusSplit.model_validate_json(report.read_text()) == result
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["train.arrow", "train.json"]
+    # Beside each of them its seal.
+    seen = [path.name for path in (folder / "out").iterdir() if path.suffix != ".seal"]
+    assert sorted(seen) == ["train.arrow", "train.json"]
     return result, pa.ipc.open_file(pairs).read_all()
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.data import RemoteFile
-from transformer_core.data.download import base_name, fetch, find
-from transformer_core.data.files import CorpusError
+from schemas.config.corpus import RemoteFile
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.download import base_name, fetch, find
 
 CONTENT = bytes(number * 31 % 251 for number in range(400_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -256,3 +256,12 @@ def test_base_name_leaves_out_the_query() -> None:
     assert base_name("https://example.org/a%20b/c.en.gz?raw=true#x") == "c.en.gz"
     with pytest.raises(CorpusError, match="names no file"):
         base_name("https://example.org/")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_download_without_end_is_refused(server: Server, tmp_path: Path, told: bool) -> None:
+    server.break_after = [] if told else [399_000]
+    with pytest.raises(CorpusError, match=r"goes on after byte 100,000") as caught:
+        fetch(server.file(), tmp_path, retries=0, timeout=5.0, most=100_000)
+    assert "corpus.limits.download" in str(caught.value)
+    assert not list(tmp_path.glob("*.part"))

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 from pair_files import make_store
 
-from transformer_core.data import export
-from transformer_core.data.tokenizer import load_tokenizer
+from transformer_core.data.sharding import parquet_export
+from transformer_core.data.tokenizing.job import load_tokenizer
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def store(tmp_path):
 
 
 def run(folder):
-    return export.main(
+    return parquet_export.main(
         [
             *("--manifest", str(folder / "shards" / "manifest.json")),
             *("--tokenizer", str(folder / "tokenizer.json")),
@@ -25,7 +25,7 @@ def run(folder):
 
 
 def test_parquet_holds_ids_and_text(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(export, "ROW_GROUP", 23)
+    monkeypatch.setattr(parquet_export, "ROW_GROUP", 23)
     assert run(tmp_path) == 0
     table = pd.read_parquet(tmp_path / "train.parquet")
     bpe = load_tokenizer(tmp_path / "tokenizer.json")

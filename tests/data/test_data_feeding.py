@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import make_store, steady
 
-from schemas.data import FixedSize, PackedRows, PaddedRows, TokenBudget
-from transformer_core.data import batching as planning
-from transformer_core.data.batching import plan_epoch
-from transformer_core.data.collate import collate
-from transformer_core.data.feeding import Feed, evaluation_batches
-from transformer_core.data.rows import WindowRows
-from transformer_core.data.vocabulary import BOS, EOS, PAD
+from schemas.config.batching import FixedSize, PackedRows, PaddedRows, TokenBudget
+from transformer_core.data.batching import epoch_plan as planning
+from transformer_core.data.batching.collate import collate
+from transformer_core.data.batching.epoch_plan import plan_epoch
+from transformer_core.data.batching.feeding import Feed, evaluation_batches
+from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
 PACKED = PackedRows(kind="packed", tokens=40)

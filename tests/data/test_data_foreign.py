@@ -10,15 +10,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, processors
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import adversarial_lines
-from schemas.data import SentencePieceModel, TokenizerFile
+from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
 from schemas.results import TokenizerReport
-from transformer_core.data import foreign
-from transformer_core.data import tokenizer as job
-from transformer_core.data.encoding import Encoder
-from transformer_core.data.files import CorpusError
-from transformer_core.data.foreign import convert, special_names, speller
-from transformer_core.data.tokenizer import detokenize, load_tokenizer
-from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES, UNK
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.tokenizing import existing_tokenizers, job
+from transformer_core.data.tokenizing.encoding import Encoder
+from transformer_core.data.tokenizing.existing_tokenizers import convert, special_names, speller
+from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
+from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
 
 KINDS = [
     "gpt2",
@@ -58,7 +57,7 @@ def test_texts_are_spelled_as_before(tmp_path, kind):
     theirs.enable_padding()
     ours, spell = converted(saved(tmp_path, theirs))
     names = special_names(ours)
-    assert [name.removesuffix(foreign._MARK) for name in names] == list(SPECIAL_NAMES)
+    assert [name.removesuffix(existing_tokenizers._MARK) for name in names] == list(SPECIAL_NAMES)
     assert ours.get_vocab_size() == max(ours.get_vocab().values()) + 1
     found = speller(ours, names[UNK])(SPELLED)
     assert found == spell(SPELLED)
@@ -180,7 +179,9 @@ def sentencepiece_model(folder, **options):
 def test_a_sentencepiece_model_is_spelled_as_by_itself(tmp_path, model_type, options):
     path = sentencepiece_model(tmp_path, model_type=model_type, **options)
     texts = [*ENGLISH, *GERMAN, "unseen Wörter: ŋ ☃ <x> <s>", "zwei  Leerzeichen", "ﬁ ½"]
-    size = foreign.with_special_tokens(foreign.read_sentencepiece(path), path).get_vocab_size()
+    size = existing_tokenizers.with_special_tokens(
+        existing_tokenizers.read_sentencepiece(path), path
+    ).get_vocab_size()
     settings = SentencePieceModel(kind="sentencepiece", path=str(path), vocabulary=size)
     ours, spell = convert(settings)
     assert speller(ours, special_names(ours)[UNK])(texts) == spell(texts)

@@ -22,8 +22,8 @@ from transformer_core.data.grammar.inflection import (
     no_phrases,
     the_phrases,
 )
-from transformer_core.data.grammar.names import FIRST_NAMES
-from transformer_core.data.grammar.numbers import (
+from transformer_core.data.grammar.lexicon import GROUPS
+from transformer_core.data.grammar.numerals import (
     clock_times,
     counts,
     decimal,
@@ -33,8 +33,8 @@ from transformer_core.data.grammar.numbers import (
 )
 from transformer_core.data.grammar.patterns import pattern_table
 from transformer_core.data.grammar.phrases import person_object
+from transformer_core.data.grammar.proper_names import FIRST_NAMES
 from transformer_core.data.grammar.verbs import Tense, Verb, third_person, verbs
-from transformer_core.data.grammar.words import GROUPS
 
 SECOND_AND_THIRD = [
     (

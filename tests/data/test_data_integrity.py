@@ -2,7 +2,7 @@ import pytest
 from pair_files import make_store
 
 from schemas.results import DataCheck
-from transformer_core.data.integrity import main
+from transformer_core.data.sharding.verify import main
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pair_files import make_store
 
-from transformer_core.data.local_copies import VARIABLE, copy_to, open_nearest
-from transformer_core.data.store import ShardError, open_shards
+from transformer_core.data.sharding.local_copies import VARIABLE, copy_to, open_nearest
+from transformer_core.data.sharding.shard_store import ShardError, open_shards
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_it_is_made_once_and_again_when_the_shards_are_others(manifest: Path, di
 def test_processes_of_a_host_share_one(manifest: Path, disk: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from transformer_core.data.local_copies import copy_to\n"
+        "from transformer_core.data.sharding.local_copies import copy_to\n"
         "print(copy_to(Path(sys.argv[1]), Path(sys.argv[2])))\n"
     )
     command = [sys.executable, "-c", program, str(disk), str(manifest)]

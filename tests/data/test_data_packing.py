@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from length_stores import normal_text, store_of
 from pair_files import make_store, steady
 
-from schemas.data import FixedSize, PackedRows, PaddedRows
+from schemas.config.batching import FixedSize, PackedRows, PaddedRows
 from transformer_core.data.arrays import Ragged
-from transformer_core.data.batching import plan_epoch
-from transformer_core.data.collate import collate_packed
-from transformer_core.data.packing import pack
-from transformer_core.data.rows import WindowRows
-from transformer_core.data.vocabulary import BOS, EOS, PAD
+from transformer_core.data.batching.collate import collate_packed
+from transformer_core.data.batching.epoch_plan import plan_epoch
+from transformer_core.data.batching.packing import pack
+from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 groups = st.lists(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=20),

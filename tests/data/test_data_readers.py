@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from schemas.data import AnyCorpus
-from transformer_core.data.files import CorpusError
-from transformer_core.data.readers import Invalid, Pair, Reader, Row, open_split
+from schemas.config.corpus import AnyCorpus
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.corpus_rows import Invalid, Pair, Row
+from transformer_core.data.corpus.readers import Reader, open_split
 
 
 def reader(kind: str, train: Any, **fields: Any) -> Reader:

@@ -15,17 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import ENGLISH, GERMAN, make_store, steady, write_pairs, write_tokenizer
 
-from schemas.data import Filter
+from schemas.config.corpus import Filter
 from schemas.results import ShardManifest, ShardProgress
-from transformer_core.data import shards as job
-from transformer_core.data import store as reading
-from transformer_core.data.files import CorpusError, sha256
-from transformer_core.data.gather import gather
-from transformer_core.data.gather import main as gather_main
-from transformer_core.data.pairs import PairFile
-from transformer_core.data.shards import Part, write_shards
-from transformer_core.data.store import ShardError, open_shards
-from transformer_core.data.tokenizer import load_tokenizer
+from transformer_core.common import seals
+from transformer_core.common.files import sha256
+from transformer_core.common.seals import digest
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.sharding import job, shard_writer
+from transformer_core.data.sharding.job import Part, write_shards
+from transformer_core.data.sharding.merge_parts import gather
+from transformer_core.data.sharding.merge_parts import main as gather_main
+from transformer_core.data.sharding.shard_store import ShardError, open_shards
+from transformer_core.data.tokenizing.job import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,6 +87,7 @@ def test_manifest_adds_up(tmp_path):
     assert manifest.vocabulary == 320
     folder = tmp_path / "shards"
     assert sorted(path.name for path in folder.iterdir()) == [
+        ".manifest.json.seal",
         "manifest.json",
         *(shard.file for shard in manifest.shards),
     ]
@@ -143,8 +146,9 @@ def test_fewer_shards_leave_no_old_ones(tmp_path, tokenizer):
     assert names == ["shard-00000.arrow", "shard-00001.arrow"]
     write_shards(file, tokenizer, Filter(), tmp_path / "out", 1)
     again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    first.pop("manifest.json")
-    again.pop("manifest.json")
+    for name in ("manifest.json", ".manifest.json.seal"):  # with the time that it took
+        first.pop(name)
+        again.pop(name)
     assert again == first
 
 
@@ -166,7 +170,7 @@ def test_pieces_threads_and_the_way_of_encoding_change_nothing(
 
 
 def test_long_sentences_make_smaller_shards(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(job, "_TOKENS_PER_SHARD", 100)
+    monkeypatch.setattr(shard_writer, "_TOKENS_PER_SHARD", 100)
     monkeypatch.setattr(job, "_PIECE", 100)
     file = write_pairs(tmp_path / "p.arrow", ENGLISH * 3, GERMAN * 3)
     manifest = write_shards(file, tokenizer, Filter(), tmp_path / "out")
@@ -177,11 +181,11 @@ def test_long_sentences_make_smaller_shards(tmp_path, tokenizer, monkeypatch):
 def test_old_manifest_is_gone_while_shards_change(tmp_path, tokenizer, monkeypatch):
     file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
     write_shards(file, tokenizer, Filter(), tmp_path, 2)
-    monkeypatch.setattr(job, "_write", lambda *_: 1 / 0)
+    monkeypatch.setattr(shard_writer, "_write", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_shards(file, tokenizer, Filter(), tmp_path, 2)
     assert not (tmp_path / "manifest.json").exists()
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 # A job that was killed
@@ -194,7 +198,7 @@ class KilledError(Exception):
 @contextmanager
 def killed_after(monkeypatch, shards):
     """Let a job end after it has written so many shards."""
-    write, left = job._write, iter(range(shards))
+    write, left = shard_writer._write, iter(range(shards))
 
     def until(*arguments):
         if next(left, None) is None:
@@ -202,7 +206,7 @@ def killed_after(monkeypatch, shards):
         write(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "_write", until)
+        patch.setattr(shard_writer, "_write", until)
         yield
 
 
@@ -276,8 +280,8 @@ def test_a_finished_job_that_is_forced_begins_anew(tmp_path, tokenizer, monkeypa
     file = write_pairs(tmp_path / "p.arrow", ENGLISH * 5, GERMAN * 5)
     write_shards(file, tokenizer, Filter(), tmp_path / "out", 3)
     written = []
-    write = job._write
-    monkeypatch.setattr(job, "_write", lambda *a: written.append(a[0]) or write(*a))
+    write = shard_writer._write
+    monkeypatch.setattr(shard_writer, "_write", lambda *a: written.append(a[0]) or write(*a))
     write_shards(file, tokenizer, Filter(), tmp_path / "out", 3)
     assert len(written) == 7
 
@@ -286,7 +290,7 @@ def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 10_000, GERMAN * 10_000, batch=10_000)
     out = tmp_path / "out"
     command = [
-        *(sys.executable, "-m", "transformer_core.data.shards", "--filter", "{}"),
+        *(sys.executable, "-m", "transformer_core.data.sharding.job", "--filter", "{}"),
         *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
         *("--output", str(out), "--pairs-per-shard", "500", "--threads", "2"),
     ]
@@ -311,7 +315,7 @@ def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
 def test_a_full_disk_leaves_no_manifest(tmp_path, tokenizer, size):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 500, GERMAN * 500)
     command = [
-        *(sys.executable, "-m", "transformer_core.data.shards", "--filter", "{}"),
+        *(sys.executable, "-m", "transformer_core.data.sharding.job", "--filter", "{}"),
         *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
         *("--output", str(tmp_path / "out"), "--pairs-per-shard", "1000"),
     ]
@@ -443,19 +447,12 @@ def test_any_flipped_bit_is_found(one_shard, data):
     open_shards(one_shard / "manifest.json").source_rows([0])
 
 
-def age(folder):
-    """Make the shards look as old as those of yesterday."""
-    for path in folder.glob("shard-*"):
-        os.utime(path, (1, time.time() - 86_400))
-
-
 @pytest.mark.parametrize("read", ["source_rows", "target_rows"])
-def test_a_shard_is_checked_when_it_is_first_read_and_once(tmp_path, monkeypatch, read):
+def test_a_shard_is_checked_once_by_whoever_reads_it(tmp_path, monkeypatch, read):
     make_store(tmp_path, pairs=60, pairs_per_shard=25)
     folder = tmp_path / "shards"
     checked = []
-    monkeypatch.setattr(reading, "sha256", lambda path: checked.append(path.name) or sha256(path))
-    age(folder)
+    monkeypatch.setattr(seals, "digest", lambda path: checked.append(path.name) or digest(path))
     opened = open_shards(folder / "manifest.json")
     assert checked == []
     getattr(opened, read)([30, 31])
@@ -463,22 +460,46 @@ def test_a_shard_is_checked_when_it_is_first_read_and_once(tmp_path, monkeypatch
     assert checked == ["shard-00001.arrow"]
     opened.source.read(np.array([[20, 30]]))
     assert checked == ["shard-00001.arrow", "shard-00000.arrow"]
-    getattr(open_shards(folder / "manifest.json"), read)([0, 30, 59])
-    assert checked[2:] == ["shard-00002.arrow"]
-    # Changed since: the stamp is of no use.
+    getattr(open_shards(folder / "manifest.json"), read)([0, 30])
+    assert len(checked) == 4
+    # With the time stamp that it had.
     path = folder / "shard-00001.arrow"
-    content = bytearray(path.read_bytes())
+    stat, content = path.stat(), bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ShardError, match=r"shard-00001\.arrow: has changed: SHA-256"):
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(ShardError, match=r"shard-00001\.arrow: has changed: XXH3"):
         getattr(open_shards(folder / "manifest.json"), read)([30])
     getattr(open_shards(folder / "manifest.json"), read)([0, 59])
 
 
-def test_a_young_shard_gets_no_stamp(tmp_path, monkeypatch):
+def test_the_first_process_of_a_host_checks_for_all(tmp_path, monkeypatch):
     make_store(tmp_path, pairs=8)
-    open_shards(tmp_path / "shards" / "manifest.json").source_rows([0])
-    assert not list((tmp_path / "shards").glob(".*"))
+    (shard,) = (tmp_path / "shards").glob("*.arrow")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    open_shards(tmp_path / "shards/manifest.json").source_rows([0])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ShardError, match="has changed"):
+        open_shards(tmp_path / "shards/manifest.json").source_rows([0])
+
+
+def test_shards_from_earlier_times_are_compared_with_their_sha256(tmp_path):
+    make_store(tmp_path, pairs=8)
+    (shard,) = (tmp_path / "shards").glob("*.arrow")
+    manifest = tmp_path / "shards/manifest.json"
+    before = ShardManifest.model_validate_json(manifest.read_text())
+    old = [s.model_copy(update={"xxh3": ""}) for s in before.shards]
+    manifest.write_text(before.model_copy(update={"shards": old}).model_dump_json())
+    seals.seal(manifest)
+    assert len(open_shards(manifest).source_rows([0])) == 1
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ShardError, match="has changed: SHA-256"):
+        open_shards(manifest).source_rows([0])
 
 
 @pytest.fixture(scope="module")
@@ -493,6 +514,7 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
     folder = tmp_path / "shards"
     manifest = folder / "manifest.json"
     text = manifest.read_text()
+    seals.seal_file(manifest).unlink()
 
     wrong = json.loads(text)
     wrong["shards"][0]["pairs"] += 1
@@ -513,6 +535,7 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
     with pytest.raises(ShardError, match="shard-00000"):
         open_shards(manifest)
     make_store(tmp_path)
+    seals.seal_file(manifest).unlink()
 
     manifest.write_text(text)
     shard = folder / "shard-00002.arrow"

@@ -1,7 +1,9 @@
-"""Files: written whole or not at all, read as lines whatever their compression."""
+"""Files read as lines, whatever their compression."""
 
 import gzip
 import lzma
+import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,14 +12,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_core.data.files import (
-    CorpusError,
-    atomic_path,
-    open_decompressed,
-    read_lines,
-    snippet,
-    write_text,
-)
+from schemas.config.corpus import ReadingLimits
+from transformer_core.data.corpus import text_lines
+from transformer_core.data.corpus.corpus_error import CorpusError, snippet
+from transformer_core.data.corpus.table_rows import one_table
+from transformer_core.data.corpus.text_lines import open_decompressed, read_lines
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".txt": bytes,
@@ -116,24 +115,6 @@ def test_closing_early_closes_the_file(tmp_path: Path) -> None:
     assert stream.closed
 
 
-def fail_half_way(target: Path) -> None:
-    with atomic_path(target) as temporary:
-        temporary.write_text("half")
-        assert temporary.parent == target.parent
-        raise RuntimeError("stop")
-
-
-def test_atomic_path_replaces_only_after_success(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "file.txt"
-    write_text(target, "old")
-    with pytest.raises(RuntimeError, match="stop"):
-        fail_half_way(target)
-    assert target.read_text() == "old"
-    assert list(target.parent.iterdir()) == [target]
-    write_text(target, "neu: ü")
-    assert target.read_text(encoding="utf-8") == "neu: ü"
-
-
 def test_error_names_file_line_value_and_remedy() -> None:
     error = CorpusError("is odd", file="a.txt", line=7, value="x" * 500, remedy="make it even")
     text = str(error)
@@ -147,3 +128,61 @@ def test_snippet_is_never_longer_than_its_limit(text: str, limit: int) -> None:
     short = snippet(text, limit)
     assert len(short) <= limit
     assert short == text or (short.endswith("...") and text.startswith(short[:-3]))
+
+
+SMALL = ReadingLimits(line=2**18, file=2**21, ratio=2.0)
+
+
+@pytest.mark.parametrize("ending", COMPRESSORS)
+def test_a_line_without_end_is_refused_where_it_begins(tmp_path: Path, ending: str) -> None:
+    path = written(tmp_path, b"short\n" * 1_000 + b"x" * 3_000_000, ending)
+    with pytest.raises(
+        CorpusError, match=r"a line of more than 262,144 bytes before byte \d{3},\d{3}\b"
+    ) as caught:
+        list(read_lines(path, SMALL))
+    assert "corpus.limits.line" in str(caught.value)
+    path = written(tmp_path, b"x" * 262_144 + b"\n" + b"y" * 262_000 + b"\nz\n", ending)
+    assert [len(line) for line in read_lines(path, SMALL)] == [262_144, 262_000, 1]
+
+
+def test_an_end_of_line_between_two_pieces(tmp_path: Path) -> None:
+    for length in range(2**18 - 3, 2**18 + 1):
+        path = written(tmp_path, b"x" * length + b"\r\nshort\r\n")
+        assert [len(line) for line in read_lines(path)] == [length, 5]
+
+
+@pytest.mark.parametrize("ending", COMPRESSORS)
+def test_a_file_beyond_its_size_is_refused(tmp_path: Path, ending: str) -> None:
+    path = written(tmp_path, b"words of a sentence\n" * 200_000, ending)
+    with pytest.raises(CorpusError, match=r"goes on after byte 2,097,152") as caught:
+        list(read_lines(path, SMALL))
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
+def test_a_compressed_bomb_takes_little_memory(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an end of line, and with many: what is refused is found in a few buffers."""
+    monkeypatch.setattr(text_lines, "_FREE", 2**20)
+    for content, words in (
+        (b"x" * 24_000_000, "before byte 1,"),
+        (b"\n" * 24_000_000, "times its size"),
+    ):
+        path = written(tmp_path, content, ending)
+        tracemalloc.start()
+        with pytest.raises(CorpusError, match=words):
+            for _ in read_lines(path, ReadingLimits(ratio=2.0)):
+                pass
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 18_000_000  # of which xz takes 8 MiB for what it has seen
+
+
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(CorpusError, match="pipe or a device"):
+            next(read_lines(path))
+        with pytest.raises(CorpusError, match="pipe or a device"):
+            next(one_table(path, ("a", "b")))

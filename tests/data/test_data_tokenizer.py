@@ -7,12 +7,19 @@ from hypothesis import strategies as st
 from pair_files import ENGLISH, GERMAN, steady, write_pairs, write_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from schemas.data import Tokenizer
+from schemas.config.tokenizer import Tokenizer
 from schemas.results import TokenizerReport
-from transformer_core.data import tokenizer as job
-from transformer_core.data.files import CorpusError
-from transformer_core.data.tokenizer import detokenize, load_tokenizer, train
-from transformer_core.data.vocabulary import BOS, EOS, PAD, SPECIAL_NAMES, SPECIAL_TOKENS, UNK
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.tokenizing import job
+from transformer_core.data.tokenizing.job import detokenize, load_tokenizer, train
+from transformer_core.data.tokenizing.special_tokens import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_NAMES,
+    SPECIAL_TOKENS,
+    UNK,
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +109,7 @@ def test_job_writes_tokenizer_and_report(tmp_path, caplog):
     assert report.sample_pairs == 12
     assert report.sha256 == hashlib.sha256(output.read_bytes()).hexdigest()
     assert "fewer than the 30000 asked for" in caplog.text
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [
         "new",
         "p.arrow",
         "p.json",

@@ -1,7 +1,7 @@
 """A worker without torch that takes turns; its name says what it does."""
 
-import argparse
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -10,8 +10,9 @@ from pair_builders import provenance
 
 from schemas.errors import Unsupported
 from schemas.results import Topology
-from transformer_core.measure.outcome import supervised
-from transformer_core.measure.turns import (
+from transformer_core.measure.processes.preamble import carry_out
+from transformer_core.measure.turns.order import TurnsOrder
+from transformer_core.measure.turns.turn_taking import (
     Hello,
     Leave,
     Report,
@@ -27,12 +28,12 @@ TOPOLOGY = Topology(
 )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    side = arguments.side
+def run(order: TurnsOrder) -> None:
+    side = order.side
     log = Path(os.environ["FAKE_LOG"])
     if side == "unsupported":
         raise Unsupported("needs a device that is not here")
-    seat = Seat(arguments.desk, Hello(side, 0, TOPOLOGY))
+    seat = Seat(order.desk, Hello(side, 0, TOPOLOGY))
     turns = 0
     while True:
         match seat.next_task():
@@ -49,9 +50,11 @@ def run(arguments: argparse.Namespace) -> None:
                 time.sleep(SECONDS)
                 # Every second window is a little slower, so that the ratio has an error.
                 slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (turns % 2))
+                if side == "noisy":
+                    slow *= random.uniform(0.9, 1.1)
                 seat.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))
             case TellMemory():
-                seat.answer(1000 + (arguments.planted or 0))
+                seat.answer(1000 + (order.planted or 0))
             case TellProvenance(command, _):
                 seat.answer(provenance(command=command))
             case Leave():
@@ -59,14 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name in ("spec", "data", "desk", "output"):
-        parser.add_argument(f"--{name}", type=Path)
-    parser.add_argument("--side")
-    parser.add_argument("--planted", type=float)
-    parsed = parser.parse_args()
-    with supervised(parsed.output):
-        run(parsed)
+    carry_out(TurnsOrder, run)
 
 
 if __name__ == "__main__":

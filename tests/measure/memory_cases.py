@@ -5,13 +5,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import Parts, PredictedRank
-from schemas.study import RunSpec
 from tests.train.small_training import VOCABULARY, small_spec, small_store
-from transformer_core.measure.anatomy import steps_of
-from transformer_core.measure.anatomy_worker import Followed, Work, followed
-from transformer_core.measure.prediction import predict_ranks
-from transformer_core.parallel.topology import Process
+from transformer_core.measure.memory.anatomy.followed_training import Followed, Work, followed
+from transformer_core.measure.memory.anatomy.job import steps_of
+from transformer_core.measure.memory.predicted.predictor import predict_ranks
+from transformer_core.parallel.communication.topology import Process
 
 STORES = small_store(200), small_store(60, seed=1)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_core.measure.clock import WindowClock
+from transformer_core.measure.alone.step_windows import WindowClock
 
 
 class World:

@@ -11,21 +11,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from schemas.parallel import Machine
-from schemas.profile import Limits
+from schemas.config.parallel import Machine
+from schemas.config.profiling import Limits
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
-from transformer_core.measure import collectives_worker
-from transformer_core.measure.collectives import write_table
-from transformer_core.measure.collectives_worker import (
+from transformer_core.measure.limits.collectives import worker
+from transformer_core.measure.limits.collectives.table import write_table
+from transformer_core.measure.limits.collectives.worker import (
     COLLECTIVES,
     Exchange,
     bus_factor,
     measure,
     sizes,
 )
-from transformer_core.parallel.process_group import ProcessGroupStrategy
-from transformer_core.parallel.topology import Process
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
 
 LIMITS = Limits(seconds=0.0005, smallest_message=4096, largest_message=65536)
 
@@ -34,7 +34,7 @@ def measured(device: str, limits: str, spoil: bool = False) -> list[tuple[Any, .
     """What a rank measures; with ``spoil`` one operation gives a wrong result on the last rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if spoil and rank == world_size - 1:
-        right = collectives_worker.COLLECTIVES["all_gather"]
+        right = worker.COLLECTIVES["all_gather"]
 
         def wrong(*arguments: Any) -> Exchange:
             made = right(*arguments)
@@ -42,7 +42,7 @@ def measured(device: str, limits: str, spoil: bool = False) -> list[tuple[Any, .
             result = made.result
             return Exchange(lambda: (made.run(), result.add_(0.5)), result, made.expected, [])
 
-        collectives_worker.COLLECTIVES["all_gather"] = wrong
+        worker.COLLECTIVES["all_gather"] = wrong
     where = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
         torch.cuda.set_device(where)
@@ -103,7 +103,7 @@ def test_sizes_grow_by_four_and_can_be_divided() -> None:
 def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     file = tmp_path / "collectives.parquet"
     machine = json.dumps({"device": "cpu", "devices_per_node": 1})
-    command = [sys.executable, "-m", "transformer_core.measure.collectives"]
+    command = [sys.executable, "-m", "transformer_core.measure.limits.collectives.job"]
     command += ["--machine", machine, "--output", str(file)]
     subprocess.run(command, check=True, timeout=200)
     table = pq.read_table(file)
@@ -112,7 +112,7 @@ def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     assert "nobody to talk to" in str(run.reason)
     assert table.num_rows == 0
     assert table.column_names == list(COLLECTIVE_COLUMNS)
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert {path.name for path in tmp_path.iterdir()} == {file.name, f".{file.name}.seal"}
 
 
 def test_the_table_keeps_rows_and_origin(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What one device does in a step, timed while its neighbours work and nobody talks."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,10 +13,10 @@ import torch
 from capture_builders import VOCABULARY, write_shards
 from small_training import small_setup, small_spec
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord
-from schemas.study import RunSpec
-from transformer_core.measure.compute_times import different_work, work
-from transformer_core.measure.compute_worker import StepTimes, Times, slowest
+from transformer_core.measure.compute.job import different_work, work
+from transformer_core.measure.compute.worker import StepTimes, Times, slowest, undisturbed
 
 MICRO_BATCHES = 2
 
@@ -110,7 +111,7 @@ def run(folder: Path, *specs: RunSpec) -> ComputeRecord:
         files.append(folder / f"{spec.variant}.json")
         files[-1].write_text(spec.canonical_json())
     output = folder / "compute.json"
-    command = [sys.executable, "-m", "transformer_core.measure.compute_times"]
+    command = [sys.executable, "-m", "transformer_core.measure.compute.job"]
     command += ["--specs", *map(str, files), "--data", str(data), "--output", str(output)]
     command += ["--settings", json.dumps({"steps": 2, "warmup_steps": 1})]
     done = subprocess.run(
@@ -143,3 +144,23 @@ def test_a_machine_that_cannot_run_it_gives_a_status(tmp_path: Path) -> None:
     assert times.status == "unsupported"
     assert "CUDA" in str(times.reason)
     assert (times.forward_seconds, times.gradients, times.topology) == (None, [], None)
+
+
+def test_hooks_tell_the_share_of_backward_and_not_its_length() -> None:
+    """A hook for each parameter makes backward on a GPU wait for the host."""
+    followed = Times([1.0], [4.0, 4.0], [[1.0, 4.0], [2.0, 4.0]], [0.1], [5.1])
+    plain = Times([1.0], [2.0, 2.0], [], [0.1], [3.1])
+    found = undisturbed(followed, plain)
+    assert (found.backward, found.ready) == ([2.0, 2.0], [[0.5, 2.0], [1.0, 2.0]])
+
+
+def test_no_hook_is_left_where_steps_are_not_followed() -> None:
+    setup = small_setup(small_spec())
+    times = StepTimes(setup)
+    batches = setup.strategy.batches(setup.feed, 0, 0)
+    times.step(next(batches), True)
+    followed = times.unfollow()
+    times.step(next(batches), True)
+    batches.close()
+    assert not any(map(math.isnan, followed.ready[0]))
+    assert all(map(math.isnan, times.times.ready[0]))

@@ -1,4 +1,4 @@
-"""The warning before a run that cannot fit."""
+"""The warning before a run that cannot fit_warning."""
 
 import json
 import subprocess
@@ -11,8 +11,13 @@ import pytest
 from schemas.results import BatchShape, Parts, PredictedMemory, PredictedRank, Prediction
 from schemas.results.memory import PARTS
 from tests.train.small_training import small_spec
-from transformer_core.measure import fit, nvml
-from transformer_core.measure.fit import available_bytes, doubt, warn_before
+from transformer_core.measure.memory.predicted import fit_warning
+from transformer_core.measure.memory.predicted.fit_warning import (
+    available_bytes,
+    doubt,
+    warn_before,
+)
+from transformer_core.parallel.devices import nvml
 
 MIB = 2**20
 NOTHING = Parts(**dict.fromkeys(PARTS, 0))
@@ -61,7 +66,7 @@ def test_what_fits_or_is_not_known_is_not_warned_of() -> None:
 
 
 def test_processes_of_a_host_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(fit_warning, "free_bytes", lambda: 1000)
     ddp = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     assert available_bytes(small_spec(), "cpu") == 1000
     assert available_bytes(ddp, "cpu") == 500
@@ -69,7 +74,7 @@ def test_processes_of_a_host_share_what_is_free(monkeypatch: pytest.MonkeyPatch)
 
 def test_of_gpus_the_fullest_that_can_be_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
-    monkeypatch.setattr(fit, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
+    monkeypatch.setattr(fit_warning, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
     assert available_bytes(small_spec(), "cuda") == 50
     monkeypatch.setattr(nvml, "free_by_uuid", dict)
     assert available_bytes(small_spec(), "cuda") is None
@@ -87,7 +92,7 @@ def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
     predicted = write(tmp_path, prediction(2**60))
     (tmp_path / "spec.json").write_text(small_spec().canonical_json())
     log = tmp_path / "run.log"
-    command = [sys.executable, "-m", "transformer_core.measure.run"]
+    command = [sys.executable, "-m", "transformer_core.measure.alone.job"]
     command += ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path / "nothing")]
     command += ["--output", str(tmp_path / "run"), "--log-file", str(log)]
     done = subprocess.run(

@@ -6,10 +6,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from schemas.model import AnyModel, HuggingFace, ImportedModel, TorchTransformer, Transformer
-from transformer_core.data.vocabulary import EOS
-from transformer_core.measure.flops import Lengths, forward_flops, training_flops
-from transformer_core.model.build import build_model
+from schemas.config.model import AnyModel, HuggingFace, ImportedModel, TorchTransformer, Transformer
+from transformer_core.data.tokenizing.special_tokens import EOS
+from transformer_core.measure.machine.batch_flops import Lengths, forward_flops, training_flops
+from transformer_core.model.registry import build_model
 from transformer_core.train.objective import Objective
 
 SIZES = {

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_core.measure import gpus, nvml
-from transformer_core.measure.gpus import lease, visible_gpus
+from transformer_core.measure.processes import gpu_leases
+from transformer_core.measure.processes.gpu_leases import lease, visible_gpus
+from transformer_core.parallel.devices import nvml
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]
 
@@ -57,7 +58,7 @@ def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(
         for file in held.values():
             file.close()
 
-    monkeypatch.setattr(gpus.time, "sleep", let_go)
+    monkeypatch.setattr(gpu_leases.time, "sleep", let_go)
     assert list(lease(ALL, 3, tmp_path)) == ALL
 
 
@@ -69,7 +70,7 @@ def test_more_than_there_are_is_refused(tmp_path: Path) -> None:
 COMMAND = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
 
 
-LEASED = [sys.executable, "-m", gpus.__name__]
+LEASED = [sys.executable, "-m", gpu_leases.__name__]
 
 
 def run(count: int, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -86,7 +87,7 @@ def test_the_command_sees_its_own_gpus_by_uuid(tmp_path: Path) -> None:
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(ALL), "TMPDIR": str(tmp_path)}
     assert run(2, COMMAND, **visible).stdout.strip() == "GPU-a,GPU-b"
     nested = f"""import subprocess, sys
-inner = [sys.executable, "-m", "{gpus.__name__}", "--count=1", "--", sys.executable, "-c"]
+inner = [sys.executable, "-m", "{gpu_leases.__name__}", "--count=1", "--", sys.executable, "-c"]
 environment = {{**__import__("os").environ, "CUDA_VISIBLE_DEVICES": "{",".join(ALL)}"}}
 print(subprocess.run([*inner, {COMMAND!r}], env=environment, text=True, capture_output=True).stdout)
 """

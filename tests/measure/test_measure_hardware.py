@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from schemas.results import Hardware
-from transformer_core.measure import hardware
+from transformer_core.measure.machine import hardware
 
 Tree = Callable[[dict[str, str]], Path]
 
@@ -203,7 +203,8 @@ def test_job_writes_a_whole_file(tmp_path: Path) -> None:
     output = tmp_path / "machine" / "hardware.json"
     assert hardware.main(["--output", str(output)]) == 0
     assert Hardware.model_validate_json(output.read_text()) == hardware.read_hardware()
-    assert list(output.parent.iterdir()) == [output]
+    left = {path.name for path in output.parent.iterdir()}
+    assert left == {"hardware.json", ".hardware.json.seal"}
 
 
 def test_job_says_why_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

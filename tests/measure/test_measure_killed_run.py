@@ -10,20 +10,25 @@ import pytest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_the_launcher_ends_with_the_run() -> None:
+def test_the_launcher_ends_with_the_run(tmp_path: Path) -> None:
     run = (
         "import subprocess, sys\n"
-        "from transformer_core.measure import run\n"
+        "from pathlib import Path\n"
+        "from schemas.config.run_spec import RunSpec\n"
+        "from transformer_core.measure.processes import supervisor\n"
+        "from transformer_core.measure.processes.order import Order\n"
         "class Told(subprocess.Popen):\n"
         "    def __init__(self, *args, **options):\n"
         "        super().__init__(*args, **options)\n"
         "        print(self.pid, flush=True)\n"
         "subprocess.Popen = Told\n"
-        "run.launcher = lambda spec, worker, place: ['sleep']\n"
-        "run.threads_per_process = lambda spec: 1\n"
-        "run.run_workers(None, 'worker', ['300'])\n"
+        "supervisor.launcher = lambda spec, worker, place: ['sh', '-c', 'exec sleep 300']\n"
+        "order = Order(spec=RunSpec(variant='v'), output=Path(sys.argv[1]), command='')\n"
+        "supervisor.run_workers(order, 'worker')\n"
     )
-    with subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", run, str(tmp_path)], stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert running(child)

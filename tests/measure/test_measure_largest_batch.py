@@ -1,19 +1,28 @@
 """The search for the largest batch that fits."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from schemas.data import TokenBudget
-from schemas.memory import LargestBatch
+from schemas.config.batching import TokenBudget
+from schemas.config.memory import LargestBatch
+from schemas.config.run_spec import RunSpec
 from schemas.results import BatchTrial
 from tests.train.small_training import small_spec
-from transformer_core.measure import largest_batch
-from transformer_core.measure.largest_batch import Trials, find, first_size, memory_limit, search
+from transformer_core.measure.memory.largest_batch import job
+from transformer_core.measure.memory.largest_batch.job import (
+    Trials,
+    find,
+    first_size,
+    memory_limit,
+    search,
+)
+from transformer_core.measure.memory.largest_batch.order import BatchTrialOrder
+from transformer_core.measure.memory.largest_batch.worker import limit_memory
 
 MIB = 2**20
 
@@ -44,6 +53,20 @@ def test_nothing_fits() -> None:
     assert tried == [9, 4, 2, 1]
 
 
+def order_of(spec: RunSpec, folder: Path) -> BatchTrialOrder:
+    """Trials in ``folder`` under a limit."""
+    return BatchTrialOrder(
+        spec=spec,
+        output=folder,
+        command="",
+        vocabulary=1000,
+        pairs=1,
+        source_tokens=20,
+        target_tokens=20,
+        limit=1200 * MIB,
+    )
+
+
 class Pretended(Trials):
     """Trials whose ends are made up: ``border`` pairs fit, and a list says what comes otherwise."""
 
@@ -60,7 +83,7 @@ class Pretended(Trials):
 
 def pretended(tmp_path: Path, surprises: dict[int, str] | None = None, border: int = 40) -> Trials:
     spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
-    trials = Pretended(spec, argparse.Namespace(output=tmp_path), LargestBatch(), [])
+    trials = Pretended(order_of(spec, tmp_path), LargestBatch(), [])
     trials.border, trials.surprises = border, surprises or {}
     return trials
 
@@ -125,29 +148,37 @@ def test_without_a_limit_ranks_share_the_host() -> None:
     spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     kind, limit = memory_limit(spec, LargestBatch())
     assert kind == "data_segment"
-    assert limit == largest_batch.read_hardware().memory_bytes // 2
+    assert limit == job.read_hardware().memory_bytes // 2
     assert memory_limit(spec, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
 def test_a_real_process_runs_out_of_its_limit(tmp_path: Path) -> None:
     spec = small_spec()
-    (tmp_path / "spec.json").write_text(spec.canonical_json())
-    options = argparse.Namespace(
-        spec=tmp_path / "spec.json",
-        vocabulary=1000,
-        source_tokens=20,
-        target_tokens=20,
-        limit=1200 * MIB,
-        output=tmp_path,
-    )
-    trials = Trials(spec, options, LargestBatch(), [])
+    order = order_of(spec, tmp_path)
+    trials = Trials(order, LargestBatch(), [])
     assert trials.fits(4)
     assert not trials.fits(200_000)
     small, large = trials.trials
     assert small.peak_bytes is not None
-    assert small.peak_bytes < options.limit
+    assert small.peak_bytes < order.limit
     assert large.reason is not None
     assert "asked for" in large.reason
     assert isinstance(large, BatchTrial)
     assert json.loads((tmp_path / "outcome-0.json").read_text())["traceback"] is None
+
+
+@pytest.mark.parametrize(("free", "fraction"), [(24, 0.75), (10, 0.5)])
+def test_the_limit_on_a_gpu_leaves_room_for_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, free: int, fraction: float
+) -> None:
+    """Contexts, NCCL's buffers and other processes are outside of what torch's allocator counts."""
+    set_to = []
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * gib, 24 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * gib)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: set_to.append(share)
+    )
+    limit_memory(torch.device("cuda", 0), 18 * gib)
+    assert set_to == [fraction]

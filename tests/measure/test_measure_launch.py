@@ -1,24 +1,26 @@
 """How the processes of a run are started: by what command, on which hosts."""
 
-import json
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.study import RunSpec
-from transformer_core.measure import launch, namespaces, one_host
-from transformer_core.measure.launch import (
+from transformer_core.measure.alone.job import WORKER
+from transformer_core.measure.processes import launcher as launch
+from transformer_core.measure.processes import worker_environment
+from transformer_core.measure.processes.hosts import interfaces, namespaces, one_host
+from transformer_core.measure.processes.hosts.one_host import AGENT
+from transformer_core.measure.processes.launcher import (
     launcher,
     lends_processes_only,
     spans_machines,
-    threads_per_process,
 )
-from transformer_core.measure.run import WORKER
+from transformer_core.measure.processes.worker_environment import threads_per_process
 
 CLUSTER = ("NODE_RANK", "RENDEZVOUS", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES")
 LINK = {"bandwidth": "100Mbit/s"}
@@ -54,7 +56,7 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_run_is_plain_python() -> None:
-    quick = [sys.executable, "-m", "transformer_core.measure.quick_start", WORKER]
+    quick = [sys.executable, "-m", "transformer_core.measure.processes.quick_start", WORKER]
     assert launcher(spec("single"), WORKER) == quick
     assert launcher(spec("single"), WORKER, anew=True) == [sys.executable, "-m", WORKER]
 
@@ -65,18 +67,23 @@ def test_one_process_per_device_through_torchrun(
 ) -> None:
     monkeypatch.setattr(launch, "visible_gpus", lambda: gpus)
     command = launcher(spec("ddp", devices_per_node=3), WORKER, anew=anew)
-    assert "torch.distributed.run" in command
-    assert {"--nproc-per-node=3", "--standalone"} <= set(command)
-    quick = [] if anew else ["transformer_core.measure.quick_start"]
+    assert AGENT in command
+    assert {"--nproc-per-node=3", "--rdzv-endpoint=127.0.0.1:0"} <= set(command)
+    quick = [] if anew else ["transformer_core.measure.processes.quick_start"]
     assert command[command.index("-m", 3) :] == ["-m", *quick, WORKER]
 
 
 def test_without_gpus_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "visible_gpus", list)
     command = launcher(spec("ddp", devices_per_node=3), WORKER)
-    assert command[1:] == ["-m", "transformer_core.measure.quick_start", "--fork=3", WORKER]
+    assert command[1:] == [
+        "-m",
+        "transformer_core.measure.processes.quick_start",
+        "--fork=3",
+        WORKER,
+    ]
     asked = launcher(spec("ddp", device="cuda"), WORKER)
-    assert "torch.distributed.run" in asked, "the run itself says that there is no GPU"
+    assert AGENT in asked, "the run itself says that there is no GPU"
 
 
 def test_several_hosts_need_slurm_or_a_meeting_point() -> None:
@@ -89,7 +96,11 @@ def test_by_hand_every_host_starts_its_own_processes(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RENDEZVOUS", "first:29500")
     command = launcher(spec("ddp", nodes=2, devices_per_node=4), WORKER, place=3)
     assert {"--nodes=2", "--processes=4", "--place=3"} <= set(command)
-    assert command[:3] == [sys.executable, "-m", "transformer_core.measure.one_host"]
+    assert command[:3] == [
+        sys.executable,
+        "-m",
+        "transformer_core.measure.processes.hosts.one_host",
+    ]
     assert command[-1] == WORKER
     assert lends_processes_only()
     monkeypatch.setenv("NODE_RANK", "0")
@@ -118,14 +129,14 @@ def test_a_slurm_job_starts_all_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert srun[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(srun)
     assert "--cpus-per-task=6" in srun, "srun would give each task one CPU"
-    assert "transformer_core.measure.one_host" in command
+    assert "transformer_core.measure.processes.hosts.one_host" in command
 
 
 def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     command = launcher(spec("ddp", devices_per_node=2), WORKER)
     assert command[0] == sys.executable
-    assert "transformer_core.measure.one_host" not in command
+    assert "transformer_core.measure.processes.hosts.one_host" not in command
 
 
 def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -141,7 +152,11 @@ def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert other is not None
     assert other.port != host.port, "two steps of a job would take each other for their own"
     command = launcher(spec("ddp", nodes=2), WORKER)
-    assert command[:3] == [sys.executable, "-m", "transformer_core.measure.one_host"]
+    assert command[:3] == [
+        sys.executable,
+        "-m",
+        "transformer_core.measure.processes.hosts.one_host",
+    ]
 
 
 def test_the_first_host_knows_where_the_others_find_it(
@@ -157,40 +172,32 @@ def test_the_first_host_knows_where_the_others_find_it(
     assert one_host.own_address() == "first"
 
 
-def test_one_host_becomes_its_torchrun(tmp_path: Path) -> None:
-    """Run for real, with a stand-in for torchrun that shows what it was given."""
-    package = tmp_path / "torch/distributed"
-    package.mkdir(parents=True)
-    for folder in (tmp_path / "torch", package):
-        (folder / "__init__.py").touch()
-    (package / "run.py").write_text(
-        "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['RUN_HOST']]))\n"
-    )
+def test_one_host_becomes_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     command = launcher_of(spec("ddp", nodes=2, devices_per_node=4, timeout=7), place=2)
-    done = subprocess.run(
-        [*command, "--option", "value"],
-        env=os.environ
-        | {"NODE_RANK": "1", "RENDEZVOUS": "first:29500"}
-        | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "SLURMD_NODENAME": "n8"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    options, host = json.loads(done.stdout)
+    assert command[1:3] == ["-m", one_host.__name__]
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, given: became.append(given))
+    monkeypatch.setattr(sys, "argv", [*command[2:], "--option", "value"])
+    told = {"NODE_RANK": "1", "RENDEZVOUS": "127.0.0.1:29500", "SLURMD_NODENAME": "n8"}
+    with mock.patch.dict(os.environ, told):
+        one_host.main()
+        host, interface = os.environ["RUN_HOST"], os.environ["GLOO_SOCKET_IFNAME"]
+    python, _, agent, *options = became[0]
+    assert (python, agent) == (sys.executable, AGENT)
     assert options == [
         "--nproc-per-node=4",
+        "--rdzv-backend=one_address",
+        "--rdzv-endpoint=127.0.0.1:29502",
         "--nnodes=2",
-        "--node-rank=1",
-        "--master-addr=first",
-        "--master-port=29502",
-        "--rdzv-conf=timeout=7",
+        "--rdzv-conf=rank=1,timeout=7",
         "-m",
-        "transformer_core.measure.quick_start",
+        "transformer_core.measure.processes.quick_start",
         WORKER,
         "--option",
         "value",
     ]
     assert host == "n8"
+    assert interface == interfaces.interface_of("127.0.0.1")
 
 
 def launcher_of(run: RunSpec, place: int) -> list[str]:
@@ -255,10 +262,7 @@ def test_hosts_on_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Eight:
-        cores = 8
-
-    monkeypatch.setattr(launch, "read_hardware", Eight)
+    monkeypatch.setattr(worker_environment, "usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_process(spec("single")) == 8
     assert threads_per_process(spec("ddp", devices_per_node=4)) == 2
@@ -269,3 +273,22 @@ def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert threads_per_process(spec("single")) == 4
     assert threads_per_process(spec("ddp", devices_per_node=2)) == 2
+
+
+def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise() -> None:
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    made = worker_environment.worker_environment
+    assert made(spec("single"), {})[name] == "expandable_segments:True"
+    assert (
+        made(spec("single"), {name: "backend:cudaMallocAsync"})[name]
+        != made(spec("single"), {})[name]
+    )
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
+def test_as_many_kernels_are_kept_as_the_run_spec_says(name: str) -> None:
+    made = worker_environment.worker_environment
+    assert made(spec("single"), {name: "9"})[name] == "256"
+    assert made(spec("single", kept_kernels=16), {})[name] == "16"
+    assert made(spec("single", kept_kernels=None), {name: "9"})[name] == "9"
+    assert name not in made(spec("single", kept_kernels=None), {})

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from worker_builders import NAME, told, write_worker
 
-from schemas.link import HOST_VARIABLE, LINK_VARIABLE
-from transformer_core.measure import linked_hosts, namespaces
+from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE
+from transformer_core.measure.processes.hosts import linked_hosts, namespaces
 
 REFUSAL = namespaces.refusal()
 KINDS = [

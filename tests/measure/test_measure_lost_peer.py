@@ -1,6 +1,5 @@
 """A process that dies or stands still ends the run within its time-out, and is named."""
 
-import json
 import re
 import sys
 import time
@@ -8,37 +7,35 @@ from pathlib import Path
 
 import pytest
 
-from schemas.study import RunSpec
-from transformer_core.measure import namespaces
-from transformer_core.measure.outcome import read_outcomes
-from transformer_core.measure.run import run_workers
+from schemas.config.run_spec import RunSpec
+from transformer_core.measure.processes.hosts import namespaces
+from transformer_core.measure.processes.order import Order
+from transformer_core.measure.processes.statuses import Outcome, read_outcomes
+from transformer_core.measure.processes.supervisor import run_workers
 
 TIMEOUT = 4.0
 
 WORKER = """
-import os, signal, sys, time
-from datetime import timedelta
-from pathlib import Path
+import os, signal, time
 import torch
-from schemas.study import RunSpec
-from transformer_core.measure.outcome import supervised
-from transformer_core.parallel.process_group import ProcessGroupStrategy
-from transformer_core.parallel.topology import this_process
+from transformer_core.measure.processes.order import Order
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+
+def work(order):
+    process = take_place(order)
+    strategy = ProcessGroupStrategy(process, order.spec.machine)
+    for step in range(1000):
+        if process.rank == 1 and step == 3:
+            match order.command:
+                case "killed": os.kill(os.getpid(), signal.SIGKILL)
+                case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
+                case "asleep": time.sleep(600)
+                case "raised": raise ValueError("a mistake of its own")
+        strategy.sum(torch.ones(1))
 
 def main():
-    folder, end = Path(sys.argv[1]), sys.argv[2]
-    with supervised(folder):
-        spec = RunSpec.model_validate_json((folder / "spec.json").read_text())
-        process = this_process(spec.machine, spec.processes_per_node)
-        strategy = ProcessGroupStrategy(process, spec.machine)
-        for step in range(1000):
-            if process.rank == 1 and step == 3:
-                match end:
-                    case "killed": os.kill(os.getpid(), signal.SIGKILL)
-                    case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
-                    case "asleep": time.sleep(600)
-                    case "raised": raise ValueError("a mistake of its own")
-            strategy.sum(torch.ones(1))
+    carry_out(Order, work)
 
 if __name__ == "__main__":
     main()
@@ -47,7 +44,7 @@ if __name__ == "__main__":
 
 def end_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int
-) -> tuple[int, dict[str, str], float]:
+) -> tuple[int, Outcome, float]:
     """Exit code, explaining outcome, and seconds of a run whose rank 1 ends like ``end``."""
     # Side by side on the loopback: what is tested needs no network namespace.
     monkeypatch.setattr(namespaces, "refusal", lambda: "not in this test")
@@ -60,11 +57,10 @@ def end_of(
             "machine": machine | {"device": "cpu", "timeout": TIMEOUT},
         }
     )
-    (tmp_path / "spec.json").write_text(spec.canonical_json())
     (tmp_path / "losing_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     began = time.monotonic()
-    code = run_workers(spec, "losing_worker", [str(tmp_path), end])
+    code = run_workers(Order(spec=spec, output=tmp_path, command=end), "losing_worker")
     outcome = read_outcomes(tmp_path)
     assert outcome is not None, "nobody said why"
     return code, outcome, time.monotonic() - began
@@ -86,6 +82,6 @@ def test_the_lost_rank_and_its_host_are_named(
 ) -> None:
     code, outcome, seconds = end_of(tmp_path, monkeypatch, end, nodes)
     assert code > 0
-    assert outcome["status"] == "failed"
-    assert re.search(reason, outcome["reason"]), json.dumps(outcome, indent=1)
+    assert outcome.status == "failed"
+    assert re.search(reason, outcome.reason or ""), outcome
     assert seconds < 120

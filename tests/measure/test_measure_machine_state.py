@@ -9,14 +9,15 @@ import psutil
 import pytest
 import torch
 
-from transformer_core.measure import machine_state, nvml, probe
-from transformer_core.measure.machine_state import CpuTime, cpu_time
+from transformer_core.measure.machine import machine_state, speed_probe
+from transformer_core.measure.machine.machine_state import CpuTime, cpu_time
+from transformer_core.parallel.devices import nvml
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def test_probe_of_the_cpu() -> None:
-    found = probe.probe_cpu()
+    found = speed_probe.probe_cpu()
     assert found.device == "cpu"
     assert found.matmul_flops_per_second > 1e8
     assert found.copy_bytes_per_second > 1e7
@@ -25,7 +26,7 @@ def test_probe_of_the_cpu() -> None:
 def test_the_shortest_call_counts() -> None:
     # Calls of 20 and of 10 ms; then the 50 ms are over.
     times = iter([0.0, 0.0, 0.02, 0.02, 0.02, 0.03, 0.06])
-    assert probe._fastest(lambda: None, lambda: next(times)) == pytest.approx(0.01)
+    assert speed_probe._fastest(lambda: None, lambda: next(times)) == pytest.approx(0.01)
 
 
 @pytest.mark.gpu
@@ -33,7 +34,7 @@ def test_the_shortest_call_counts() -> None:
 def test_probe_of_a_gpu_leaves_no_memory_behind() -> None:
     device = torch.device("cuda", 0)
     before = torch.cuda.memory_allocated(device)
-    found = probe.probe_cuda(device)
+    found = speed_probe.probe_cuda(device)
     assert found.device == "cuda:0"
     assert found.matmul_flops_per_second > 1e11
     assert torch.cuda.memory_allocated(device) == before

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
-from schemas.study import RunSpec
 from tests.profiling.capture_builders import write_shards
-from transformer_core.data.store import open_shards
-from transformer_core.measure.prediction import predict_ranks
+from transformer_core.data.sharding.shard_store import open_shards
+from transformer_core.measure.memory.predicted.predictor import predict_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,7 +49,7 @@ def measured(request: pytest.FixtureRequest, data: Path) -> MemoryResult:
     spec = original(request.param)
     file, output = data / f"{spec.variant}.spec.json", data / f"{spec.variant}.json"
     file.write_text(spec.canonical_json())
-    job = [sys.executable, "-m", "transformer_core.measure.anatomy", "--spec", str(file)]
+    job = [sys.executable, "-m", "transformer_core.measure.memory.anatomy.job", "--spec", str(file)]
     subprocess.run([*job, "--data", str(data), "--output", str(output)], check=True)
     found = MemoryResult.model_validate_json(output.read_text())
     assert (found.status, found.reason) == ("ok", None)

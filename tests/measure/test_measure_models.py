@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, load_model, save_file
 
-from schemas.study import RunSpec
+from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from tests.train.small_training import VOCABULARY, run_small, small_setup, small_spec, small_store
-from transformer_core.analysis.weights import UNDETERMINED
-from transformer_core.measure.trajectory import canonical_weights, record
-from transformer_core.model.build import build_model
-from transformer_core.model.decoding import beam_search
-from transformer_core.parallel.sharding import whole_weights
-from transformer_core.parallel.topology import Process
+from transformer_core.analysis.certificates.weight_distance import UNDETERMINED
+from transformer_core.measure.trajectory.worker import canonical_weights, record
+from transformer_core.model.decoding.beam_search import beam_search
+from transformer_core.model.registry import build_model
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.sharded_weights import whole_weights
 
 KINDS: dict[str, dict[str, Any]] = {
     "torch_nn": {"kind": "torch_nn"},
@@ -37,7 +37,7 @@ def recorded(spec: RunSpec, folder: Path) -> Any:
     rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
     process = Process(rank, size, rank, size, torch.device("cpu"))
     stores = (small_store(), small_store(9, seed=1))
-    return record(spec, process, VOCABULARY, stores, folder, save_weights=True)[0]
+    return record(spec, process, VOCABULARY, stores, folder, save_weights=True).trajectory
 
 
 def all_recorded(cases: dict[str, tuple[RunSpec, Path]]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_core.measure import out_of_memory
-from transformer_core.measure.out_of_memory import free_bytes, kernel_kills, reason_of
+from transformer_core.measure.processes import oom
+from transformer_core.measure.processes.oom import free_bytes, kernel_kills, reason_of
 
 MIB = 2**20
 CUDA = (
@@ -33,7 +33,7 @@ def test_words_of_a_gpu_that_are_not_known_are_not_made_up() -> None:
 
 
 def test_a_host_tells_what_was_asked_for_and_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_memory, "free_bytes", lambda: 3 * MIB)
+    monkeypatch.setattr(oom, "free_bytes", lambda: 3 * MIB)
     error = RuntimeError(
         "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 10485760 bytes. Error code 12 (Cannot allocate memory)"
@@ -57,7 +57,7 @@ def test_other_errors_are_none_of_it(error: Exception) -> None:
 def test_a_limit_of_a_process_bounds_what_is_free() -> None:
     code = (
         "import resource\n"
-        "from transformer_core.measure.out_of_memory import *\n"
+        "from transformer_core.measure.processes.oom import *\n"
         f"limit = data_bytes() + {64 * MIB}\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))\n"
         "print(free_bytes())\n"
@@ -95,3 +95,20 @@ def test_processes_ended_by_the_kernel_are_counted(tmp_path: Path) -> None:
     (group / "memory.events").write_text("oom 9\noom_kill 5\n")
     assert kernel_kills(tmp_path) == 5
     assert kernel_kills(tmp_path / "nothing") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error\nLast error:\n"
+        "Failed to CUDA calloc 4194304 bytes",
+        "ncclUnhandledCudaError\nLast error:\nCuda failure 2 'out of memory'",
+    ],
+)
+def test_other_ways_of_cuda_to_say_it(text: str) -> None:
+    reason = reason_of(RuntimeError(text))
+    assert reason is not None
+    assert reason.startswith("The GPU ran out of memory")

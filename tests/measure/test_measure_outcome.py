@@ -1,5 +1,6 @@
 """How a run that did not finish becomes a status."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,9 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from schemas.errors import Diverged, Unsupported
-from transformer_core.measure.outcome import (
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Diverged, PeerLost, Unsupported
+from transformer_core.common.attempts import count_failure, failures
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.measure.processes import supervisor
+from transformer_core.measure.processes.order import Order
+from transformer_core.measure.processes.statuses import (
+    Outcome,
     classify,
     clear_outcomes,
     read_outcomes,
@@ -50,7 +58,7 @@ def test_the_cause_is_told_and_not_its_consequences(tmp_path: Path) -> None:
     write_outcome(tmp_path, 0, torch.OutOfMemoryError("Tried to allocate 1 GiB"))
     outcome = read_outcomes(tmp_path)
     assert outcome is not None
-    assert (outcome["status"], outcome["rank"]) == ("oom", 0)
+    assert (outcome.status, outcome.rank) == ("oom", 0)
 
 
 def test_of_equal_ends_the_first_is_told(tmp_path: Path) -> None:
@@ -58,8 +66,13 @@ def test_of_equal_ends_the_first_is_told(tmp_path: Path) -> None:
     write_outcome(tmp_path, 0, RuntimeError("second"))
     outcome = read_outcomes(tmp_path)
     assert outcome is not None
-    assert "first" in outcome["reason"]
-    assert "RuntimeError: first" in outcome["traceback"]
+    assert "first" in (outcome.reason or "")
+    assert "RuntimeError: first" in (outcome.traceback or "")
+    assert outcome.of_a_result == {
+        "status": "failed",
+        "reason": outcome.reason,
+        "traceback": outcome.traceback,
+    }
     clear_outcomes(tmp_path)
     assert read_outcomes(tmp_path) is None
 
@@ -69,7 +82,7 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     worker = (
         "import os, pathlib, sys, time\n"
-        "from transformer_core.measure.outcome import supervised\n"
+        "from transformer_core.measure.processes.statuses import supervised\n"
         "with supervised(pathlib.Path('.')):\n"
         "    pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\n"
         "    time.sleep(120)\n"
@@ -107,3 +120,76 @@ def _alive(pid: int) -> bool:
         return False
     status = Path(f"/proc/{pid}/stat").read_text() if Path(f"/proc/{pid}/stat").exists() else ") Z"
     return status.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "metrics.json"), "make room there"),
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (PermissionError(errno.EACCES, "Permission denied", "run.log"), "give permission"),
+        (OSError(errno.EIO, "Input/output error", "shard-00000.arrow"), "look at the disk"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (PeerLost("rank 1 on host n1 does not answer"), "rank 1"),
+        (CorpusError("has changed", file="shard-00000.arrow", remedy="make it again"), "has chang"),
+    ],
+)
+def test_what_another_attempt_may_mend_is_tried_again(error: BaseException, words: str) -> None:
+    outcome = Outcome.of(error)
+    assert (outcome.status, outcome.again) == ("failed", True)
+    assert words in (outcome.reason or "")
+
+
+def test_a_fault_of_a_program_is_not_tried_again() -> None:
+    outcome = Outcome.of(ValueError("no such head"))
+    assert not outcome.again
+    assert outcome.traceback
+
+
+def test_a_full_disk_under_a_library_in_rust_is_tried_again() -> None:
+    text = 'Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "No sp" })'
+    outcome = Outcome.of(SafetensorError(text))
+    assert outcome.again
+    assert "make room there" in (outcome.reason or "")
+
+
+def test_the_count_of_failures_grows(tmp_path: Path) -> None:
+    result = tmp_path / "metrics.json"
+    assert failures(result) == 0
+    count_failure(result)
+    count_failure(result)
+    assert failures(result) == 2
+    assert failures(tmp_path / "another.json") == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(1, "exit code 1"), (-9, "signal SIGKILL"), (134, "exit code 134")]
+)
+def test_workers_without_words_have_a_status(
+    code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "run_workers", lambda *_: code)
+    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+    outcome = supervisor.attempt(order, "worker", tmp_path / "metrics.json")
+    assert outcome is not None
+    assert (outcome.status, outcome.again) == ("failed", True)
+    assert words in (outcome.reason or "")
+
+
+def test_workers_that_were_asked_to_stop_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "run_workers", lambda *_: -15)
+    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+    with pytest.raises(SystemExit):
+        supervisor.attempt(order, "worker", tmp_path / "metrics.json")
+
+
+def test_two_ranks_on_one_gpu_are_unsupported_with_the_remedy() -> None:
+    said = (
+        "NCCL error in: ProcessGroupNCCL.cpp, invalid usage\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    )
+    status, reason = classify(RuntimeError(said))
+    assert status == "unsupported"
+    assert "machine.devices_per_node" in reason

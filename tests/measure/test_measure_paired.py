@@ -16,15 +16,19 @@ import psutil
 import pytest
 from pair_builders import provenance, session
 
-from schemas.measure import Comparing
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
 from schemas.results import PairedRun
-from schemas.study import RunSpec
-from transformer_core.measure import paired as module
-from transformer_core.measure import session as sessions
-from transformer_core.measure.paired import Kept, compare, enough, stop
-from transformer_core.measure.pairs import log_ratios
-from transformer_core.measure.session import Sessions, Side
-from transformer_core.measure.turns import Desk
+from transformer_core.measure.turns import comparison
+from transformer_core.measure.turns import job as module
+from transformer_core.measure.turns import sides as processes
+from transformer_core.measure.turns.comparison import compare
+from transformer_core.measure.turns.kept_sessions import Kept, leave_sessions
+from transformer_core.measure.turns.session import Sessions
+from transformer_core.measure.turns.session_ratio import log_ratios
+from transformer_core.measure.turns.sides import Side
+from transformer_core.measure.turns.stopping_rule import enough, stop
+from transformer_core.measure.turns.turn_taking import Desk
 
 HERE = Path(__file__).parent
 COMPARING = Comparing(
@@ -39,16 +43,15 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     paths = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parents[1])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FAKE_LOG", str(log))
-    monkeypatch.setattr(sessions, "WORKER", "fake_side")
-    monkeypatch.setattr(module, "collect", lambda spec, command, started: provenance())
+    monkeypatch.setattr(processes, "WORKER", "fake_side")
+    monkeypatch.setattr(comparison, "collect", lambda spec, command, started: provenance())
     return log
 
 
 def side(folder: Path, name: str, **machine: Any) -> Side:
     spec = RunSpec.model_validate({"variant": name, "machine": machine})
-    file = folder / f"{name}.json"
-    file.write_text(spec.canonical_json())
-    return Side(name, file, spec)
+    (folder / f"{name}.json").write_text(spec.canonical_json())
+    return Side(name, spec)
 
 
 def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine: Any) -> PairedRun:
@@ -125,6 +128,20 @@ def test_finished_sessions_are_not_made_again(fake: Path, tmp_path: Path) -> Non
     assert Counter(line.split()[0] for line in fake.read_text().splitlines())["fast"] == 8
 
 
+def test_more_time_goes_on_from_what_there_is(fake: Path, tmp_path: Path) -> None:
+    first = run(tmp_path, "fast")
+    leave_sessions(tmp_path / "pairs/fast", COMPARING)
+    more = COMPARING.model_copy(update={"sessions_least": 3, "sessions_most": 3})
+    second = run(tmp_path, "fast", more)
+    assert second.sessions[:2] == first.sessions
+    assert [s.number for s in second.sessions] == [1, 2, 3]
+    leave_sessions(tmp_path / "pairs/fast", more)
+    # The same again is a measurement of its own.
+    third = run(tmp_path, "fast", more)
+    assert len(third.sessions) == 3
+    assert third.sessions[0] != first.sessions[0]
+
+
 def test_only_sessions_of_the_same_comparison_are_kept(tmp_path: Path) -> None:
     sides = [side(tmp_path, "single"), side(tmp_path, "fast")]
     kept = Kept(tmp_path, sides, COMPARING)
@@ -135,6 +152,9 @@ def test_only_sessions_of_the_same_comparison_are_kept(tmp_path: Path) -> None:
     assert list(Kept(tmp_path, other, COMPARING).read()) == []
     longer = COMPARING.model_copy(update={"warmup_steps": 9})
     assert list(Kept(tmp_path, sides, longer).read()) == []
+    assert list(Kept(tmp_path, sides, COMPARING, code="newer").read()) == []
+    more = COMPARING.model_copy(update={"budget": 9.0, "sessions_most": 7, "precision": 0.2})
+    assert len(list(Kept(tmp_path, sides, more).read())) == 2
     (tmp_path / "session-1.json").write_text('{"key": "cut o')
     assert list(kept.read()) == []
 
@@ -190,7 +210,7 @@ def test_another_host_lends_processes_until_there_is_a_record(
     os.utime(output, (1, 1))
     started: list[tuple[str, int]] = []
 
-    def start(side: Side, place: int, *_: Path) -> subprocess.Popen[bytes]:
+    def start(side: Side, place: int, *_: object) -> subprocess.Popen[bytes]:
         started.append((side.name, place))
         if len(started) == 3:
             # The first host is done: these processes would wait for ever.
@@ -203,8 +223,8 @@ def test_another_host_lends_processes_until_there_is_a_record(
     spec = RunSpec.model_validate(
         {"variant": "ddp", "parallel": {"kind": "ddp"}, "machine": several}
     )
-    sides = [side(tmp_path, "single"), Side("ddp", tmp_path / "ddp.json", spec)]
-    module.lend(sides, tmp_path, tmp_path / "sessions", output)
+    sides = [side(tmp_path, "single"), Side("ddp", spec)]
+    module.lend(sides, tmp_path, tmp_path / "sessions", output, "again")
     # One session after the other, and only the side that spans hosts.
     assert started == [("ddp", 1)] * 3
 
@@ -259,7 +279,7 @@ def test_without_their_reference_none_is_compared(fake: Path, tmp_path: Path) ->
 
 
 def test_the_budget_is_for_two_sides() -> None:
-    comparing = Comparing(precision=1e-9, budget=12.0, pairs=len(session(1.1).rounds))
+    comparing = Comparing(precision=1e-6, budget=12.0, pairs=len(session(1.1).rounds))
     rounds = session(1.1).rounds
     assert enough("single", ["fast"], comparing)(rounds, 6.5)
     assert not enough("single", ["fast", "fast"], comparing)(rounds, 6.5)
@@ -276,9 +296,9 @@ def test_the_desk_may_stand_elsewhere(fake: Path, tmp_path: Path) -> None:
         assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 
 
-@pytest.mark.parametrize("job", ["paired", "self_test"])
+@pytest.mark.parametrize("job", ["job", "self_test_job"])
 def test_the_supervisor_starts_without_torch(job: str) -> None:
-    code = f"import sys, transformer_core.measure.{job}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, transformer_core.measure.turns.{job}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -289,8 +309,8 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     output = tmp_path / "pairs/single/fast.json"
     slow = COMPARING.model_copy(update={"sessions_least": 2, "pairs": 40, "budget": 0.0})
     code = (
-        "import sys; from transformer_core.measure import paired, session;"
-        "session.WORKER = 'fake_side'; sys.argv[0] = 'paired'; paired.main()"
+        "import sys; from transformer_core.measure.turns import job, sides;"
+        "sides.WORKER = 'fake_side'; sys.argv[0] = 'turns'; job.main()"
     )
     command = [sys.executable, "-c", code, "--reference", str(tmp_path / "single.json")]
     command += ["--variant", str(tmp_path / "fast.json"), "--comparing", slow.canonical_json()]
@@ -313,4 +333,5 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     again = "snakemake --cores all results/pairs/single/fast.json"
     assert {side.command for side in found.provenance.values()} == {again}
     assert len(found.sessions) == 2
-    assert not output.with_suffix("").exists(), "work files are gone"
+    left = {path.name for path in output.with_suffix("").glob("[!.]*")}
+    assert left == {"session-1.json", "session-2.json"}, "work files are gone"

@@ -8,15 +8,15 @@ import torch
 import torch.distributed as dist
 from small_training import small_setup, small_spec
 
-from schemas.study import RunSpec
+from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
-from transformer_core.measure.paired_worker import TurnsOver, TurnTaker, endless
-from transformer_core.measure.planted import PlantedDelay
-from transformer_core.measure.turns import Leave, ProbeDevices, Report, TellMemory, Turn
-from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import Process
+from transformer_core.measure.turns.planted_slowdown import PlantedDelay
+from transformer_core.measure.turns.turn_taking import Leave, ProbeDevices, Report, TellMemory, Turn
+from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.loop import train
-from transformer_core.train.schedule import learning_rate
+from transformer_core.train.optimization.learning_rate import learning_rate
 
 NOWHERE = Path("/nowhere")
 

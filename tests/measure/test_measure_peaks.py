@@ -9,24 +9,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from transformer_core.measure import peaks
+from transformer_core.measure.machine import peak_memory
 
 MIB = 1 << 20
 
 
 def test_peak_rss_grows_with_touched_memory_and_never_shrinks() -> None:
-    before = peaks.peak_rss_bytes()
+    before = peak_memory.peak_rss_bytes()
     held = bytearray(b"x" * (before // 2 + 64 * MIB))
-    grown = peaks.peak_rss_bytes()
+    grown = peak_memory.peak_rss_bytes()
     assert grown >= before
     assert grown >= len(held)
     del held
-    assert peaks.peak_rss_bytes() >= grown
+    assert peak_memory.peak_rss_bytes() >= grown
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent() -> None:
-    child = "from transformer_core.measure.peaks import *; print(peak_rss_bytes())"
+    child = "from transformer_core.measure.machine.peak_memory import *; print(peak_rss_bytes())"
     parent = (
         "import os, sys; held = b'x' * (1 << 30);"
         f"os.execv(sys.executable, [sys.executable, '-c', {child!r}])"
@@ -38,15 +38,15 @@ def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent() -> None:
 
 @pytest.mark.parametrize(("platform", "factor"), [("linux", 1024), ("darwin", 1)])
 def test_without_proc(monkeypatch: pytest.MonkeyPatch, platform: str, factor: int) -> None:
-    monkeypatch.setattr(peaks, "_STATUS", Path("/nonexistent"))
-    monkeypatch.setattr(peaks.sys, "platform", platform)
+    monkeypatch.setattr(peak_memory, "_STATUS", Path("/nonexistent"))
+    monkeypatch.setattr(peak_memory.sys, "platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=7))
-    assert peaks.peak_rss_bytes() == 7 * factor
+    assert peak_memory.peak_rss_bytes() == 7 * factor
 
 
 def test_cpu_has_no_device_peaks() -> None:
-    peaks.reset_peak(torch.device("cpu"))
-    found = peaks.rank_memory(3, torch.device("cpu"))
+    peak_memory.reset_peak(torch.device("cpu"))
+    found = peak_memory.rank_memory(3, torch.device("cpu"))
     assert (found.rank, found.device) == (3, "cpu")
     assert found.rss_bytes > 0
     assert (found.allocated_bytes, found.reserved_bytes, found.nvml_bytes) == (None, None, None)
@@ -61,10 +61,10 @@ def test_cuda_peaks_are_those_of_the_device(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda at: 100 + at)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda at: 200 + at)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(peaks.nvml, "device_memory_used", lambda at: 300 + at)
-    peaks.reset_peak(torch.device(device))
+    monkeypatch.setattr(peak_memory.nvml, "device_memory_used", lambda at: 300 + at)
+    peak_memory.reset_peak(torch.device(device))
     assert reset == [torch.device(device)]
-    found = peaks.rank_memory(0, torch.device(device))
+    found = peak_memory.rank_memory(0, torch.device(device))
     assert found.device == f"cuda:{index}"
     assert found.allocated_bytes == 100 + index
     assert found.reserved_bytes == 200 + index
@@ -75,11 +75,11 @@ def test_cuda_peaks_are_those_of_the_device(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_peaks_of_a_real_device() -> None:
     device = torch.device("cuda:0")
-    peaks.reset_peak(device)
-    before = peaks.rank_memory(0, device)
+    peak_memory.reset_peak(device)
+    before = peak_memory.rank_memory(0, device)
     held = torch.ones(256 * MIB, dtype=torch.uint8, device=device)
     torch.cuda.synchronize(device)
-    after = peaks.rank_memory(0, device)
+    after = peak_memory.rank_memory(0, device)
     assert before.allocated_bytes is not None
     assert after.allocated_bytes is not None
     assert after.reserved_bytes is not None

@@ -1,17 +1,29 @@
 """The memory of a run: predicted without it, and measured."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 
+from schemas.config.batching import FixedSize
+from schemas.config.run_spec import RunSpec
+from schemas.config.training import Accumulation, Fp32
 from schemas.errors import Unsupported
-from schemas.results import PARTS, Parts
-from schemas.study import RunSpec
-from schemas.train import Fp32
+from schemas.results import PARTS, Parts, PredictedMemory, Prediction
 from tests.distributed import run_ranks
 from tests.measure.memory_cases import measure_all, memory_spec, predict
 from tests.train.small_training import VOCABULARY
-from transformer_core.measure.prediction import predict_ranks
-from transformer_core.train.matmul import set_matmul
+from transformer_core.measure.memory.predicted import job
+from transformer_core.measure.memory.predicted.predictor import _without_tf32, predict_ranks
+from transformer_core.plan.resolve import check_study, resolve
+from transformer_core.plan.variants import read_variants
+from transformer_core.train.precision.matmul_mode import set_matmul
+
+ROOT = Path(__file__).parents[2]
+VARIANTS_FILE = ROOT / "config/variants.yaml"
+ORIGINAL = ROOT / "config/studies/original.yaml"
 
 ALONE = {
     "single": {},
@@ -172,3 +184,106 @@ def test_a_model_of_a_billion_parameters_takes_no_memory() -> None:
     assert parameters > 900e6
     assert rank.anatomy.optimizer_bytes == pytest.approx(8 * parameters, rel=0.01)
     assert rank.training_bytes > 12 * parameters
+
+
+def test_memory_on_a_gpu_is_predicted_where_there_is_none() -> None:
+    """By the memory that CUDA's kernels keep: no attention weights, masks of a byte."""
+    if torch.cuda.is_available():
+        pytest.skip("this host has a GPU")
+    model = {"encoder_layers": 1, "decoder_layers": 1}
+    plain = memory_spec(model=model, filter={"max_tokens": 200})
+    half = memory_spec(
+        model=model, filter={"max_tokens": 200}, training={"precision": {"kind": "bf16"}}
+    )
+    cuda, cpu = (
+        predict_ranks(plain, VOCABULARY, torch.device(kind))[0][0] for kind in ("cuda", "cpu")
+    )
+    assert cuda.anatomy.activations_bytes < 0.6 * cpu.anatomy.activations_bytes
+    assert cuda.training_bytes < 0.6 * cpu.training_bytes
+    state = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+    assert all(getattr(cuda.anatomy, s) == getattr(cpu.anatomy, s) for s in state)
+    (less,), _ = predict_ranks(half, VOCABULARY, torch.device("cuda"))
+    assert less.anatomy.activations_bytes < 0.85 * cuda.anatomy.activations_bytes
+
+
+def test_a_format_that_only_gpus_have_is_predicted_anywhere() -> None:
+    tf32 = memory_spec(training={"precision": {"kind": "tf32"}})
+    assert _without_tf32(tf32).training.precision == Fp32()
+
+
+def test_the_original_study_has_a_baseline_that_fits_its_machine() -> None:
+    """24 GB, of which contexts and the desktop take some; as long as sentences may be."""
+    variants, _ = read_variants(VARIANTS_FILE)
+    study = check_study(yaml.safe_load(ORIGINAL.read_text()), "original.yaml")
+    baseline = resolve(study, study.baseline, variants)
+    assert isinstance(baseline.batching, FixedSize)
+    # Two micro-batches are as large as eight: the second finds gradients there already.
+    of_all = baseline.training.accumulation.micro_batches
+    pairs = 2 * baseline.batching.scaled_pairs // of_all
+    two = baseline.model_copy(
+        update={
+            "batching": baseline.batching.model_copy(update={"pairs": pairs}),
+            "training": baseline.training.model_copy(
+                update={"accumulation": Accumulation(micro_batches=2)}
+            ),
+        }
+    )
+    (rank,), _ = predict_ranks(two, study.tokenizer.vocabulary, torch.device("cuda"))
+    assert 4e9 < rank.peak_bytes < 0.9 * 24e9
+
+
+def unpredicted(spec: RunSpec, *_: object) -> Prediction:
+    return Prediction(
+        variant=spec.variant,
+        status="failed",
+        reason="not tried",
+        device="cpu",
+        parameters=None,
+        ranks=[],
+        context_bytes=None,
+        capacity_bytes=None,
+        notes=[],
+        seconds=0.0,
+    )
+
+
+def test_a_failed_probe_of_the_context_ends_no_prediction(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(device: torch.device) -> dict[str, int | None]:
+        raise subprocess.CalledProcessError(1, "process_context")
+
+    monkeypatch.setattr(job, "measured_context", fails)
+    monkeypatch.setattr(job, "predict", unpredicted)
+    spec = tmp_path / "spec.json"
+    spec.write_text(memory_spec().canonical_json())
+    output = tmp_path / "predicted.json"
+    assert job.main(["--spec", str(spec), "--output", str(output)]) == 0
+    (found,) = PredictedMemory.model_validate_json(output.read_text()).predictions
+    assert (found.reason, found.context_bytes) == ("not tried", None)
+
+
+def test_runs_of_the_same_memory_are_predicted_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def predict_one(spec: RunSpec, *_: object) -> Prediction:
+        asked.append(spec.variant)
+        return unpredicted(spec)
+
+    monkeypatch.setattr(job, "predict", predict_one)
+    specs = {
+        "often": memory_spec(variant="often"),
+        "seldom": memory_spec(variant="seldom", training={"log_every": 100, "steps": 50}),
+        "more": memory_spec(variant="more", training={"log_every": 100, "seed": 2}),
+    }
+    files = [tmp_path / f"{name}.json" for name in specs]
+    for file, spec in zip(files, specs.values(), strict=True):
+        file.write_text(spec.canonical_json())
+    output = tmp_path / "predicted.json"
+    options = ["--no-context", "--output", str(output), "--spec", *map(str, files)]
+    assert job.main(options) == 0
+    found = PredictedMemory.model_validate_json(output.read_text()).predictions
+    assert [one.variant for one in found] == list(specs)
+    assert asked == ["often", "seldom"], "steps bound the batches that are looked at"

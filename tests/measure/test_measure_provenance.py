@@ -10,9 +10,9 @@ import numpy
 import pytest
 import torch
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import Provenance
-from schemas.study import RunSpec
-from transformer_core.measure import provenance
+from transformer_core.measure.machine import provenance
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -6,21 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.profile import Limits
+from schemas.config.profiling import Limits
 from schemas.results import Roofline
-from transformer_core.measure import hardware, roofline
-from transformer_core.measure.roofline import (
-    Stopwatch,
-    array_size,
-    bandwidths,
-    launch_overhead,
-    main,
-    matrix_rate,
-    measure,
-    shapes,
-    transfers,
-)
-from transformer_core.measure.vendor_peaks import vendor_peak, vendor_peaks
+from transformer_core.measure.limits import matrix_rates, roofline, stopwatch
+from transformer_core.measure.limits.copy_rates import array_size, bandwidths, transfers
+from transformer_core.measure.limits.matrix_rates import matrix_rate, shapes
+from transformer_core.measure.limits.roofline import launch_overhead, main, measure
+from transformer_core.measure.limits.stopwatch import Stopwatch
+from transformer_core.measure.limits.vendor_peaks import vendor_peak, vendor_peaks
+from transformer_core.measure.machine import hardware
 
 CPU = torch.device("cpu")
 QUICK = Limits(seconds=0.001, largest_matrix=512)
@@ -51,13 +45,13 @@ def test_the_best_reading_counts_and_the_first_call_does_not(
     durations: list[float], best: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock(durations)
-    monkeypatch.setattr(roofline, "time", clock)
+    monkeypatch.setattr(stopwatch, "time", clock)
     assert Stopwatch(CPU, 5.0).best(clock) == best
 
 
 def test_short_calls_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock([1e-6])
-    monkeypatch.setattr(roofline, "time", clock)
+    monkeypatch.setattr(stopwatch, "time", clock)
     assert Stopwatch(CPU, 0.01).best(clock) == pytest.approx(1e-6)
     assert clock.calls > 5_000, "a reading must last much longer than the clock's resolution"
 
@@ -79,7 +73,7 @@ def test_a_slow_format_is_not_tried_on_large_matrices(monkeypatch: pytest.Monkey
         tried.append(m * k * n)
         return lambda: None
 
-    monkeypatch.setattr(roofline, "_product", product)
+    monkeypatch.setattr(matrix_rates, "_product", product)
     monkeypatch.setattr(Stopwatch, "best", lambda self, call: tried[-1] / 1e6)
     matrix_rate(Stopwatch(CPU, 0.001), "fp16", 4096, 1)
     assert set(tried) == {512**3}

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.study import RunSpec
-from transformer_core.measure.run import ALLOCATOR, exclusive, reproducing_command, run_workers
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError, Unsupported
+from transformer_core.measure.alone.order import TimedRunOrder
+from transformer_core.measure.processes.allocators import KEPT, allocator_environment
+from transformer_core.measure.processes.order import Order
+from transformer_core.measure.processes.supervisor import exclusive, run_workers
 
 
 def spec(parallel: str, **machine: int | str) -> RunSpec:
@@ -18,18 +22,10 @@ def spec(parallel: str, **machine: int | str) -> RunSpec:
     )
 
 
-def test_the_command_names_target_and_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STUDY_OPTIONS", "--configfile=my.yaml")
-    command = reproducing_command(Path("results/runs/v/repeat-1/metrics.json"))
-    assert command == (
-        "snakemake --cores all results/runs/v/repeat-1/metrics.json --configfile=my.yaml"
-    )
-
-
 def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     holder = (
         "import pathlib, sys\n"
-        "from transformer_core.measure.run import exclusive\n"
+        "from transformer_core.measure.processes.supervisor import exclusive\n"
         "with exclusive(pathlib.Path(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.readline()\n"
@@ -46,7 +42,7 @@ def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
         assert other.stdout.readline().strip() == "held"
         waiting = (
             "import pathlib, sys\n"
-            "from transformer_core.measure.run import exclusive\n"
+            "from transformer_core.measure.processes.supervisor import exclusive\n"
             "with exclusive(pathlib.Path(sys.argv[1])):\n"
             "    print(pathlib.Path(sys.argv[1], 'done').exists())\n"
         )
@@ -76,12 +72,13 @@ def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
     (tmp_path / "count_threads.py").write_text(
         "import pathlib, sys, torch\n"
         "def main():\n"
-        "    pathlib.Path(sys.argv[1]).write_text(str(torch.get_num_threads()))\n"
+        "    pathlib.Path(sys.argv[1]).with_name('threads').write_text(\n"
+        "        str(torch.get_num_threads()))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = tmp_path / "threads"
-    assert run_workers(spec("single", threads=1), "count_threads", [str(found)]) == 0
-    assert found.read_text() == "1"
+    order = Order(spec=spec("single", threads=1), output=tmp_path, command="")
+    assert run_workers(order, "count_threads") == 0
+    assert (tmp_path / "threads").read_text() == "1"
 
 
 def test_workers_keep_freed_memory_unless_the_user_says_otherwise(
@@ -90,20 +87,53 @@ def test_workers_keep_freed_memory_unless_the_user_says_otherwise(
     (tmp_path / "show_environment.py").write_text(
         "import json, os, pathlib, sys\n"
         "def main():\n"
-        "    pathlib.Path(sys.argv[1]).write_text(json.dumps(dict(os.environ)))\n"
+        "    pathlib.Path(sys.argv[1]).with_name('told').write_text(\n"
+        "        json.dumps(dict(os.environ)))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    found = tmp_path / "environment"
-    assert run_workers(spec("single"), "show_environment", [str(found)]) == 0
-    environment = json.loads(found.read_text())
-    assert environment["MALLOC_TRIM_THRESHOLD_"] == ALLOCATOR["MALLOC_TRIM_THRESHOLD_"]
+    order = Order(spec=spec("single"), output=tmp_path, command="")
+    assert run_workers(order, "show_environment") == 0
+    environment = json.loads((tmp_path / "told").read_text())
+    assert environment["MALLOC_TRIM_THRESHOLD_"] == KEPT["MALLOC_TRIM_THRESHOLD_"]
     assert environment["MALLOC_MMAP_THRESHOLD_"] == "65536"
 
 
-@pytest.mark.parametrize("job", ["run", "short_run"])
+def test_allocators_are_chosen_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allocator_environment("default") == {}
+    assert allocator_environment("kept") == KEPT
+    assert allocator_environment("huge_pages")["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setattr(
+        "ctypes.util.find_library", lambda name: {"tcmalloc_minimal": "libt.so.4"}.get(name)
+    )
+    assert allocator_environment("tcmalloc") == {"LD_PRELOAD": "libt.so.4"}
+    with pytest.raises(Unsupported, match="jemalloc, which is not installed"):
+        allocator_environment("jemalloc")
+
+
+@pytest.mark.parametrize("job", ["alone.job", "trajectory.job"])
 def test_a_supervisor_starts_without_torch(job: str) -> None:
     """It would wait a second or two for torch before every run, and never use it."""
     code = f"import sys, transformer_core.measure.{job}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
+    order = TimedRunOrder(
+        spec=spec("ddp", nodes=2), data=Path("d"), output=tmp_path, command="again", repeat=2
+    )
+    first, second = order.write(), order.write(node_rank=1)
+    assert (first.name, second.name) == ("order.json", "host-1-order.json")
+    for file in (first, second):
+        read = TimedRunOrder.read(file)
+        assert read == order
+        assert read.spec.digest() == order.spec.digest()
+    with pytest.raises(ConfigError, match="seeds"):
+        TimedRunOrder.read(write_json(tmp_path / "other.json", first, seeds=1))
+
+
+def write_json(file: Path, other: Path, **more: object) -> Path:
+    """What ``other`` holds, and ``more``."""
+    file.write_text(json.dumps(json.loads(other.read_text()) | more))
+    return file

@@ -6,7 +6,12 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schemas.results import PARTS
-from transformer_core.measure.storages import Interval, StepMemory, Storage, StorageTracker
+from transformer_core.measure.memory.anatomy.storages import (
+    Interval,
+    StepMemory,
+    Storage,
+    StorageTracker,
+)
 
 N = 1000
 SIZE = 4 * N

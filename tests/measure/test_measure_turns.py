@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from schemas.results import Topology
-from transformer_core.measure.turns import (
+from transformer_core.measure.turns.turn_taking import (
     Desk,
     Hello,
     Leave,

@@ -5,10 +5,10 @@ from typing import get_args
 import pytest
 import torch
 
-from schemas.model import AnyAttention, AnyModel, AnyQkv, Transformer
-from transformer_core.model.attention import ATTENTIONS
-from transformer_core.model.build import BUILDERS, build_model
-from transformer_core.model.projection import PROJECTIONS
+from schemas.config.model import AnyAttention, AnyModel, AnyQkv, Transformer
+from transformer_core.model.layers.attention import ATTENTIONS
+from transformer_core.model.layers.qkv_projection import PROJECTIONS
+from transformer_core.model.registry import BUILDERS, build_model
 
 
 def kinds(schema):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from schemas.model import Transformer
-from transformer_core.data.vocabulary import PAD
-from transformer_core.model.build import build_model
+from schemas.config.model import Transformer
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.model.registry import build_model
 
 VOCABULARY = 31
 

@@ -5,12 +5,12 @@ import builtins
 import pytest
 import torch
 
+from schemas.config.model import HuggingFace, Transformer
 from schemas.errors import Unsupported
-from schemas.model import HuggingFace, Transformer
-from transformer_core.data.vocabulary import BOS, PAD
-from transformer_core.model.build import build_model
-from transformer_core.model.decoding import beam_search, greedy
-from transformer_core.model.huggingface import POSITIONS
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.model.decoding.beam_search import beam_search, greedy
+from transformer_core.model.libraries.huggingface import POSITIONS
+from transformer_core.model.registry import build_model
 
 pytest.importorskip("transformers")
 

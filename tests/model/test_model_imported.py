@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.model import ImportedModel
-from transformer_core.data.vocabulary import BOS, PAD
-from transformer_core.model.build import build_model
-from transformer_core.model.decoding import beam_search, greedy
+from schemas.config.model import ImportedModel
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.model.decoding.beam_search import beam_search, greedy
+from transformer_core.model.registry import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "docs.examples.own_model:build"

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from transformer_core.data.vocabulary import PAD
+from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model import loss as loss_module
+from transformer_core.model.device_kind import laid_out_for
 from transformer_core.model.loss import chunked_token_loss_sum, token_loss_sum
 
 
@@ -146,3 +147,43 @@ def test_chunks_never_hold_the_logits_of_more_tokens_than_they_may():
     with LargestRows(97) as seen:
         token_loss_sum(F.linear(hidden, output), labels, 0.1).backward()
     assert seen.rows == 60
+
+
+def test_chunks_sum_their_gradients_in_the_format_of_the_weights():
+    """Summed up in bfloat16, 64 small parts would be lost beside a large one."""
+    torch.manual_seed(0)
+    hidden, output = torch.randn(1, 64, 8), torch.randn(12, 8)
+    hidden[0, 0] *= 100
+    labels = torch.randint(1, 12, (1, 64))
+
+    def gradient(rows):
+        weight = output.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            chunked_token_loss_sum(hidden, weight, labels, 0.0, rows).backward()
+        return weight.grad
+
+    exact = output.double().requires_grad_()
+    F.cross_entropy(hidden[0].double() @ exact.T, labels[0], reduction="sum").backward()
+
+    def error(found):
+        return float((found - exact.grad).norm() / exact.grad.norm())
+
+    assert error(gradient(1)) < 1.5 * error(gradient(64))
+
+
+def test_chunks_are_as_large_as_the_device_can_use(monkeypatch):
+    seen = []
+    plain = loss_module.token_loss_sum
+    monkeypatch.setattr(
+        loss_module,
+        "token_loss_sum",
+        lambda logits, *rest: seen.append(len(logits)) or plain(logits, *rest),
+    )
+    hidden, output = torch.randn(1, 600, 4), torch.randn(5, 4)
+    labels = torch.ones(1, 600, dtype=torch.int64)
+    chunked_token_loss_sum(hidden, output, labels, 0.0)
+    assert seen == [256, 256, 88]
+    seen.clear()
+    with laid_out_for("cuda"):
+        chunked_token_loss_sum(hidden, output, labels, 0.0)
+    assert seen == [600]

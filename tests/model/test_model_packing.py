@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.model import ImportedModel, TorchTransformer, Transformer
+from schemas.config.model import ImportedModel, TorchTransformer, Transformer
 from transformer_core.data.arrays import Ragged
-from transformer_core.data.collate import collate, collate_packed
-from transformer_core.data.packing import pack
-from transformer_core.data.vocabulary import PAD
-from transformer_core.model.build import build_model
+from transformer_core.data.batching.collate import collate, collate_packed
+from transformer_core.data.batching.packing import pack
+from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model.loss import token_loss_sum
-from transformer_core.model.segments import (
+from transformer_core.model.packed_segments import (
     places_within,
     source_segments,
     target_segments,
     together,
 )
+from transformer_core.model.registry import build_model
 
 V = 40
 KINDS = [

@@ -1,11 +1,12 @@
 """Sinusoidal positions."""
 
+import copy
 import math
 
 import pytest
 import torch
 
-from transformer_core.model.positions import Positions, sinusoidal_positions
+from transformer_core.model.layers.positions import Positions, sinusoidal_positions
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,13 @@ def test_is_no_state():
     positions(torch.zeros(1, 3, 8))
     assert not positions.state_dict()
     assert not list(positions.buffers())
+
+
+def test_short_lived_replicas_leave_their_table_to_the_next():
+    """DataParallel copies modules for each forward, attributes by reference."""
+    positions = Positions(8)
+    replica = copy.copy(positions)
+    replica(torch.zeros(1, 3, 8))
+    (table,) = positions._tables.values()
+    copy.copy(positions)(torch.zeros(1, 3, 8))
+    assert positions._tables[table.device] is table

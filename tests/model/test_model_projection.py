@@ -4,10 +4,14 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from schemas.model import AnyQkv, Transformer
-from transformer_core.model.build import build_model
+from schemas.config.model import AnyQkv, Transformer
+from transformer_core.model.layers.qkv_projection import (
+    PROJECTIONS,
+    build_projection,
+    canonical_state_dict,
+)
 from transformer_core.model.loss import token_loss_sum
-from transformer_core.model.projection import PROJECTIONS, build_projection, canonical_state_dict
+from transformer_core.model.registry import build_model
 
 SPECS = {
     "separate": {"kind": "separate"},

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from schemas.config.model import StreamsQkv, Transformer
 from schemas.errors import Unsupported
-from schemas.model import StreamsQkv, Transformer
-from transformer_core.model import streams
-from transformer_core.model.build import build_model
-from transformer_core.model.projection import build_projection
-from transformer_core.model.streams import between_synchronisations, concurrently
+from transformer_core.model.layers import cuda_streams
+from transformer_core.model.layers.cuda_streams import between_synchronisations, concurrently
+from transformer_core.model.layers.qkv_projection import build_projection
+from transformer_core.model.registry import build_model
 
 PARTS = ("query", "key", "value")
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -36,7 +36,7 @@ class Stream:
 
 
 class FakeCuda:
-    """What :mod:`transformer_core.model.streams` uses of ``torch.cuda``, and a race detector."""
+    """What ``model.layers.cuda_streams`` uses of ``torch.cuda``, and a race detector."""
 
     def __init__(self):
         self.made, self.synchronisations = [], 0
@@ -102,12 +102,12 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch):
     fake = FakeCuda()
-    monkeypatch.setattr(streams, "cuda", fake)
-    monkeypatch.setattr(streams, "require_on_cuda", lambda x: None)
+    monkeypatch.setattr(cuda_streams, "cuda", fake)
+    monkeypatch.setattr(cuda_streams, "require_on_cuda", lambda x: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: fake.record(x, stream))
-    streams._side_stream.cache_clear()
+    cuda_streams._side_stream.cache_clear()
     yield fake
-    streams._side_stream.cache_clear()
+    cuda_streams._side_stream.cache_clear()
 
 
 def launched(cuda, as_published, parts=PARTS, calls=1):

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.model import TorchTransformer, Transformer
-from transformer_core.data.vocabulary import BOS, PAD
-from transformer_core.model.build import build_model
-from transformer_core.model.canonical import canonical_state_dict
-from transformer_core.model.decoding import beam_search, greedy
+from schemas.config.model import TorchTransformer, Transformer
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.model.canonical_weights import canonical_state_dict
+from transformer_core.model.decoding.beam_search import beam_search, greedy
 from transformer_core.model.loss import token_loss_sum
+from transformer_core.model.registry import build_model
 
 V = 37
 SIZES = {"encoder_layers": 2, "decoder_layers": 3, "d_model": 16, "d_ff": 24, "heads": 2}

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.model import Transformer
-from transformer_core.model.build import build_model
+from schemas.config.model import Transformer
+from transformer_core.model.layers.qkv_projection import Projection
 from transformer_core.model.loss import token_loss_sum
-from transformer_core.model.projection import Projection
+from transformer_core.model.registry import build_model
 
 V = 20
 SOURCE = torch.tensor([[4, 5, 6, 7, 8], [9, 10, 11, 0, 0], [12, 0, 0, 0, 0]])

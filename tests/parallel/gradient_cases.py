@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schemas.study import RunSpec
+from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from tests.train.small_training import small_setup, small_spec
 from transformer_core.train.assemble import Setup

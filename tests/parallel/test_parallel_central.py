@@ -12,9 +12,11 @@ from torch import Tensor
 from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import spec_of
 from tests.train.small_training import VOCABULARY, Watcher, small_setup
-from transformer_core.data.feeding import Feed
-from transformer_core.data.vocabulary import BOS, EOS, PAD
-from transformer_core.parallel.central import _described, _description, _fill
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.parallel.communication import rank_zero_collectives
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.central import _described, _description, _fill
 from transformer_core.train.assemble import Setup
 from transformer_core.train.loop import train
 
@@ -160,3 +162,21 @@ def test_a_description_keeps_counts_and_shapes() -> None:
             assert getattr(found, name).shape == getattr(expected, name).shape
             assert getattr(found, name).is_meta
         assert found.pairs == expected.pairs
+
+
+def test_numbers_for_the_host_go_from_host_to_host_beside_nccl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through the GPU both hosts would wait for their devices at every step."""
+    hosts = object()
+    sent: list[tuple[str, object]] = []
+    dist = rank_zero_collectives.dist
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "new_group", lambda backend: hosts if backend == "gloo" else None)
+    monkeypatch.setattr(
+        dist, "broadcast", lambda values, src, group=None: sent.append((values.device.type, group))
+    )
+    hub = rank_zero_collectives.Hub(Process(0, 2, 0, 2, torch.device("cuda", 0)))
+    assert hub.broadcast_numbers("counts", [1, 2]) == [1, 2]
+    assert sent == [("cpu", hosts)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.base import merge
-from schemas.study import RunSpec
+from schemas.config.run_spec import RunSpec
 from tests.parallel.gradient_cases import (
     Case,
     Found,

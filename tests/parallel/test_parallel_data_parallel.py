@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.config.parallel import DataParallel, Machine
 from schemas.errors import Unsupported
-from schemas.parallel import DataParallel, Machine
 from tests.parallel.gradient_cases import find, reference, spec_of
 from tests.train.small_training import VOCABULARY, small_setup, small_store
-from transformer_core.parallel.data_parallel import DataParallelObjective, DataParallelStrategy
-from transformer_core.parallel.topology import Process
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.data_parallel import (
+    DataParallelObjective,
+    DataParallelStrategy,
+)
 from transformer_core.train.assemble import assemble
 from transformer_core.train.loop import optimizer_step
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from schemas.parallel import Ddp
+from schemas.config.parallel import Ddp
 from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import spec_of
 from tests.train.small_training import small_setup

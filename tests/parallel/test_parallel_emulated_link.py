@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from schemas.link import LinkModel
+from schemas.config.link import LinkModel
 from tests.distributed import run_ranks
-from transformer_core.parallel.emulated_link import EmulatedLink
-from transformer_core.parallel.hook import Hook
-from transformer_core.parallel.traffic import Traffic
+from transformer_core.parallel.communication.link_times import all_reduce_seconds
+from transformer_core.parallel.communication.traffic import Traffic
+from transformer_core.parallel.hooks.base_hook import Hook
+from transformer_core.parallel.hooks.emulated_link import EmulatedLink, _cycles_per_second
 
 BYTES = 4096
 SECONDS = 0.25
@@ -139,7 +140,7 @@ def imagined(devices: int | None) -> float:
 
 
 def test_more_devices_can_be_imagined_than_there_are() -> None:
-    seconds = LINK.all_reduce_seconds(BYTES, 8)
+    seconds = all_reduce_seconds(LINK, BYTES, 8)
     assert seconds > 1.5 * SECONDS
     assert all(took >= seconds for took in run_ranks(imagined, 2, 8))
 
@@ -163,3 +164,22 @@ def failing() -> str:
 
 def test_an_error_of_the_real_collective_is_handed_on() -> None:
     assert all("torn cable" in said for said in run_ranks(failing, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cycles_are_those_of_a_device_at_work() -> None:
+    """The link holds buckets back while the device trains, not while it rests."""
+    device = torch.device("cuda", 0)
+    per_second = _cycles_per_second(device)
+    beside = torch.cuda.Stream(device)
+    factor = torch.randn(4096, 4096, device=device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(beside):
+        for _ in range(200):
+            torch.mm(factor, factor)
+    start.record()
+    torch.cuda._sleep(int(0.1 * per_second))
+    end.record()
+    torch.cuda.synchronize(device)
+    assert start.elapsed_time(end) / 1000 == pytest.approx(0.1, rel=0.15)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import profile
 
-from schemas.study import RunSpec
+from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from tests.train.small_training import Watcher, run_small, small_setup, small_spec
-from transformer_core.parallel.fsdp import FsdpStrategy, repeated_layers
-from transformer_core.parallel.sharding import named_tensors, whole, whole_weights
-from transformer_core.parallel.topology import Process
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.fsdp import FsdpStrategy, repeated_layers
+from transformer_core.parallel.strategies.sharded_weights import named_tensors, whole, whole_weights
 from transformer_core.train import checkpoint
 from transformer_core.train.assemble import Setup
 from transformer_core.train.evaluation import validation_loss

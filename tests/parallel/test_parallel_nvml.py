@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_core.measure import nvml
+from transformer_core.parallel.devices import nvml
 
 
 class FakeNvmlError(Exception):
@@ -165,7 +165,8 @@ def test_memory_is_null_where_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -
 
 def test_importing_it_does_not_import_torch() -> None:
     code = (
-        "import sys, transformer_core.measure.hardware, transformer_core.measure.clock; "
+        "import sys, transformer_core.measure.machine.hardware; "
+        "import transformer_core.measure.alone.step_windows; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

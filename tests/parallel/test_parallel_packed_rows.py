@@ -2,8 +2,8 @@
 
 import pytest
 
-from schemas.data import PackedRows
-from schemas.study import RunSpec
+from schemas.config.batching import PackedRows
+from schemas.config.run_spec import RunSpec
 from tests.parallel.gradient_cases import (
     FULL,
     LAST,

@@ -4,11 +4,13 @@ import sys
 
 import pytest
 
+from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
-from schemas.parallel import Machine
 from tests.parallel.gradient_cases import spec_of
-from transformer_core.measure.run import launcher, threads_per_process
-from transformer_core.parallel.topology import this_process
+from transformer_core.measure.processes.launcher import launcher
+from transformer_core.measure.processes.worker_environment import threads_per_process
+from transformer_core.parallel.communication import topology
+from transformer_core.parallel.communication.topology import this_process
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -32,7 +34,7 @@ def test_data_parallel_is_one_process_for_all_devices() -> None:
     process = this_process(spec.machine, spec.processes_per_node)
     assert (process.rank, process.world_size) == (0, 1)
     assert launcher(spec, "worker")[:2] == [sys.executable, "-m"]
-    assert "torch.distributed.run" not in launcher(spec, "worker")
+    assert "transformer_core.measure.processes.hosts.agent" not in launcher(spec, "worker")
     shared = spec_of(parallel={"kind": "ddp"}, machine={"devices_per_node": 4})
     assert threads_per_process(spec) >= threads_per_process(shared)
 
@@ -41,7 +43,7 @@ def test_data_parallel_is_one_process_for_all_devices() -> None:
 def test_one_process_per_device_elsewhere(kind: str) -> None:
     spec = spec_of(parallel={"kind": kind}, machine={"devices_per_node": 3})
     command = launcher(spec, "worker", anew=True)
-    assert "torch.distributed.run" in command
+    assert "transformer_core.measure.processes.hosts.agent" in command
     assert "--nproc-per-node=3" in command
     with pytest.raises(RuntimeError, match="started as 1 of 1 processes"):
         this_process(spec.machine, spec.processes_per_node)
@@ -50,6 +52,7 @@ def test_one_process_per_device_elsewhere(kind: str) -> None:
 def test_missing_devices_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(topology, "require_usable_gpus", lambda machine: None)
     spec = spec_of(parallel={"kind": "data_parallel"}, machine={"device": "cuda"})
     with pytest.raises(Unsupported, match="needs 2 CUDA devices, this host has 1"):
         this_process(spec.machine, spec.processes_per_node)

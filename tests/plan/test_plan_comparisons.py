@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from schemas.comparisons import compared_pairs, turn_groups
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
 from schemas.errors import ConfigError
-from schemas.measure import Comparing
-from schemas.study import RunSpec, Study
+from transformer_core.plan.compared_pairs import compared_pairs, turn_groups
 
 
 def study(**fields: Any) -> Study:

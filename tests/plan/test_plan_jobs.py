@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from schemas.jobs import largest, on_one_device, parameters, reservation
-from schemas.results import Parts, Prediction
-from schemas.results.memory import BatchShape, PredictedRank
-from schemas.study import RunSpec
+from schemas.config.run_spec import RunSpec
+from schemas.results import BatchShape, Parts, PredictedRank, Prediction
+from transformer_core.plan.reservations import largest, on_one_device, parameters, reservation
 
 VOCABULARY = 1000
 

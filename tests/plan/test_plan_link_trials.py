@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from schemas.config.study import Study
 from schemas.errors import from_validation
-from schemas.link_trials import link_trials
-from schemas.projection import LINK_CHECKS
-from schemas.study import Study
-from schemas.targets import known_targets
+from transformer_core.plan.link_trials import LINK_CHECKS, link_trials
+from transformer_core.plan.targets import known_targets
 
 
 def study(**sections: Any) -> Study:

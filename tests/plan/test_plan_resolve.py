@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.config.model import HuggingFace, Transformer
+from schemas.config.parallel import Ddp, Machine, Single
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.training import Linear, Noam
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from schemas.model import HuggingFace, Transformer
-from schemas.parallel import Ddp, Machine, Single
-from schemas.resolve import check_study, read_variants, resolve, resolve_all
-from schemas.study import RunSpec, Study, Variant
-from schemas.train import Linear, Noam
+from transformer_core.plan.resolve import check_study, resolve, resolve_all
+from transformer_core.plan.variants import read_variants
 
 SHARED = set(RunSpec.model_fields) & set(Study.model_fields)
 
@@ -271,6 +274,13 @@ def test_rules_over_several_sections(
     assert remedy in said
 
 
+def test_sharded_weights_are_not_there_for_one_product_of_all_layers() -> None:
+    base = study(model=MODEL | {"memory_products": "together"})
+    ((_, found, value, said),) = problems(base, {"single": variant({"parallel": {"kind": "fsdp"}})})
+    assert (found, value) == ("model.memory_products", "together")
+    assert "take per_layer" in said
+
+
 @pytest.mark.parametrize("kind", ["central", "data_parallel"])
 def test_a_chunked_loss_has_no_logits_to_gather(kind: str) -> None:
     base = study(training={"loss": {"kind": "chunked"}})
@@ -338,7 +348,7 @@ def test_variants_files(tmp_path: Path, text: str, expected: tuple[str, Any, str
     [
         (f"a: {{{END}}}\nb: {{{END}}}\na: {{{END}}}\n", "line 3"),
         (f"a: {{{END},\n  change: {{training: {{seed: 1, steps: 2, seed: 3}}}}}}\n", "line 2"),
-        ("a: {equivalence\n", "line 1"),
+        ("a: {equivalence\n", "line 2"),
     ],
 )
 def test_yaml_errors_name_the_line(tmp_path: Path, text: str, line: str) -> None:
@@ -347,18 +357,17 @@ def test_yaml_errors_name_the_line(tmp_path: Path, text: str, line: str) -> None
         read_variants(path)
     (problem,) = caught.value.problems
     assert problem.file == str(path)
-    assert line in problem.message
-    assert problem.remedy == "correct the YAML syntax"
+    assert line in problem.field
 
 
 def test_yaml_anchors_and_merges_still_work(tmp_path: Path) -> None:
     text = f"a: &a {{{END}}}\nb: {{<<: *a, summary: other}}\n"
-    found = read_variants(write(tmp_path / "variants.yaml", text))
+    found = read_variants(write(tmp_path / "variants.yaml", text)).variants
     assert (found["a"].summary, found["b"].summary) == ("s", "other")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml.*\n.*No such file.*\n.*check the path"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml.*\n.*no such file.*\n.*check the path"):
         read_variants(tmp_path / "nowhere.yaml")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00a")

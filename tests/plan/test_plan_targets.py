@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from schemas.config.study import Study
 from schemas.errors import ConfigError
-from schemas.study import Study
-from schemas.targets import check_owner, check_targets, known_targets
+from transformer_core.plan.targets import check_owner, check_targets, known_targets
 
 STUDY = Study.model_validate({"name": "mine", "variants": ["single", "ddp"], "repeats": 2})
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import LengthHistogram, Shard, ShardManifest
-from schemas.study import RunSpec
 
 VOCABULARY = 200
 

@@ -6,8 +6,12 @@ import pytest
 from traces import event_table, mark, talk, work
 
 from schemas.results import CollectiveUse, DeviceBreakdown
-from transformer_core.profiling.breakdown import break_down
-from transformer_core.profiling.collectives import bus_factor, collective_of, message_bytes
+from transformer_core.profiling.breakdown.device_breakdown import break_down
+from transformer_core.profiling.operators.collective_names import (
+    bus_factor,
+    collective_of,
+    message_bytes,
+)
 
 
 def devices(*rows: dict[str, Any]) -> list[DeviceBreakdown]:

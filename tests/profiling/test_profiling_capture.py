@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,15 +18,16 @@ import torch
 from capture_builders import spec_of, write_shards
 from small_training import Watcher, small_setup, small_spec
 
-from schemas.parallel import Ddp
-from schemas.profile import Profiling
-from schemas.results import Capture
-from schemas.study import RunSpec
-from transformer_core.profiling.capture import warmup_of
-from transformer_core.profiling.capture_phases import mark_phases
-from transformer_core.profiling.capture_worker import ddp_delay, uninterrupted
-from transformer_core.profiling.kineto import read_kineto
-from transformer_core.profiling.phases import PHASES, STEP, label
+from schemas.config.parallel import Ddp
+from schemas.config.profiling import Profiling
+from schemas.config.run_spec import RunSpec
+from schemas.results import Capture, DdpTimes
+from transformer_core.profiling.capture import worker as capture_worker
+from transformer_core.profiling.capture.order import CaptureOrder
+from transformer_core.profiling.capture.phase_ranges import mark_phases
+from transformer_core.profiling.capture.worker import ddp_delay, uninterrupted
+from transformer_core.profiling.events.phases import PHASES, STEP, label
+from transformer_core.profiling.readers.kineto.kineto_reader import read_kineto
 from transformer_core.train.loop import train
 
 TOLERANCE = 0.05
@@ -97,8 +99,16 @@ def test_nothing_interrupts_the_profiled_steps() -> None:
 def test_the_warm_up_lasts_until_a_technique_is_itself() -> None:
     profiling = Profiling(warmup_steps=2)
     powersgd = {"kind": "ddp", "hook": {"kind": "powersgd", "start_step": 10}}
-    assert warmup_of(spec_of(), profiling) == 2
-    assert warmup_of(spec_of(parallel=powersgd), profiling) == 11
+    for spec, steps in ((spec_of(), 2), (spec_of(parallel=powersgd), 11)):
+        order = CaptureOrder(
+            spec=spec,
+            data=Path("data"),
+            output=Path("out"),
+            command="",
+            profiling=profiling,
+            profiler="torch",
+        )
+        assert order.warmup_steps == steps
 
 
 def test_which_step_the_timers_of_ddp_describe() -> None:
@@ -111,7 +121,9 @@ def test_which_step_the_timers_of_ddp_describe() -> None:
 
 
 def test_a_supervisor_starts_without_torch() -> None:
-    modules = "transformer_core.profiling.capture, transformer_core.measure.collectives"
+    modules = (
+        "transformer_core.profiling.capture.job, transformer_core.measure.limits.collectives.job"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -124,7 +136,7 @@ def run_capture(folder: Path, spec: RunSpec, profiler: str = "torch") -> Capture
     output = folder / spec.variant
     (folder / "spec.json").write_text(spec.canonical_json())
     profiling = Profiling(profiler=profiler, warmup_steps=2, steps=3)  # type: ignore[arg-type]
-    command = [sys.executable, "-m", "transformer_core.profiling.capture"]
+    command = [sys.executable, "-m", "transformer_core.profiling.capture.job"]
     command += ["--spec", str(folder / "spec.json"), "--data", str(data), "--output", str(output)]
     command += ["--profiling", profiling.canonical_json()]
     done = subprocess.run(
@@ -244,7 +256,7 @@ def test_nccl_in_the_trace_agrees_with_the_timers_of_ddp(tmp_path: Path) -> None
 @needs_gpus(1)
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="Nsight Systems is not on the PATH")
 def test_both_profilers_see_the_same_kernels(tmp_path: Path) -> None:
-    from transformer_core.profiling.capture_nsys import rows
+    from transformer_core.profiling.capture.nsys_program import rows
 
     spec = spec_of("cuda")
     by_nsys = run_capture(tmp_path, spec, "nsys")
@@ -265,3 +277,52 @@ def test_nsys_without_a_gpu_is_a_status(tmp_path: Path) -> None:
     record = run_capture(tmp_path, spec_of(), "nsys")
     assert record.status == "unsupported"
     assert "nsys recorded no kernel on rank 0, but" in str(record.reason)
+
+
+def test_timers_that_disturb_have_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA those of DDP make the host wait in every step: none of these is recorded."""
+    said: list[tuple[str, int]] = []
+    step = 0
+
+    class Recorder:
+        def prepare(self) -> None:
+            pass
+
+        def start(self) -> None:
+            said.append(("start", step))
+
+        def stop(self) -> None:
+            said.append(("stop", step))
+
+        @staticmethod
+        def range_named(name: str) -> Any:
+            return nullcontext()
+
+    monkeypatch.setattr(capture_worker, "has_slow_timers", lambda setup: True)
+    monkeypatch.setattr(
+        capture_worker, "switch_on_timers", lambda setup: said.append(("timers", step))
+    )
+    times = DdpTimes(
+        step=1,
+        forward_seconds=1,
+        backward_compute_seconds=1,
+        communication_seconds=1,
+        overlap_seconds=1,
+    )
+    monkeypatch.setattr(
+        capture_worker,
+        "ddp_times",
+        lambda setup, described: times.model_copy(update={"step": described}),
+    )
+    strategy = SimpleNamespace(synchronise=lambda: None, devices=[])
+    setup: Any = SimpleNamespace(spec=spec_of(parallel=Ddp(kind="ddp")), strategy=strategy)
+    quiet: Any = SimpleNamespace(step_done=lambda tokens: None)
+    recorder: Any = Recorder()
+    capturing = capture_worker.Capturing(setup, recorder, quiet, warmup=2, steps=3)
+    for step in range(1, 9):
+        capturing.step_done(step, 1, 1, 1, 0.0)
+    step = 9
+    with pytest.raises(capture_worker.Enough):
+        capturing.step_done(step, 1, 1, 1, 0.0)
+    assert said == [("start", 2), ("stop", 5), ("timers", 5)]
+    assert [found.step for found in capturing.ddp] == [6, 7, 8]

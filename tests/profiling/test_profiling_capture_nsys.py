@@ -1,6 +1,5 @@
 """Nsight Systems as a capture uses it: found, its flags probed, and its failures told apart."""
 
-import argparse
 import os
 import shutil
 import sqlite3
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 from capture_builders import NEW_HELP, OLD_HELP, exported, fake_nsys, spec_of, trained
 
+from schemas.config.profiling import Profiling
 from schemas.errors import Unsupported
-from schemas.profile import Profiling
 from schemas.results import Capture
-from transformer_core.profiling import capture
-from transformer_core.profiling.capture import choose, supervise, under
-from transformer_core.profiling.capture_nsys import (
+from transformer_core.profiling.capture import job
+from transformer_core.profiling.capture.job import choose, supervise, under
+from transformer_core.profiling.capture.nsys_program import (
     Nsys,
     environment,
     find_nsys,
@@ -25,6 +24,7 @@ from transformer_core.profiling.capture_nsys import (
     rows,
     telling_lines,
 )
+from transformer_core.profiling.capture.order import CaptureOrder
 
 RUNS = "import capture_builders as b\nb.trained(output)\n"
 
@@ -35,11 +35,18 @@ def nsys(text: str = NEW_HELP) -> Nsys:
 
 def captured(folder: Path, profiler: str) -> Capture:
     """What a capture of a run on GPUs leaves."""
-    arguments = argparse.Namespace(output=folder / "out", command="again", log_file=None)
-    arguments.output.mkdir()
-    profiling = Profiling(profiler=profiler)  # type: ignore[arg-type]
-    supervise(arguments, spec_of("cuda"), profiling)
-    return Capture.model_validate_json((arguments.output / "capture.json").read_text())
+    output = folder / "out"
+    output.mkdir()
+    order = CaptureOrder(
+        spec=spec_of("cuda"),
+        data=folder,
+        output=output,
+        command="again",
+        profiling=Profiling(profiler=profiler),  # type: ignore[arg-type]
+        profiler="torch",
+    )
+    supervise(order)
+    return Capture.model_validate_json((output / "capture.json").read_text())
 
 
 @pytest.fixture
@@ -200,10 +207,10 @@ def test_what_went_wrong_is_a_status(fault: str, on_path: Any) -> None:
 
 
 def test_auto_takes_torch_where_nsys_cannot(on_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def recorded(spec: Any, options: Any, output: Path) -> None:
-        trained(output / "rank-0")
+    def recorded(order: CaptureOrder) -> None:
+        trained(order.output / "rank-0")
 
-    monkeypatch.setattr(capture, "capture_with_torch", recorded)
+    monkeypatch.setattr(job, "capture_with_torch", recorded)
     record = captured(on_path(RUNS + "b.exported(output, kernels=0, ranges=7)"), "auto")
     assert (record.status, record.profiler) == ("ok", "torch")
     assert "Nsight Systems could not: nsys recorded no kernel" in record.profiler_reason
@@ -212,7 +219,7 @@ def test_auto_takes_torch_where_nsys_cannot(on_path: Any, monkeypatch: pytest.Mo
 def test_a_run_that_cannot_be_is_not_tried_again(
     on_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "capture_with_torch", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(job, "capture_with_torch", lambda *_: pytest.fail("tried again"))
     folder = on_path(
         "record = dict(status='unsupported', reason='needs 8 GPUs', rank=0, time=1)\n"
         "record['traceback'] = None\n"
@@ -254,7 +261,7 @@ def test_the_real_one_records_ranges_and_no_kernel_without_a_gpu(tmp_path: Path)
     assert found is not None
     program = (
         "import nvtx\n"
-        "from transformer_core.profiling.capture_nsys import CAPTURE_RANGE, DOMAIN\n"
+        "from transformer_core.profiling.capture.nsys_program import CAPTURE_RANGE, DOMAIN\n"
         "with nvtx.annotate('before', domain=DOMAIN): pass\n"
         "with nvtx.annotate(CAPTURE_RANGE, domain=DOMAIN):\n"
         "    for phase in ('phase:step', 'phase:forward'):\n"

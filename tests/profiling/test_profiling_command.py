@@ -9,8 +9,8 @@ import pytest
 from traces import complete, kineto, on_device, training_report
 
 from schemas.results import Breakdown
-from transformer_core.profiling import events
 from transformer_core.profiling.__main__ import main
+from transformer_core.profiling.events import event_table
 
 KERNEL = [on_device("kernel", "sgemm", 0, 5, 1)]
 
@@ -22,7 +22,7 @@ def read(path: Path) -> Breakdown:
 def run(folder: Path, *arguments: str) -> Breakdown:
     files = ["--events", str(folder / "events.parquet"), "--output", str(folder / "out.json")]
     assert main([*arguments, *files]) == 0
-    assert pq.read_schema(folder / "events.parquet").names == events.SCHEMA.names
+    assert pq.read_schema(folder / "events.parquet").names == event_table.SCHEMA.names
     return read(folder / "out.json")
 
 
@@ -41,7 +41,10 @@ def test_traces_of_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path: Path) -> None:
-    paths = [str(kineto(tmp_path / f"{name}.json", KERNEL)) for name in "ab"]
+    paths = [
+        str(kineto(tmp_path / f"{name}.json", [on_device("kernel", name, 0, 5, 1)]))
+        for name in "ab"
+    ]
     found = run(tmp_path, *paths)
     assert [device.rank for device in found.devices] == [0, 1]
     assert "The traces do not say their ranks: they are counted in order" in found.notes
@@ -49,9 +52,18 @@ def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path: Path) -> None:
 
 def test_two_traces_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = {"distributedInfo": {"rank": 0, "world_size": 2}}
-    paths = [str(kineto(tmp_path / f"{name}.json", KERNEL, **head)) for name in "ab"]
+    paths = [
+        str(kineto(tmp_path / f"{name}.json", [on_device("kernel", name, 0, 5, 1)], **head))
+        for name in "ab"
+    ]
     assert main(paths) == 1
     assert "is of rank 0, and so is" in capsys.readouterr().err
+
+
+def test_one_trace_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(kineto(tmp_path / f"{name}.json", KERNEL)) for name in "ab"]
+    assert main(paths) == 1
+    assert "is the same as" in capsys.readouterr().err
 
 
 def test_traces_of_two_profilers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,11 @@ import pytest
 from traces import complete, kineto, on_device
 
 from schemas.errors import ConfigError
-from transformer_core.profiling.breakdown import break_down, rows_of
-from transformer_core.profiling.kineto import read_kineto
-from transformer_core.profiling.reading import NO_EVENTS, breakdown_of_files, read_files
+from transformer_core.profiling.breakdown.device_breakdown import break_down
+from transformer_core.profiling.breakdown.job import NO_EVENTS, breakdown_of_files
+from transformer_core.profiling.events.rows import rows_of
+from transformer_core.profiling.joining.reading import read_files
+from transformer_core.profiling.readers.kineto.kineto_reader import read_kineto
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 STEP = [
@@ -233,7 +235,7 @@ def test_a_truncated_trace(tmp_path: Path, name: str) -> None:
 def test_a_trace_cut_before_its_end_is_not_taken_for_whole(tmp_path: Path) -> None:
     path = kineto(tmp_path / "trace.json", STEP)
     path.write_text(path.read_text()[:-2])
-    with pytest.raises(ConfigError, match="damaged or cut off after 10 events"):
+    with pytest.raises(ConfigError, match="damaged or cut off after 9 events"):
         read_kineto(path)
 
 
@@ -246,7 +248,7 @@ def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.json.*\n.*cannot be read"):
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
         read_files([tmp_path / "none.json"])
 
 
@@ -267,7 +269,7 @@ def test_the_environment_in_a_trace_goes_nowhere(tmp_path: Path) -> None:
 PEAK = """
 import resource, sys
 from pathlib import Path
-from transformer_core.profiling.kineto import read_kineto
+from transformer_core.profiling.readers.kineto.kineto_reader import read_kineto
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (trace,) = read_kineto(Path(sys.argv[1])).processes
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -278,12 +280,13 @@ print(len(trace.device), (after - before) * 1024)
 def test_memory_stays_far_below_the_size_of_the_trace(tmp_path: Path) -> None:
     """35 MB of events, most of them Python stacks and arrows that nobody needs."""
     stack = complete("python_function", "module.py(12): " + "f" * 300, 1, 2)
-    block = ",".join(json.dumps(row) for row in [STEP[6], *[stack] * 20])
+    block = ",".join(json.dumps(row) for row in [stack] * 20)
     path, repeats = tmp_path / "big.json.gz", 4_000
     with gzip.open(path, "wt", compresslevel=1) as stream:
         stream.write('{"schemaVersion": 1, "traceEvents": [')
         for number in range(repeats):
-            stream.write(("," if number else "") + block)
+            kernel = on_device("kernel", "sgemm", number, 1, number)
+            stream.write(("," if number else "") + f"{json.dumps(kernel)},{block}")
         stream.write("]}")
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True

@@ -6,9 +6,11 @@ import pytest
 from traces import GENERATIONS, Report, training_report
 
 from schemas.errors import ConfigError
-from transformer_core.profiling.breakdown import break_down, rows_of
-from transformer_core.profiling.nsys import read_nsys
-from transformer_core.profiling.reading import NO_EVENTS, breakdown_of_files, read_files
+from transformer_core.profiling.breakdown.device_breakdown import break_down
+from transformer_core.profiling.breakdown.job import NO_EVENTS, breakdown_of_files
+from transformer_core.profiling.events.rows import rows_of
+from transformer_core.profiling.joining.reading import read_files
+from transformer_core.profiling.readers.nsys.nsys_reader import read_nsys
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -109,7 +111,7 @@ def test_ranges_without_end_are_left_out_and_said(tmp_path: Path) -> None:
     report.range("phase:forward", 0, None, pid=1, tid=1)
     report.kernel("k", 0, 10, pid=1, correlation=1)
     reading = read_files([report.write()])
-    assert reading.notes == ["1 NVTX ranges never end and were left out"]
+    assert reading.notes == ["1 event was left out: NVTX ranges that never end"]
     assert "range" not in reading.table.column("kind").to_pylist()
 
 

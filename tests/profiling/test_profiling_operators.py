@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_core.profiling.operators import (
+from transformer_core.profiling.operators.collective_names import collective_of
+from transformer_core.profiling.operators.kernel_classes import base_name, kernel_class
+from transformer_core.profiling.operators.operator_classes import (
     UNKNOWN,
     Work,
-    kernel_class,
     operator_class,
     work_of,
 )
@@ -37,27 +38,100 @@ def test_collectives_are_a_class() -> None:
     assert operator_class("_c10d_functional::wait_tensor") == "communication"
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "contraction"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128>", "contraction"),
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "contraction"),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "contraction"),
-        ("void (anonymous namespace)::softmax_warp_forward<float>", "normalization"),
-        ("void at::native::vectorized_layer_norm_kernel<float>", "normalization"),
-        ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>", "normalization"),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>",
-            "element_wise",
-        ),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel", "element_wise"),
-        ("void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>", "other"),
-        ("a_name_that_says_nothing", "other"),
-    ],
-)
-def test_classes_of_kernels(name: str, found: str) -> None:
-    assert kernel_class(name) == found
+KERNELS = {
+    "contraction": (
+        "Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1",
+        "void ck_tile::kentry<1, ck_tile::FmhaFwdKernel<ck_tile::BlockFmhaPipeline>>(Kargs)",
+        "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm<float>>(Argument)",
+        "void wvSplitK_hf_sml_<__hip_bfloat16, 64, 4, 16, 8, 1, 4>(int)",
+        "miopenSp3AsmConv_v30_3_1_gfx9",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128>(Params)",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)",
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT",
+        "volta_sgemm_32x32_sliced1x4_tn",
+        "void gemmSN_NN_kernel<float, 128, 2>(cublasGemmSmallNParams<float>)",
+        "void gemvNSP_kernel<float, float, 1, 16, 128>(cublasGemvParams<float>)",
+        "void dot_kernel<float, 128, 0>(cublasDotParams<float>)",
+        "void splitKreduce_kernel<32, 16, int, float, float>(cublasSplitKParams<float>)",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(Params)",
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32",
+        "_ZN2ck16kernel_gemm_xdl_cshuffle_v1",
+        "attn_fwd",
+        "triton_tem_fused_mm_3",
+    ),
+    "normalization": (
+        "void (anonymous namespace)::softmax_warp_forward<float, 10, true>(float*)",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>(float*)",
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>(int)",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, gemm> >(Op)",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel_32x32<float>()",
+        "void cub::DeviceReduceKernel<Policy, float*>(float*)",
+        "triton_red_fused_native_layer_norm_2",
+    ),
+    "element_wise": (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
+        "void at::native::elementwise_kernel<128, 4, MulFunctor<reduce_kernel> >(int)",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Adam>(T)",
+        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float>(T)",
+        "triton_poi_fused_add_gelu_1",
+    ),
+    "other": (
+        # Embeddings of a library whose name space holds the name of a product.
+        "void fbgemm_gpu::split_embedding_codegen_forward_unweighted_kernel<float>(P)",
+        "void fbgemm_gpu::permute_2D_data_kernel<long>(int)",
+        "split_embedding_backward_codegen_adagrad_unweighted_kernel_cta_per_row_1(float)",
+        "void bounds_check_indices_kernel<long>(P)",
+        "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>(int)",
+        "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float> >(int)",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(T)",
+        "void at::native::(anonymous namespace)::indexSelectLargeIndex<float>(T)",
+        "void cub::DeviceReduceByKeyKernel<Policy>(T)",
+        "void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<Policy>(T)",
+        "__amd_rocclr_copyBuffer",
+        "a_name_that_says_nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("found", KERNELS)
+def test_classes_of_kernels(found: str) -> None:
+    assert {name: kernel_class(name) for name in KERNELS[found]} == dict.fromkeys(
+        KERNELS[found], found
+    )
+
+
+COLLECTIVES = {
+    # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
+    "ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymDevArgs)": "all_reduce",
+    "ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)": "all_gather",
+    "ncclSymDevKernel_ReduceScatter_LL_sum_f8e5m2(ncclSymDevArgs)": "reduce_scatter",
+    "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": "all_reduce",
+    "ncclSymkDevKernel_ReduceScatter_RailA2A_LsaLD_sum_f32": "reduce_scatter",
+    # The kernels of RCCL for all collectives; what launched them says which.
+    "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)": "other",
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_newer_libraries(name: str) -> None:
+    assert collective_of(name) == COLLECTIVES[name]
+
+
+def test_heads_come_third_in_the_kernels_of_flash_attention() -> None:
+    shapes = [(2, 3, 7, 8)] * 3
+    outer = work_of("aten::_scaled_dot_product_flash_attention", shapes, ["c10::BFloat16"] * 3)
+    swapped = [(2, 7, 3, 8)] * 3
+    for name in ("_flash_attention_forward", "_efficient_attention_forward"):
+        assert work_of(f"aten::{name}", swapped, ["c10::BFloat16"] * 3) == outer
+
+
+def test_base_names() -> None:
+    assert base_name("void at::native::reduce_kernel<512, 1>(ReduceOp<a, b<c>>)") == "reduce_kernel"
+    assert base_name("void (anonymous namespace)::f<int (*)(int)>(int)") == "f"
+    assert base_name("volta_sgemm_32x32_tn") == "volta_sgemm_32x32_tn"
+    assert base_name("a<b::{lambda(int)#1}>::c(x)") == "c"
+    assert base_name("") == ""
 
 
 def counted(function: Callable[..., object], *inputs: Tensor) -> int:

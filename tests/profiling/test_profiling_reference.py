@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from schemas.results import DeviceBreakdown
-from transformer_core.profiling import events
-from transformer_core.profiling.breakdown import Rows, break_down, rows_of
-from transformer_core.profiling.reading import read_files
+from transformer_core.profiling.breakdown.device_breakdown import break_down
+from transformer_core.profiling.events import event_table
+from transformer_core.profiling.events.rows import Rows, rows_of
+from transformer_core.profiling.joining.reading import read_files
 
 FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
 pytestmark = pytest.mark.skipif(
@@ -25,7 +26,7 @@ TRACES = {
     "param_dlrm_8ranks": "kineto/param_dlrm_8ranks/*.json.gz",
     "tracelens_h100_qwen0.5b_1gpu": "kineto/tracelens_h100_qwen0.5b_1gpu.json.gz",
 }
-COLLECTIVES = {"allreduce": "all_reduce", "sendrecv": "send_recv"}
+COLLECTIVES = {"allreduce": "all_reduce", "sendrecv": "all_to_all"}
 
 
 class Trace:
@@ -37,7 +38,7 @@ class Trace:
         reading = read_files(sorted(Path(FOLDER).glob(TRACES[name])))
         # The reference leaves out CUDA graphs that were recorded as a whole.
         table = reading.table.filter(
-            [c != events.GRAPH for c in reading.table.column("class").to_pylist()]
+            [c != event_table.GRAPH for c in reading.table.column("class").to_pylist()]
         )
         self.format = reading.format
         self.devices = break_down(table)
@@ -85,10 +86,10 @@ def test_summary(trace: Trace) -> None:
         mine = trace.rows_on(device)
         sums = {
             kind: sum(a.time_ns for a in device.activities if a.kind == kind)
-            for kind in events.CLASSES
+            for kind in event_table.CLASSES
         }
-        communication = sums[events.COMMUNICATION]
-        kernels = communication + sums[events.COMPUTE]
+        communication = sums[event_table.COMMUNICATION]
+        kernels = communication + sums[event_table.COMPUTE]
         found = {
             "events": device.events,
             "kernels": device.kernels,
@@ -97,13 +98,13 @@ def test_summary(trace: Trace) -> None:
             "idle_ns": span.idle_ns,
             "kernel_sum_ns": kernels,
             "comm_sum_ns": communication,
-            "compute_sum_ns": sums[events.COMPUTE],
+            "compute_sum_ns": sums[event_table.COMPUTE],
             "comm_union_ns": span.communication_ns,
             "compute_union_ns": span.compute_ns,
             "comm_compute_overlap_ns": span.overlap_ns,
             "exposed_comm_ns": span.exposed_communication_ns,
-            "memcpy_union_ns": mine.union(mine["class"] == events.MEMCPY).length,
-            "memset_union_ns": mine.union(mine["class"] == events.MEMSET).length,
+            "memcpy_union_ns": mine.union(mine["class"] == event_table.MEMCPY).length,
+            "memset_union_ns": mine.union(mine["class"] == event_table.MEMSET).length,
         }
         assert found == {name: int(row[name]) for name in found}
         shares = {

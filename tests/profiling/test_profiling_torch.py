@@ -9,8 +9,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from schemas.results import Breakdown
-from transformer_core.profiling import phases
-from transformer_core.profiling.reading import breakdown_of_files
+from transformer_core.profiling.breakdown.job import breakdown_of_files
+from transformer_core.profiling.events import phases
 
 STEPS = 2
 

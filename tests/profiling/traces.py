@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from transformer_core.profiling import events
+from transformer_core.profiling.events import event_table as events
 
 PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId")
 GENERATIONS: dict[str, dict[str, Any]] = {

@@ -1,16 +1,45 @@
+import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from report_builders import build, mixed, unsupported
+
+from transformer_core.report import figures, page
+from transformer_core.report.contents import FIGURES
+from transformer_core.report.kit import svg
 
 
 @pytest.fixture(scope="session")
 def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of a study in which one variant is unsupported; tests must not write to it."""
+    """StudyResults of a study in which one variant is unsupported; tests must not write to it."""
     return build(tmp_path_factory.mktemp("study") / "results", mixed)
 
 
 @pytest.fixture(scope="session")
+def quick_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a page, whose figures are empty: drawing them takes most of the time."""
+    folder = tmp_path_factory.mktemp("quick") / "results"
+    shutil.copytree(study_folder, folder)
+    (folder / "figures").mkdir()
+    for name in FIGURES:
+        empty = svg.render(Figure(figsize=(1, 1)), name, name, f"The figure {name}.")
+        (folder / "figures" / f"{name}.svg").write_text(empty)
+    assert page.main(["--results", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with its real figures; tests must not write to it."""
+    folder = tmp_path_factory.mktemp("page") / "results"
+    shutil.copytree(study_folder, folder)
+    assert figures.main(["--results", str(folder)]) == 0
+    assert page.main(["--results", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of a study in which no variant could run."""
+    """StudyResults of a study in which no variant could run."""
     return build(tmp_path_factory.mktemp("empty") / "results", unsupported)

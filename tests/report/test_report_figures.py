@@ -6,18 +6,19 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
+from report_builders import EVIL_LANGUAGE
 
 from schemas.errors import ConfigError
-from transformer_core.report import svg
-from transformer_core.report.drawing import legend_below
+from transformer_core.analysis.study_results import StudyResults
 from transformer_core.report.figures import FIGURES, draw, main
-from transformer_core.report.inputs import Results, load
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import legend_below
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def results_of(folder: Path) -> Results:
-    return load(folder, folder / "study.json", folder / "comparisons.json")
+def results_of(folder: Path) -> StudyResults:
+    return StudyResults(folder)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,8 @@ def test_figure_is_accessible_and_follows_the_theme(name: str, drawings: dict[st
     described = [root.find(f"{SVG}title"), root.find(f"{SVG}desc")]
     assert [element.get("id") for element in described if element is not None] == labels
     assert all(element is not None and element.text for element in described)
+    for key in ("data-title-ko", "data-description-ko"):
+        assert re.search("[가-힣]", root.get(key) or ""), key
     assert svg.INK not in drawings[name]
     assert "currentColor" in drawings[name]
     assert "prefers-color-scheme:dark" in drawings[name]
@@ -95,12 +98,13 @@ def test_baseline_is_not_compared_with_itself(drawings: dict[str, str]) -> None:
 
 def test_labels_are_text_and_not_markup(drawings: dict[str, str]) -> None:
     label = next(t for t in texts(drawings["lengths_tokens"]) if t.startswith("target ("))
-    assert "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$" in label
+    assert EVIL_LANGUAGE in label
     assert "<script" not in drawings["lengths_tokens"]
 
 
 NOTHING = {
     "collective_bandwidth": "Not measured",
+    "layer_tree": "No trace names the modules of the model",
     "operator_roofline": "No trace holds the shapes of operators",
     "profile_communication": "No variant communicates",
     "scaling": "Nothing to project",
@@ -119,18 +123,25 @@ def test_study_without_a_number_still_has_its_figures(name: str, empty_folder: P
 
 def test_job_writes_every_figure(study_folder: Path, tmp_path: Path) -> None:
     assert main(["--results", str(study_folder), "--output", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in FIGURES}
+    figures = {f"{name}.svg" for name in FIGURES}
+    seals = {f".{name}.seal" for name in figures}
+    assert {path.name for path in tmp_path.iterdir()} == figures | seals
     picture = svg.read(tmp_path / "throughput.svg")
     assert (picture.name, picture.title) == ("throughput", "Throughput")
     assert "prefers-color-scheme" in picture.markup
 
 
 def test_job_names_missing_steps(
-    study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "results"
     shutil.copytree(study_folder, folder)
     (folder / "runs" / "single" / "repeat-1" / "steps.parquet").unlink()
+    only = {"training_loss": FIGURES["training_loss"]}
+    monkeypatch.setattr("transformer_core.report.figures.FIGURES", only)
     assert main(["--results", str(folder)]) == 1
     assert "single/repeat-1/steps.parquet" in capsys.readouterr().err
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from schemas.data import FixedSize, PackedRows, PaddedRows, TokenBudget
+from schemas.config.batching import FixedSize, PackedRows, PaddedRows, TokenBudget
+from schemas.config.study import Study
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from schemas.resolve import read_variants, resolve
-from schemas.study import Study, Variant
+from transformer_core.plan.resolve import resolve
+from transformer_core.plan.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 DDP = {"parallel": {"kind": "ddp"}}
@@ -37,7 +39,7 @@ def test_size_times_scale_to_the_nearest_whole_number(
 @pytest.mark.parametrize("kind", ["fixed_size", "token_budget"])
 def test_variants_scale_the_batches_of_any_study(kind: str) -> None:
     size = {"fixed_size": "pairs", "token_budget": "tokens"}[kind]
-    variants = read_variants(ROOT / "config/variants.yaml")
+    variants = read_variants(ROOT / "config/variants.yaml").variants
     base = study({"kind": kind, size: 9_000})
     sizes = {}
     for name in ("batch_quarter", "batch_half", "single", "batch_double", "batch_quadruple"):
@@ -95,7 +97,7 @@ def test_a_large_scale_makes_a_small_batch_do() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_scale_is_positive(scale: float) -> None:
-    with pytest.raises(ConfigError, match="above 0"):
+    with pytest.raises(ConfigError, match="at least"):
         resolve(study({"kind": "token_budget"}), "v", scaled(scale))
 
 

@@ -7,22 +7,17 @@ from typing import Any
 import jmespath
 import pytest
 import yaml
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from schemas.claims import (
-    Claims,
-    Number,
-    claim_files,
-    claim_pairs,
-    numbers_of,
-    read_claims,
-    variants_of,
-)
+from schemas.config.claims import Claims, Number, numbers_of, variants_of
+from schemas.config.families import Family
+from schemas.config.study import Study
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.families import Families, Family, family_pairs, members_in, read_families
-from schemas.resolve import read_variants
 from schemas.results import Breakdown, MemoryResult, Roofline
-from schemas.study import Study, Variant
+from transformer_core.plan.compared_pairs import family_pairs, members_in
+from transformer_core.plan.declarations.claims_file import claim_files, claim_pairs, read_claims
+from transformer_core.plan.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = {
@@ -49,7 +44,7 @@ def claims(tmp_path: Path, *tests: Any, **more: Any) -> dict[str, Any]:
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump(content))
     families = {"buckets": Family.model_validate(FAMILY)}
-    return read_claims(path, VARIANTS, families, "v.yaml", "f.yaml")
+    return read_claims(path, VARIANTS, families, "v.yaml")
 
 
 def problems_of(tmp_path: Path, *tests: Any, **more: Any) -> tuple[ConfigProblem, ...]:
@@ -130,65 +125,34 @@ def test_pairs_and_files_of_claims(tmp_path: Path) -> None:
     assert claim_files(found) == ["results/memory/ddp.json"]
 
 
-def family(tmp_path: Path, **changes: Any) -> Family:
-    path = tmp_path / "families.yaml"
-    path.write_text(yaml.safe_dump({"buckets": FAMILY | changes}))
-    return read_families(path, VARIANTS, "v.yaml")["buckets"]
+FAMILY_ERRORS = [
+    ([*FAMILY["members"], {"value": 5, "variant": "single"}], "holds the value 5 twice"),
+    (FAMILY["members"][:1], "at least 2"),
+    ([*FAMILY["members"], {"value": 0, "variant": "single"}], "greater than 0"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "words"),
-    [
-        ({"reference": "dpp"}, "buckets.reference", "did you mean ddp"),
-        (
-            {"members": [*FAMILY["members"], {"value": 7, "variant": "dpd"}]},
-            "buckets.members[3].variant",
-            "did you mean ddp",
-        ),
-        (
-            {"members": [*FAMILY["members"], {"value": 5, "variant": "single"}]},
-            "buckets.members",
-            "holds the value 5 twice",
-        ),
-        ({"members": FAMILY["members"][:1]}, "buckets.members", "at least 2"),
-        (
-            {"members": [*FAMILY["members"], {"value": 0, "variant": "single"}]},
-            "buckets.members[3].value",
-            "above 0",
-        ),
-    ],
-)
-def test_a_wrong_family(tmp_path: Path, changes: dict[str, Any], field: str, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        family(tmp_path, **changes)
-    (problem,) = caught.value.problems
-    assert problem.field == field
-    assert words in f"{problem.message} {problem.remedy}"
+@pytest.mark.parametrize(("members", "words"), FAMILY_ERRORS)
+def test_a_wrong_family(members: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Family.model_validate(FAMILY | {"members": members})
 
 
-def test_every_member_needs_a_reference(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        family(tmp_path, reference=None)
-    assert [problem.field for problem in caught.value.problems] == [
-        f"buckets.members[{position}].reference" for position in range(3)
-    ]
-
-
-def test_members_and_pairs_of_a_study(tmp_path: Path) -> None:
-    found = family(tmp_path)
+def test_members_and_pairs_of_a_study() -> None:
+    found = Family.model_validate(FAMILY)
     study = Study(name="mine", variants=["single", "ddp_bucket_5mb", "ddp", "ddp_bucket_1mb"])
     assert [member.value for member in members_in(found, study)] == [1, 5, 25]
     pairs = [("ddp_bucket_1mb", "ddp"), ("ddp_bucket_5mb", "ddp")]
     assert family_pairs({"one": found, "same": found}, study) == pairs
     few = Study(name="mine", variants=["single", "ddp", "ddp_bucket_1mb"])
-    assert family_pairs({"one": family(tmp_path, members=FAMILY["members"][1:])}, few) == []
+    two = Family.model_validate(FAMILY | {"members": FAMILY["members"][1:]})
+    assert family_pairs({"one": two}, few) == []
     for variants in (["single", "ddp"], ["single", "ddp_bucket_1mb", "ddp_bucket_5mb"]):
         assert family_pairs({"one": found}, Study(name="mine", variants=variants)) == []
 
 
 def test_the_original_claims_are_all_there_and_known_to_their_variants() -> None:
-    variants = read_variants(ROOT / "config/variants.yaml")
-    families = read_families(ROOT / "config/families.yaml", variants)
+    variants, families = read_variants(ROOT / "config/variants.yaml")
     found = read_claims(ROOT / "config/claims.yaml", variants, families)
     assert [name for name in found if name.startswith("C")] == [f"C{n}" for n in range(1, 17)]
     named = {row for variant in variants.values() for row in variant.tests}
@@ -201,12 +165,15 @@ def test_the_original_claims_are_all_there_and_known_to_their_variants() -> None
         assert used, name
 
 
-def test_the_examples_of_the_document_are_valid() -> None:
+def test_the_examples_of_the_document_are_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs/adding-a-claim.md").read_text(encoding="utf-8")
-    claims, number, families = re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S)
+    claims, number, sweeps = re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S)
     assert TypeAdapter(Claims).validate_python(yaml.safe_load(claims))
     assert Number.model_validate(yaml.safe_load(number)["number"])
-    assert TypeAdapter(Families).validate_python(yaml.safe_load(families))
+    (tmp_path / "variants.yaml").write_text(
+        f"ddp: {{equivalence: tolerance, summary: s}}\n{sweeps}"
+    )
+    assert list(read_variants(tmp_path / "variants.yaml").families) == ["my_bucket_size"]
 
 
 RECORDS = {"memory": MemoryResult, "profiles": Breakdown, "machine": Roofline}
@@ -228,8 +195,7 @@ def fields_in(node: Any) -> set[str]:
 
 
 def test_the_original_claims_look_up_fields_that_results_have() -> None:
-    variants = read_variants(ROOT / "config/variants.yaml")
-    families = read_families(ROOT / "config/families.yaml", variants)
+    variants, families = read_variants(ROOT / "config/variants.yaml")
     found = read_claims(ROOT / "config/claims.yaml", variants, families)
     numbers = [n for claim in found.values() for test in claim.tests for n in numbers_of(test)]
     assert {number.file.split("/")[1] for number in numbers} == set(RECORDS)

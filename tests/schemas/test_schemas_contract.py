@@ -12,10 +12,11 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 import schemas
-from schemas import generate
+from schemas import generate, results
 from schemas.base import Schema
+from schemas.config.run_spec import RunSpec
+from schemas.config.variants import Variants
 from schemas.results import Interval, Window
-from schemas.study import RunSpec, Variants
 
 MODULES = [info.name for info in pkgutil.walk_packages(schemas.__path__, "schemas.")]
 MODELS = sorted(
@@ -69,25 +70,39 @@ def test_results_survive_a_file() -> None:
     assert Window.model_validate_json(window.model_dump_json()) == window
 
 
-def test_json_schemas_are_current() -> None:
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    """What is generated, once for all tests: it takes seconds."""
+    return generate.generated()
+
+
+@pytest.fixture(autouse=True)
+def _made_once(monkeypatch: pytest.MonkeyPatch, made: dict[str, str]) -> None:
+    monkeypatch.setattr(generate, "generated", lambda: made)
+
+
+def test_generated_files_are_current() -> None:
     stale = generate.drifted()
-    assert not stale, f"schemas/json: {', '.join(stale)} stale; repair with: {generate.REPAIR}"
-    files = {path.name for path in generate.FOLDER.iterdir()}
-    assert files == set(generate.generated()), f"schemas/json: repair with: {generate.REPAIR}"
+    assert not stale, f"{', '.join(stale)} stale; repair with: {generate.REPAIR}"
+    folders = [generate.ROOT / "schemas/json", generate.ROOT / "docs/reference"]
+    files = {path for folder in folders for path in folder.iterdir()}
+    made = {generate.ROOT / name for name in generate.generated()}
+    assert files == made, f"left over: {files - made}"
 
 
 def test_generate_writes_and_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(generate, "FOLDER", tmp_path / "json")
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate", "--check"])
     assert generate.main() == 1
     assert f"repair with: {generate.REPAIR}" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["generate"])
     assert generate.main() == 0
     assert generate.drifted() == []
-    (tmp_path / "json" / "study.json").write_text("{}")
-    assert generate.drifted() == ["study.json"]
+    (tmp_path / "schemas/json/study.json").write_text("{}")
+    (tmp_path / "docs/reference/study.md").unlink()
+    assert generate.drifted() == ["schemas/json/study.json", "docs/reference/study.md"]
 
 
 def test_json_schemas_describe_fields_to_an_editor() -> None:
@@ -95,6 +110,14 @@ def test_json_schemas_describe_fields_to_an_editor() -> None:
     assert definitions["Transformer"]["properties"]["d_ff"]["description"]
     entries: dict[str, Any] = TypeAdapter(Variants).json_schema()["patternProperties"]
     assert len(entries) == 1
+
+
+def test_names_of_results_are_imported_when_they_are_asked_for() -> None:
+    for name in results.__all__:
+        found = getattr(results, name)
+        assert getattr(found, "__module__", "schemas.results.").startswith(("schemas.", "typing"))
+    with pytest.raises(AttributeError, match="'Nothing'"):
+        results.Nothing  # noqa: B018
 
 
 def test_schemas_import_neither_torch_nor_the_package() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
-from schemas.resolve import check_study, read_variants, resolve
 from schemas.results import Interval
-from schemas.study import Variant
+from transformer_core.plan.resolve import check_study, resolve
+from transformer_core.plan.variants import read_variants
 
 STUDY = {"name": "tiny", "variants": ["single"]}
 MODEL = {"kind": "transformer"}
@@ -166,6 +167,14 @@ def test_all_mistakes_are_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         check_study(STUDY | {"repeats": 0, "model": MODEL | {"heads": 0, "d_f": 1}}, "study.yaml")
     assert {p.field for p in caught.value.problems} == {"repeats", "model.heads", "model.d_f"}
+
+
+def test_of_thousands_of_mistakes_some_are_said() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_study(STUDY | {f"k{number}": 1 for number in range(5_000)}, "study.yaml")
+    *said, others = caught.value.problems
+    assert len(said) == 50
+    assert (others.field, others.value) == ("(others)", 4_950)
 
 
 def test_other_schemas_and_unforeseen_errors() -> None:

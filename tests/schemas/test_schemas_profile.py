@@ -2,10 +2,11 @@
 
 import pytest
 
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
 from schemas.errors import ConfigError
-from schemas.resolve import check_study
-from schemas.study import RunSpec, Study
-from schemas.targets import check_targets, known_targets
+from transformer_core.plan.resolve import check_study
+from transformer_core.plan.targets import check_targets, known_targets
 
 STUDY = {"name": "mine", "variants": ["single"]}
 

@@ -1,7 +1,7 @@
 """The search, with sessions whose truth is known."""
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import log, prod
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,9 @@ import pytest
 import yaml
 from analysis_builders import certificate
 
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
 from schemas.results import (
     Certificate,
     Comparison,
@@ -21,10 +24,13 @@ from schemas.results import (
     Side,
     TurnWindow,
 )
-from schemas.study import RunSpec, Study, Variant
-from transformer_core.analysis import search as module
-from transformer_core.analysis.search import BASELINE, search
-from transformer_core.measure.session import SessionEndedError
+from schemas.results.search import BASELINE
+from transformer_core.measure.processes.statuses import Outcome
+from transformer_core.measure.turns.session import SessionEndedError
+from transformer_core.search import combination_certificates, combinations_search, trials
+from transformer_core.search.candidates import own_effects, shortlist
+from transformer_core.search.combinations_search import search
+from transformer_core.search.recommended import recommended_yaml
 
 STATE = MachineState(probes=[], cpu_megahertz=None, cpu_celsius=None, load_average=None, gpus=[])
 
@@ -79,7 +85,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
             made.asked.append([side.name for side in self.sides])
             for side in self.sides:
                 if side.spec.parallel.kind in made.broken and side.name != BASELINE:
-                    raise SessionEndedError(side.name, "oom", "no memory", None)
+                    raise SessionEndedError(side.name, Outcome(status="oom", reason="no memory"))
             windows = [
                 TurnWindow(
                     side=side.name, began=0.0, seconds=1.0 / speed(side.spec), steps=5, tokens=1000,
@@ -98,7 +104,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
                 foreign_cpu_seconds=0.0, rounds_seconds=1.0,
             )  # fmt: skip
 
-    monkeypatch.setattr(module, "Sessions", Fake)
+    monkeypatch.setattr(trials, "Sessions", Fake)
     return made
 
 
@@ -128,7 +134,8 @@ def run(
     def certify(bench: Any, variants: Any, trial: Any, reference: Any) -> Certificate:
         return certificate("recommended", verdicts.get(tuple(sorted(trial.parts)), "equivalent"))
 
-    monkeypatch.setattr(module, "_certificate", certify)
+    monkeypatch.setattr(combination_certificates, "_certificate", certify)
+    monkeypatch.setattr(combinations_search, "profile_of", lambda bench, spec: None)
     return search(
         study,
         VARIANTS,
@@ -208,6 +215,39 @@ def test_no_more_trainings_at_once_than_allowed(
     assert max(map(len, bench.asked)) == 3
 
 
+def test_a_variant_without_parent_changes_the_study_not_the_baseline() -> None:
+    slow = variant({"training": {"optimizer": {"kind": "adam"}}})
+    adam, names = {**VARIANTS, "slow": slow}, ["slow", "single", "ddp", "bf16"]
+    study = STUDY.model_copy(update={"baseline": "slow", "variants": names})
+    # Twice as fast as the baseline is the study itself, and no faster are two devices.
+    measured = [
+        Comparison(
+            variant=name, reference="slow", certificate="equivalent", counts=True,
+            effects=[Effect(quantity="throughput", verdict="FASTER",
+                            ratio=Interval(median=r, low=r, high=r, samples=4))],
+        )
+        for name, r in {"single": 2.0, "ddp": 1.8, "bf16": 2.2}.items()
+    ]  # fmt: skip
+    effects = own_effects(study, adam, measured)
+    assert effects["ddp"] == pytest.approx(log(0.9))
+    assert effects["bf16"] == pytest.approx(log(1.1))
+    trials, together = shortlist(study, adam, ["single", "ddp", "bf16"], effects)
+    # What only says that there is one process stands in no combination.
+    assert [trial.parts for trial in trials] == [("bf16",), ("ddp", "bf16"), ("ddp",)]
+    assert together == 3
+
+
+def test_the_winner_is_compared_even_where_its_stages_find_no_room(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"together": 3, "candidates": 2, "largest": 5}
+    study = STUDY.model_copy(update={"search": STUDY.search.model_copy(update=few)})
+    found = run(tmp_path, monkeypatch, study)
+    final = {tuple(sorted(s.parts)) for s in found.waterfall}
+    assert found.status == "found"
+    assert tuple(sorted(found.parts)) in final
+
+
 def test_without_a_budget_nothing_is_searched(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +260,36 @@ def test_the_recommended_spec_can_be_read_as_it_is(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = run(tmp_path, monkeypatch)
-    text = module.recommended_yaml(found)
+    text = recommended_yaml(found)
     assert RunSpec.model_validate(yaml.safe_load(text)) == found.spec
     assert "Certificate: equivalent" in text
+
+
+PADDING = {"kind": "fixed_size", "pairs": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "padded"),
+    [
+        ({"batching": PADDING}, True),
+        (
+            {"batching": PADDING, "model": {"kind": "transformer", "tokens": {"kind": "unpadded"}}},
+            False,
+        ),
+        ({"batching": PADDING | {"rows": {"kind": "packed"}}}, False),
+        ({}, False),
+    ],
+)
+def test_a_recommendation_says_where_it_computes_much_padding(
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    padded: bool,
+) -> None:
+    """Batches are part of what the study trains: they stay, and the file tells what they cost."""
+    spec = RunSpec.model_validate({"variant": "recommended"} | change)
+    found = run(tmp_path, monkeypatch).model_copy(update={"spec": spec})
+    text = recommended_yaml(found)
+    assert ("kind: token_budget} pads little" in text) == padded
+    assert RunSpec.model_validate(yaml.safe_load(text)) == spec

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from schemas.base import merge
+from schemas.config.run_spec import RunSpec
 from schemas.results import LengthHistogram, ShardManifest
-from schemas.study import RunSpec
-from transformer_core.data.store import PairStore
-from transformer_core.parallel.topology import Process
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.parallel.communication.topology import Process
 from transformer_core.train.assemble import Setup, assemble
 from transformer_core.train.loop import train
+from transformer_core.train.observer import Observer
 
 VOCABULARY = 61  # odd, so that shards of two ranks differ in size
 
@@ -75,8 +76,8 @@ def small_setup(spec: RunSpec, process: Process | None = None) -> Setup:
     return assemble(spec, process, VOCABULARY, small_store(), small_store(1_300, seed=1))
 
 
-class Watcher:
-    """An observer that keeps what it is told; ``stop_at`` ends a run after that step."""
+class Watcher(Observer):
+    """Keeps what it is told; ``stop_at`` ends a run after that step."""
 
     def __init__(self, stop_at: int = 0) -> None:
         self.stop_at = stop_at
@@ -93,22 +94,11 @@ class Watcher:
         if self.stop_at and step > self.stop_at:
             raise Stopped
 
-    def updated(
-        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
-    ) -> None:
-        pass
-
     def logged(self, step: int, loss: float) -> None:
         self.losses[step] = loss
 
     def validated(self, step: int, loss: float) -> None:
         self.validations[step] = loss
-
-    def pause(self) -> None:
-        pass
-
-    def resume(self) -> None:
-        pass
 
     def state(self) -> dict[str, Any]:
         return {"losses": list(self.losses.items())}

@@ -1,6 +1,7 @@
 """Checkpoints: exact resumption, and a usable one at any moment."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -64,7 +65,8 @@ def test_checkpoints_do_not_disturb_the_run(tmp_path: Path) -> None:
     with_checkpoints, _ = run_small(small_spec(training={"checkpoint_every": 1}), tmp_path / "a")
     without, _ = run_small(small_spec(), tmp_path / "b")
     assert with_checkpoints.losses == without.losses
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["step-00000005"]
+    kept = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert kept == ["step-00000004", "step-00000005"]
     assert not (tmp_path / "b").exists()
 
 
@@ -85,14 +87,59 @@ def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path, other) is None
 
 
-def test_the_newest_of_several_is_taken_and_only_it_is_kept(tmp_path: Path) -> None:
+def test_the_newest_of_several_is_taken_and_two_are_kept(tmp_path: Path) -> None:
     setup = small_setup(small_spec())
     for step in (9, 10):
         checkpoint.save(tmp_path / str(step), setup, step, {})
         shutil.move(tmp_path / str(step) / f"step-{step:08d}", tmp_path)
     assert checkpoint.latest(tmp_path, setup) == tmp_path / "step-00000010"
     checkpoint.save(tmp_path, setup, 11, {})
-    assert sorted(path.name for path in tmp_path.glob("*step*")) == ["step-00000011"]
+    kept = sorted(path.name for path in tmp_path.glob("*step*"))
+    assert kept == ["step-00000010", "step-00000011"]
+
+
+def _flip(file: Path) -> None:
+    stat, content = file.stat(), bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flipped": _flip,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]) and None,
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)) and None,
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("file", ["rank-00000.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    damage: str, file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = small_spec(training={"checkpoint_every": 1})
+    whole, end = run_small(spec, tmp_path / "whole")
+    expected = everything(end)
+    run_small(spec, tmp_path / "parts", stop_at=4)
+    newest = tmp_path / "parts/step-00000004"
+    DAMAGES[damage](newest / file)
+    with caplog.at_level("WARNING", "transformer_core"):
+        resumed, end = run_small(spec, tmp_path / "parts")
+    assert str(newest) in caplog.text
+    assert "this checkpoint is left out" in caplog.text
+    assert resumed.started_at == [3]
+    assert everything(end) == expected
+    assert resumed.losses == {step: whole.losses[step] for step in resumed.losses}
+
+
+def test_without_a_whole_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
+    spec = small_spec(training={"checkpoint_every": 1})
+    run_small(spec, tmp_path, stop_at=4)
+    for file in tmp_path.glob("step-*/state.json"):
+        file.write_text("{}")
+    resumed, _ = run_small(spec, tmp_path)
+    assert resumed.started_at == [0]
 
 
 class Killed(BaseException):
@@ -108,7 +155,7 @@ class Killer:
         places: list[tuple[Any, str, Callable[..., None]]] = [
             (checkpoint, "save_file", _cut_file),
             (shutil, "rmtree", _delete_one),
-            (Path, "write_text", lambda path, text: path.write_bytes(text.encode()[:20])),
+            (Path, "write_text", lambda path, text, **_: path.write_bytes(text.encode()[:20])),
             (Path, "rename", lambda *_: None),
             (Path, "mkdir", lambda *_, **__: None),
         ]
@@ -145,7 +192,8 @@ def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) ->
         folder = tmp_path / str(moment)
         with torch.no_grad():
             weight.fill_(2.0)
-        checkpoint.save(folder, setup, 2, {"mark": 2.0})
+        for step in (1, 2):
+            checkpoint.save(folder, setup, step, {"mark": 2.0})
         with torch.no_grad():
             weight.fill_(4.0)
         with pytest.MonkeyPatch.context() as patch:
@@ -163,7 +211,8 @@ def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) ->
         survivors.append(state["mark"])
         # A later save leaves no rubbish.
         checkpoint.save(folder, setup, 6, {})
-        assert [path.name for path in folder.iterdir()] == ["step-00000006"]
+        left = sorted(path.name for path in folder.iterdir())
+        assert left == [path.name, "step-00000006"]
     assert set(calls) == {"save_file", "rmtree", "write_text", "rename", "mkdir"}
     assert survivors == sorted(survivors)
     assert set(survivors) == {2.0, 4.0}
@@ -182,7 +231,29 @@ def test_nothing_in_a_checkpoint_can_execute(tmp_path: Path) -> None:
     path = checkpoint.latest(tmp_path, setup)
     assert path is not None
     assert sorted(file.name for file in path.iterdir()) == [
+        ".rank-00000.safetensors.seal",
+        ".state.json.seal",
         "rank-00000.safetensors",
         "state.json",
     ]
     assert json.loads((path / "state.json").read_text())["step"] == 2
+
+
+def test_the_random_state_of_every_gpu_comes_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """DataParallel drives several, and each drops by numbers of its own."""
+    setup = small_setup(small_spec())
+    states = {torch.device("cuda", n): torch.tensor([n, 7], dtype=torch.uint8) for n in range(3)}
+    devices = property(lambda self: list(states))
+    monkeypatch.setattr(type(setup.strategy), "devices", devices)
+    monkeypatch.setattr(type(setup.strategy), "synchronise", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device])
+    found: dict[torch.device, list[int]] = {}
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: found.update({device: state.tolist()})
+    )
+    path = checkpoint.save(tmp_path, setup, 1, {})
+    assert path is not None
+    checkpoint.load(path, setup)
+    assert found == {device: state.tolist() for device, state in states.items()}

@@ -77,18 +77,24 @@ def test_the_counter_sees_every_way_to_read(monkeypatch, read):
 
 
 @pytest.mark.parametrize(
-    ("log_every", "logged"),
-    [(1, list(range(1, 13))), (5, [1, 5, 10, 12]), (10, [1, 10, 12]), (100, [1, 12])],
+    ("kind", "log_every", "logged"),
+    [
+        ("fp32", 1, list(range(1, 13))),
+        ("fp32", 5, [1, 5, 10, 12]),
+        ("fp32", 100, [1, 12]),
+        ("bf16", 5, [1, 5, 10, 12]),
+        ("fp16", 1, list(range(1, 13))),
+        ("fp16", 10, [1, 10, 12]),
+    ],
 )
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
 def test_the_host_reads_at_logged_steps_only(monkeypatch, tmp_path, kind, log_every, logged):
     _, watcher, history = trained(
         monkeypatch, tmp_path, log_every=log_every, precision={"kind": kind}
     )
     assert list(watcher.losses) == logged
-    # Two numbers each, loss and norm, and none before the step is done.
-    before = [2 * sum(step < now for step in logged) for now in range(1, STEPS + 1)]
-    assert watcher.after_update == before
+    # Two numbers each, loss and norm, when the step is done: reading them is a part of it.
+    read = [2 * sum(step <= now for step in logged) for now in range(1, STEPS + 1)]
+    assert watcher.after_update == read
     assert watcher.before_validation == 2 * len(logged)
     for row in history.steps:
         assert (row["loss"] is not None) == (row["step"] in logged)
@@ -103,3 +109,19 @@ def test_the_interval_changes_no_weight(monkeypatch, tmp_path):
     for other in weights[1:]:
         for name, tensor in weights[0].items():
             assert torch.equal(tensor, other[name]), name
+
+
+def test_a_loss_is_read_before_its_step_is_done(tmp_path):
+    """So that the time of reading it belongs to the window of that step."""
+    said = []
+
+    class Order(Watcher):
+        def logged(self, step, loss):
+            said.append(("read", step))
+
+        def step_done(self, step, *counts):
+            said.append(("done", step))
+
+    train(small_setup(small_spec(training={"steps": 4, "log_every": 2})), Order(), tmp_path)
+    assert said.index(("read", 2)) < said.index(("done", 2)) < said.index(("read", 4))
+    assert said.index(("read", 4)) < said.index(("done", 4))

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.train.small_training import Watcher, run_small, small_setup, small_spec, small_store
-from transformer_core.data.collate import Batch
-from transformer_core.data.feeding import evaluation_batches
+from transformer_core.data.batching.collate import Batch
+from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.model.loss import token_loss_sum
 from transformer_core.train.evaluation import validation_loss
 from transformer_core.train.history import History
 from transformer_core.train.loop import Diverged, optimizer_step, train
-from transformer_core.train.schedule import learning_rate
+from transformer_core.train.optimization.learning_rate import learning_rate
 
 NO_DROPOUT: dict[str, Any] = {"dropout": 0.0}
 

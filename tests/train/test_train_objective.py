@@ -3,10 +3,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from schemas.model import Transformer
-from schemas.train import ChunkedLoss, WholeLoss
-from transformer_core.data.vocabulary import PAD
-from transformer_core.model.build import build_model
+from schemas.config.model import Transformer
+from schemas.config.training import ChunkedLoss, WholeLoss
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.model.registry import build_model
 from transformer_core.train.objective import Objective
 
 VOCABULARY = 7

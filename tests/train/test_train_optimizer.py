@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
+from schemas.config.training import AdamW, AdamW8bit, Sgd
 from schemas.errors import Unsupported
-from schemas.train import AdamW, AdamW8bit, Sgd
 from tests.distributed import run_ranks
 from tests.train.small_training import Watcher, small_setup, small_spec
 from transformer_core.train import checkpoint
 from transformer_core.train.loop import optimizer_step, train
-from transformer_core.train.optimizer import build_optimizer, state_bytes
+from transformer_core.train.optimization.optimizer import build_optimizer, state_bytes
 
 CPU = torch.device("cpu")
 SPECS = {
@@ -184,7 +184,9 @@ def test_8_bit_state_survives_a_checkpoint(tmp_path):
 
 
 def test_missing_library_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.delitem(sys.modules, "transformer_core.train.eight_bit", raising=False)
+    monkeypatch.delitem(
+        sys.modules, "transformer_core.train.optimization.eight_bit_adamw", raising=False
+    )
     for name in ("bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(Unsupported, match=r"pip install 'bitsandbytes>=0\.50'") as caught:
@@ -194,7 +196,7 @@ def test_missing_library_is_named_with_its_remedy(monkeypatch):
 
 def test_library_without_a_kernel_for_the_device_is_found_out(monkeypatch):
     need_eight_bit()
-    from transformer_core.train.eight_bit import BlockwiseAdamW
+    from transformer_core.train.optimization.eight_bit_adamw import BlockwiseAdamW
 
     def fail(self):
         raise NotImplementedError("no such operator")

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from schemas.config.training import Bf16, Bf16Matmul, Fp16, Fp32, Tf32
 from schemas.errors import Unsupported
-from schemas.train import Bf16, Bf16Matmul, Fp16, Fp32, Tf32
 from tests.distributed import run_ranks
 from tests.train.small_training import Stopped, Watcher, small_setup, small_spec
-from transformer_core.train import matmul
 from transformer_core.train.loop import train
-from transformer_core.train.precision import build_precision
+from transformer_core.train.precision import matmul_mode
+from transformer_core.train.precision.autocast import build_precision
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -32,7 +32,7 @@ def fp16(**fields):
 @pytest.fixture(autouse=True)
 def _products_in_32_bit_afterwards():
     yield
-    matmul.set_matmul(Fp32(), CPU)
+    matmul_mode.set_matmul(Fp32(), CPU)
 
 
 def modes():
@@ -75,6 +75,34 @@ def test_norm_is_that_of_the_true_gradient_before_clipping(spec, clip_norm, appl
     assert torch.dist(before, module.weight.detach()).item() == pytest.approx(
         0.01 * applied, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("kind", ["adamw", "unfused", "sgd"])
+@pytest.mark.parametrize("spec", [Fp32(), Bf16(kind="bf16"), fp16(initial_scale=8.0)])
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5, 100.0])
+def test_clipping_in_the_optimizer_changes_nothing_but_where(kind, spec, clip_norm):
+    found = []
+    for clipping in ("apart", "folded"):
+        module, optimizer = linear_and_optimizer(kind)
+        precision = build_precision(spec, CPU, clipping)
+        norms = [one_step(precision, module, optimizer, f, clip_norm) for f in (1.0, 0.01, 3.0)]
+        found.append((norms, module.weight.detach(), module.weight.grad))
+        assert getattr(optimizer, "grad_scale", None) is None
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_only_fused_kernels_take_the_factor(monkeypatch):
+    passes = []
+    clip = torch.nn.utils.clip_grads_with_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grads_with_norm_", lambda *a: passes.append(a) or clip(*a)
+    )
+    for kind, clip_norm, expected in (
+        ("adamw", 0.5, 0), ("sgd", 0.5, 0), ("unfused", 0.5, 1), ("unfused", 0.0, 0)
+    ):  # fmt: skip
+        passes.clear()
+        one_step(build_precision(Fp32(), CPU, "folded"), *linear_and_optimizer(kind), 1, clip_norm)
+        assert len(passes) == expected, kind
 
 
 @pytest.mark.parametrize(
@@ -273,8 +301,8 @@ def test_bf16_products_are_refused_on_cuda():
 
 
 def test_bf16_products_are_refused_where_the_setting_does_nothing(monkeypatch):
-    monkeypatch.setattr(matmul, "_rounds_to_bf16", lambda: False)
-    with pytest.raises(Unsupported, match="need a CPU with AMX-BF16 or AVX-512 BF16"):
+    monkeypatch.setattr(matmul_mode, "_rounds_to_bf16", lambda: False)
+    with pytest.raises(Unsupported, match="need a CPU with AMX-BF16"):
         build_precision(Bf16Matmul(kind="bf16_matmul"), CPU)
     assert modes() == ("ieee", "ieee")
 
@@ -283,8 +311,8 @@ def test_bf16_products_are_refused_where_the_setting_does_nothing(monkeypatch):
 def test_a_cpu_without_the_instructions_is_found_out():
     code = (
         "import torch\n"
-        "from schemas.train import Bf16Matmul\n"
-        "from transformer_core.train.precision import build_precision\n"
+        "from schemas.config.training import Bf16Matmul\n"
+        "from transformer_core.train.precision.autocast import build_precision\n"
         "build_precision(Bf16Matmul(kind='bf16_matmul'), torch.device('cpu'))"
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}

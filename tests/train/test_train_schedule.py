@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.train import AnySchedule, Constant, Cosine, Linear, Noam
-from transformer_core.train.schedule import learning_rate
+from schemas.config.training import AnySchedule, Constant, Cosine, Linear, Noam
+from transformer_core.train.optimization.learning_rate import learning_rate
 
 steady = settings(deadline=None, derandomize=True)
 D_MODEL = 512

@@ -1,19 +1,17 @@
-import json
-import sys
-
 import pytest
 import sacrebleu
 import torch
 from safetensors.torch import save_model
 
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.results import EvaluationResult, Repeat
-from schemas.study import RunSpec
 from tests.data.pair_files import make_store
-from transformer_core.data.tokenizer import detokenize, load_tokenizer
-from transformer_core.data.vocabulary import EOS
-from transformer_core.model.build import build_model
+from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
+from transformer_core.data.tokenizing.special_tokens import EOS
+from transformer_core.model.registry import build_model
 from transformer_core.train import translate
+
+CPU = torch.device("cpu")
 
 
 def spec_with(**evaluation):
@@ -45,6 +43,7 @@ def evaluate(trained, **evaluation):
         store,
         store.manifest.vocabulary,
         folder / "tokenizer.json",
+        CPU,
     )
 
 
@@ -124,97 +123,30 @@ def test_an_untrained_model_translates_in_any_precision(trained):
         )
         spec = spec.model_copy(update={"training": training})
         result = translate.evaluate(
-            spec, folder / "weights", store, store.manifest.vocabulary, folder / "tokenizer.json"
+            spec,
+            folder / "weights",
+            store,
+            store.manifest.vocabulary,
+            folder / "tokenizer.json",
+            CPU,
         )
         assert result.pairs == 5
 
 
-def repeat(status="ok", reason=None):
-    values = dict.fromkeys(Repeat.model_fields)
-    lists = {"resumed_at": [], "windows": [], "validations": [], "memory": []}
-    known = {"variant": "small", "repeat": 1, "status": status, "reason": reason, "steps": 0}
-    return json.dumps(values | lists | known | {"total_seconds": 1.0, "provenance": PROVENANCE})
-
-
-PROVENANCE = {
-    "spec_sha256": "0" * 64,
-    "command": "snakemake",
-    "commit": None,
-    "started": "2026-01-01T00:00:00+00:00",
-    "python": "3.11",
-    "packages": {},
-    "hardware": {
-        "platform": "Linux",
-        "cpu": "CPU",
-        "cores": 1,
-        "logical_cpus": 1,
-        "memory_bytes": 1,
-        "cpu_features": [],
-        "gpus": [],
-        "gpu_note": None,
-        "allocator": "glibc",
-    },
-}
-
-
-def run_job(monkeypatch, tmp_path, trained, run):
-    folder, _ = trained
-    data = tmp_path / "data"
-    (data / "shards").mkdir(parents=True)
-    (data / "shards" / "test").symlink_to(folder / "shards")
-    (data / "tokenizer.json").symlink_to(folder / "tokenizer.json")
-    (tmp_path / "spec.json").write_text(spec_with(max_pairs=3).canonical_json())
-    (tmp_path / "run.json").write_text(run)
-    output = tmp_path / "evaluation.json"
-    arguments = {
-        "--spec": tmp_path / "spec.json",
-        "--run": tmp_path / "run.json",
-        "--weights": folder / "weights",
-        "--data": data,
-        "--output": output,
-    }
-    words = [str(word) for pair in arguments.items() for word in pair]
-    monkeypatch.setattr(sys, "argv", ["translate", *words])
-    translate.main()
-    return EvaluationResult.model_validate_json(output.read_text())
-
-
-def test_the_job_writes_its_result(monkeypatch, tmp_path, trained):
-    result = run_job(monkeypatch, tmp_path, trained, repeat())
-    assert (result.variant, result.status, result.pairs) == ("small", "ok", 3)
-
-
-def test_a_run_that_left_no_model_is_passed_on(monkeypatch, tmp_path, trained):
-    monkeypatch.setattr(translate, "evaluate", None)
-    result = run_job(monkeypatch, tmp_path, trained, repeat("oom", "the device is full"))
-    assert (result.status, result.reason) == ("oom", "the device is full")
-    assert (result.bleu, result.pairs, result.samples) == (None, 0, [])
-
-
-def test_a_precision_that_this_machine_lacks_is_a_status(monkeypatch, tmp_path, trained):
-    def refuse(spec, device):
-        raise Unsupported("no such format here")
-
-    monkeypatch.setattr(translate, "build_precision", refuse)
-    result = run_job(monkeypatch, tmp_path, trained, repeat())
-    assert (result.status, result.reason) == ("unsupported", "no such format here")
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", "cpu"), ("auto", "cuda")])
-def test_it_computes_where_the_run_did(monkeypatch, trained, device, expected):
+def test_it_computes_where_it_is_told(monkeypatch, trained):
     found = []
 
     def refuse(spec, device):
         found.append(device.type)
         raise Unsupported("enough")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
     monkeypatch.setattr(translate, "build_precision", refuse)
     folder, store = trained
-    spec = spec_with().model_copy(
-        update={"machine": spec_with().machine.model_copy(update={"device": device})}
-    )
-    with pytest.raises(Unsupported):
-        translate.evaluate(spec, folder / "weights", store, store.manifest.vocabulary, folder)
-    assert found == [expected]
+    vocabulary = store.manifest.vocabulary
+    for kind in ("cpu", "cuda"):
+        with pytest.raises(Unsupported):
+            translate.evaluate(
+                spec_with(), folder / "weights", store, vocabulary, folder, torch.device(kind)
+            )
+    assert found == ["cpu", "cuda"]

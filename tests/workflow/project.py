@@ -1,16 +1,24 @@
 """A copy of the project with a tiny study, for tests that run the DAG or change its files."""
 
 import contextlib
+import copy
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import warm_snakemake
 import yaml
 
+from transformer_core.common.sources.cache import FOLDER
+from transformer_core.common.sources.fingerprint import Sources
+from transformer_core.plan import staleness
+
+DONT_COMPILE = {"PYTHONDONTWRITEBYTECODE"}
 ROOT = Path(__file__).resolve().parents[2]
 
 TINY: dict[str, Any] = {
@@ -38,7 +46,8 @@ TINY: dict[str, Any] = {
         "log_every": 1,
         "validate_every": 6,
     },
-    "machine": {"device": "cpu", "devices_per_node": 2},
+    # Other tests run beside this one: threads that wait for each other would take minutes.
+    "machine": {"device": "cpu", "devices_per_node": 2, "threads": 1},
     "measurement": {"warmup_steps": 2, "window_steps": 2},
     "repeats": 1,
     "profiling": {"warmup_steps": 1, "steps": 2},
@@ -62,8 +71,16 @@ class Project:
         for name in ("workflow", "config", "schemas", "transformer_core"):
             shutil.copytree(ROOT / name, folder / name, ignore=ignore)
         shutil.copy(ROOT / "Snakefile", folder)
+        know_sources(folder)
         self.study = folder / "study.yaml"
         self.write_study(study)
+
+    def copy(self, folder: Path) -> "Project":
+        """The project with its results at another place."""
+        made = copy.copy(self)
+        made.folder, made.study = folder, folder / self.study.name
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return made
 
     def write_study(self, study: dict[str, Any]) -> None:
         """Put this study in place of the one before."""
@@ -71,11 +88,10 @@ class Project:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start ``snakemake --cores 2`` with the study, in a process group of its own."""
-        command = [sys.executable, "-m", self.program, "--cores", "2", *arguments]
         return subprocess.Popen(
-            [*command, "--configfile", "study.yaml", "--nocolor"],
+            [sys.executable, "-m", self.program, *self._options(arguments)],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(self.folder)},
+            env=self._environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -84,25 +100,41 @@ class Project:
 
     def snakemake(self, *arguments: str) -> tuple[int, str]:
         """Run it to the end: exit code and output."""
-        process = self.start(*arguments)
-        output, _ = process.communicate(timeout=580)
-        return process.returncode, output
+        output = self.folder / ".snakemake/output.txt"
+        options, environment = self._options(arguments), self._environment()
+        code = warm_snakemake.call(options, self.folder, environment, output)
+        return code, output.read_text()
+
+    def _options(self, arguments: Sequence[str]) -> list[str]:
+        return ["--cores", "2", *arguments, "--configfile", "study.yaml", "--nocolor"]
+
+    def _environment(self) -> dict[str, str]:
+        """This one's, with the project's own packages, which are compiled once."""
+        kept = {name: value for name, value in os.environ.items() if name not in DONT_COMPILE}
+        return kept | {"PYTHONPATH": str(self.folder)}
 
     def planned(self, *arguments: str) -> dict[str, int]:
         """Jobs by rule that a dry run announces."""
+        return self.dry_run(*arguments)[0]
+
+    def dry_run(self, *arguments: str) -> tuple[dict[str, int], str]:
+        """Jobs by rule that a dry run announces, and all that it says."""
         code, output = self.snakemake("-n", *arguments)
         assert code == 0, output
         lines = output.split("Job stats:")[-1].splitlines() if "Job stats:" in output else []
         counts = [line.split() for line in lines]
-        return {
+        found = {
             words[0]: int(words[1])
             for words in counts
             if len(words) == 2 and words[1].isdigit() and words[0] != "total"
         }
+        return found, output
 
-    def reasons(self, *arguments: str) -> str:
-        """What a dry run says."""
-        return self.snakemake("-n", *arguments)[1]
+
+def know_sources(folder: Path) -> None:
+    """Let Snakemake in ``folder`` know all sources: what was read of them holds for copies, too."""
+    staleness.fingerprints(Sources(ROOT, ROOT / FOLDER))
+    shutil.copytree(ROOT / FOLDER, folder / FOLDER)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -22,7 +22,7 @@ RUN = "results/runs/ddp/repeat-1"
 TIMEOUT = 5.0
 
 STUDY = TINY | {
-    "machine": {"device": "cpu", "nodes": 2, "devices_per_node": 1, "timeout": TIMEOUT},
+    "machine": TINY["machine"] | {"nodes": 2, "devices_per_node": 1, "timeout": TIMEOUT},
     "training": TINY["training"]
     | {
         "steps": 200,
@@ -47,7 +47,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def documented_line() -> str:
     """What docs/clusters.md says to type on the second host."""
     text = (ROOT / "docs/clusters.md").read_text().replace("\\\n", " ")
-    lines = re.findall(r"^(NODE_RANK=1 .*transformer_core\.measure\.run.*)$", text, re.M)
+    lines = re.findall(r"^(NODE_RANK=1 .*transformer_core\.measure\.alone\.job.*)$", text, re.M)
     assert len(lines) == 1, lines
     return str(lines[0])
 
@@ -144,7 +144,7 @@ def processes_of(host: subprocess.Popen[str]) -> list[psutil.Process]:
 def wait_for_training(log: Path, host: subprocess.Popen[str]) -> None:
     """Until the log tells of a training that has begun."""
     while host.poll() is None:
-        if log.exists() and "start, step" in log.read_text():
+        if log.exists() and "starts, step" in log.read_text():
             time.sleep(0.5)
             return
         time.sleep(0.05)

@@ -1,14 +1,13 @@
 """What the DAG plans for certificates, in dry runs."""
 
-from pathlib import Path
-
 import pytest
 from project import TINY, Project
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path, TINY | {"variants": ["single", "amp_bf16", "log_every_1", "sgd"]})
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    study = TINY | {"variants": ["single", "amp_bf16", "log_every_1", "sgd"]}
+    return Project(tmp_path_factory.mktemp("project"), study)
 
 
 def test_a_short_run_for_each_variant_that_can_have_a_certificate(project: Project) -> None:
@@ -18,10 +17,10 @@ def test_a_short_run_for_each_variant_that_can_have_a_certificate(project: Proje
     assert planned["short_run"] == planned["short_spec"] == 4
 
 
-def test_one_certificate_alone_needs_no_timed_run(project: Project) -> None:
+def test_one_certificate_alone_needs_one_timed_run(project: Project) -> None:
     planned = project.planned("results/equivalence/log_every_1.json")
     assert planned["short_run"] == 2, "its own, and that of the variant it must equal"
-    assert "train" not in planned
+    assert planned["train"] == 1, "its own, whose kernels must be those of the short run"
     planned = project.planned("results/equivalence/sgd.json")
     assert "short_run" not in planned
 
@@ -29,6 +28,8 @@ def test_one_certificate_alone_needs_no_timed_run(project: Project) -> None:
 def test_seeds_come_from_the_class_of_the_variant(project: Project) -> None:
     code, output = project.snakemake("-n", "-p", "results/equivalence/amp_bf16.json")
     assert code == 0, output
-    commands = [line for line in output.splitlines() if "measure.short_run" in line]
+    commands = [line for line in output.splitlines() if "measure.trajectory.job" in line]
     assert len(commands) == 2
-    assert all("--seeds 3 " in command for command in commands)
+    # Three seeds, and where their losses do not decide, as many more.
+    assert all("--seeds 6 " in command for command in commands)
+    assert sum("--first-look 3 " in command for command in commands) == 1

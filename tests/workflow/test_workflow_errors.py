@@ -1,14 +1,19 @@
 """Mistakes are refused before any work starts, with the field, the value and what to do."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from project import TINY, Project
+import yaml
+from project import ROOT, TINY, Project, know_sources
 
-from schemas.study import Study
-from schemas.targets import FIGURES, TABLES, known_targets
-from transformer_core.report import figures, tables
+from schemas.config.study import Study
+from transformer_core.plan.targets import known_targets
+from transformer_core.report.contents import FIGURES, TABLES
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +58,32 @@ def test_a_mistyped_target_is_refused_with_near_names(project: Project) -> None:
 
 def test_the_known_targets_are_what_the_rules_make(project: Project) -> None:
     study = Study.model_validate(TINY)
-    code, output = project.snakemake("-n", *known_targets(study))
+    code, output = project.snakemake("-n", *known_targets(study, (), FIGURES, TABLES))
     assert code == 0, output
-
-
-def test_figures_and_tables_are_those_of_the_report() -> None:
-    assert tuple(figures.FIGURES) == FIGURES
-    assert [Path(name).stem for name in tables.TABLES] == list(TABLES)
 
 
 @pytest.mark.parametrize("name", ["multi30k", "original", "h200"])
 def test_every_study_plans(project: Project, name: str) -> None:
     code, output = project.snakemake("-n", "--configfile", f"config/studies/{name}.yaml")
     assert code == 0, output
+
+
+def test_another_workflow_takes_this_one_as_a_module(tmp_path: Path) -> None:
+    """As ``snakedeploy deploy-workflow`` writes it."""
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(TINY))
+    know_sources(tmp_path)
+    (tmp_path / "Snakefile").write_text(
+        'configfile: "study.yaml"\n'
+        f'module study:\n    snakefile: "{ROOT}/workflow/Snakefile"\n    config: config\n'
+        "use rule * from study\n"
+    )
+    planned = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "--quiet", "rules", "--nocolor"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert planned.returncode == 0, planned.stderr
+    for rule in ("train", "turns", "page"):
+        assert re.search(rf"\b{rule}\b", planned.stderr + planned.stdout)

@@ -31,9 +31,13 @@ def wait_for_checkpoint(folder: Path, seconds: float = 120.0) -> None:
     raise AssertionError(f"no checkpoint in {folder} within {seconds} s")
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project(tmp_path_factory.mktemp("killed"), STUDY)
+
+
 @pytest.mark.parametrize("variant", ["single", "ddp"])
-def test_kill_9_and_again(tmp_path: Path, variant: str) -> None:
-    project = Project(tmp_path / "killed", STUDY)
+def test_kill_9_and_again(project: Project, variant: str) -> None:
     folder = project.folder / f"results/runs/{variant}/repeat-1"
     target = TARGET.format(variant)
 
@@ -42,8 +46,9 @@ def test_kill_9_and_again(tmp_path: Path, variant: str) -> None:
     kill_group(running)
     assert not (project.folder / target).exists(), "killed too late to show anything"
 
-    project.snakemake("--unlock")
-    code, output = project.snakemake(target, "--rerun-incomplete")
+    # The same command, and nothing else.
+    assert list((project.folder / ".snakemake/locks").iterdir())
+    code, output = project.snakemake(target)
     assert code == 0, output
     resumed = Repeat.model_validate_json((project.folder / target).read_text())
     assert resumed.status == "ok", resumed.reason

@@ -139,9 +139,8 @@ def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(
     monkeypatch.setenv("STAND_IN_KUBECTL", str(jobs))
     training = {"steps": 400, "checkpoint_every": 10, "validate_every": 0, "log_every": 100}
     constant = {"schedule": {"kind": "constant", "peak": 1e-3}}
-    project = Project(
-        tmp_path / "project", TINY | {"training": TINY["training"] | training | constant}
-    )
+    study = TINY | {"training": TINY["training"] | training | constant}
+    project = Project(tmp_path / "project", study)
     running = project.start(
         f"{RUN}/metrics.json",
         f"--workflow-profile={PROFILE}",
@@ -150,7 +149,7 @@ def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(
     evicting = threading.Thread(target=evict_training, args=(project.folder, jobs, running))
     evicting.start()
     try:
-        output, _ = running.communicate(timeout=280)
+        output, _ = running.communicate(timeout=600)
     finally:
         kill_group(running)
         evicting.join()

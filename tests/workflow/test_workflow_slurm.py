@@ -19,7 +19,7 @@ REPORT = "results/report.html"
 REQUEUED, CANCELLED = "single", "ddp"
 
 STUDY = TINY | {
-    "machine": {"device": "cpu", "nodes": 2, "devices_per_node": 1},
+    "machine": TINY["machine"] | {"nodes": 2, "devices_per_node": 1},
     # Long enough to be cancelled between two checkpoints.
     "training": TINY["training"]
     | {

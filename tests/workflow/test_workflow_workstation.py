@@ -13,13 +13,23 @@ GPUS = ["GPU-11111111-a", "GPU-22222222-b"]
 WATCH = """
 import atexit, json, os, sys, time
 began = time.time()
+process = os.getpid()
+leave = os._exit
 def note():
     words = sys.orig_argv
-    if "-m" in words:
-        line = [words[words.index("-m") + 1], os.environ.get("CUDA_VISIBLE_DEVICES"), began,
+    if "-m" in words and os.getpid() == process:
+        started = words[words.index("-m") + 1:]
+        if started[0].endswith(".quick_start"):
+            started = [word for word in started[1:] if not word.startswith("--")]
+        line = [started[0], os.environ.get("CUDA_VISIBLE_DEVICES"), began,
                 time.time()]
         file = os.open(os.environ["WATCHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, (json.dumps(line) + "\\n").encode())
+def note_and_leave(code):
+    note()
+    leave(code)
+# quick_start ends its process without what waits for the end.
+os._exit = note_and_leave
 atexit.register(note)
 """
 
@@ -52,20 +62,25 @@ def test_gpus_are_shared_out_and_timed_jobs_are_alone(
     # What the driver would say: the GPUs of this host.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(GPUS))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # A process that is forked runs no sitecustomize.
+    monkeypatch.setenv("WARM_STARTS", "off")
 
     runs = [f"results/runs/{name}/repeat-1/metrics.json" for name in study["variants"]]
     lines = watched(project, *runs, "results/machine/roofline.json")
-    names = ("transformer_core.measure.run", "transformer_core.measure.roofline")
+    names = ("transformer_core.measure.alone.job", "transformer_core.measure.limits.roofline")
     timed = [line for line in lines if line[0] in names]
     jobs = [line for line in lines if line[0].startswith("transformer_core.")]
     assert len(timed) == 3
-    workers = ("transformer_core.measure.worker", "transformer_core.measure.gpus")
+    workers = (
+        "transformer_core.measure.alone.worker",
+        "transformer_core.measure.processes.gpu_leases",
+    )
     for one in timed:
         others = [job for job in jobs if job is not one and job[0] not in workers]
         assert not [job for job in others if at_the_same_time(one, job)], lines
 
     evaluations = [f"results/runs/{name}/evaluation.json" for name in study["variants"]]
     lines = watched(project, *evaluations)
-    seen = [line for line in lines if line[0] == "transformer_core.train.translate"]
+    seen = [line for line in lines if line[0] == "transformer_core.measure.evaluation.job"]
     assert at_the_same_time(*seen), lines
     assert sorted(str(line[1]) for line in seen) == GPUS

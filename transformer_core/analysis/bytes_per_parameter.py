@@ -7,9 +7,9 @@ precision (Hugging Face, "Anatomy of a model's memory").
 
 from dataclasses import dataclass
 
-from schemas.parallel import Ddp, Fsdp, PowerSgdHook
-from schemas.study import RunSpec
-from schemas.train import AdamW8bit, Bf16, Fp16, Sgd
+from schemas.config.parallel import Ddp, Fsdp, PowerSgdHook
+from schemas.config.run_spec import RunSpec
+from schemas.config.training import AdamW8bit, Bf16, Fp16, Sgd
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from math import exp
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 
-from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import LengthHistogram, PairedRun, RankMemory, VariantResult
-from transformer_core.measure.pairs import log_ratios
+from transformer_core.common.tables import read_table
+from transformer_core.measure.turns.session_ratio import log_ratios
 
 
 def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
@@ -81,13 +80,7 @@ def training_loss_frame(steps_files: Mapping[str, Path]) -> pd.DataFrame:
     """A row per variant and step whose loss was read, from the steps.parquet of one repeat."""
     frames = [pd.DataFrame({"variant": [], "step": [], "loss": []})]
     for variant, path in steps_files.items():
-        try:
-            steps = pq.read_table(path, columns=["step", "loss"]).to_pandas()
-        except (OSError, ValueError) as error:
-            remedy = f"make it again: snakemake --cores all {path}"
-            raise ConfigError(
-                [ConfigProblem(str(path), "(file)", None, str(error), remedy)]
-            ) from None
+        steps = read_table(path, columns=["step", "loss"]).to_pandas()
         frames.append(steps.dropna(subset=["loss"]).assign(variant=variant))
     filled = [frame for frame in frames if len(frame)] or frames[:1]
     return pd.concat(filled, ignore_index=True)[["variant", "step", "loss"]]

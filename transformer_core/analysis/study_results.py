@@ -1,37 +1,299 @@
-"""What the runs and comparisons of a study say, in one place, for what is concluded from them."""
+"""The results of a study: the one place that reads them from their folder."""
 
-from dataclasses import dataclass
+import argparse
+from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
-from schemas.results import Certificate, Comparison, VariantResult
-from schemas.study import Study
-from transformer_core.analysis.files import read_as, read_record
+import pandas as pd
+from pydantic import ValidationError
+
+from schemas.config.corpus import SPLITS
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import (
+    COLLECTIVE_COLUMNS,
+    Breakdown,
+    Capture,
+    Certificate,
+    ClaimResult,
+    CollectiveRun,
+    Comparison,
+    CorpusSplit,
+    FamilyCurve,
+    Hardware,
+    LargestBatchResult,
+    LinkError,
+    MemoryResult,
+    PairedRun,
+    PredictedMemory,
+    Projection,
+    Roofline,
+    SearchResult,
+    ShardManifest,
+    TokenizerReport,
+    Utilisation,
+    VariantResult,
+)
+from transformer_core.common.records import Record, read_as, read_record
+from transformer_core.common.reproducing import remake
+from transformer_core.common.seals import Together
+from transformer_core.common.tables import read_table
+
+Found = TypeVar("Found")
 
 
-@dataclass(frozen=True)
 class StudyResults:
-    """The results of a study. Mappings over variants are in the order of the study."""
+    """The results below a folder, each read and checked when it is first asked for; ConfigError if
+    one is missing or wrong. Mappings over variants are in the order of the study."""
 
-    study: Study
-    variants: dict[str, VariantResult]
-    certificates: dict[str, Certificate]
-    comparisons: dict[tuple[str, str], Comparison]
-    """By variant and reference."""
+    def __init__(
+        self, folder: Path, study: Path | None = None, comparisons: Path | None = None
+    ) -> None:
+        """``study`` and ``comparisons`` may lie elsewhere than in the folder."""
+        self.folder = folder
+        self._study = study or folder / "study.json"
+        self._comparisons = comparisons or folder / "comparisons.json"
+        self._together = Together()
+
+    def _read(self, path: Path, model: type[Record]) -> Record:
+        self._together.check(path)
+        return read_record(path, model)
+
+    def _read_as(self, path: Path, kind: type[Found]) -> Found:
+        self._together.check(path)
+        found: Found = read_as(path, kind)
+        return found
+
+    # The study and its runs
+
+    @cached_property
+    def study(self) -> Study:
+        """The study."""
+        return self._read(self._study, Study)
+
+    @cached_property
+    def definitions(self) -> dict[str, Variant]:
+        """The variants as they are defined, and those that they come from."""
+        return self._read_as(self.folder / "variants.json", dict[str, Variant])
+
+    @cached_property
+    def specs(self) -> dict[str, RunSpec]:
+        """Run specs by variant."""
+        return {
+            name: self._read(self._run(name) / "spec.json", RunSpec) for name in self.study.variants
+        }
+
+    @cached_property
+    def variants(self) -> dict[str, VariantResult]:
+        """What the runs of each variant measured."""
+        return {
+            name: self._read(self._run(name) / "metrics.json", VariantResult)
+            for name in self.study.variants
+        }
+
+    @property
+    def ordered(self) -> list[VariantResult]:
+        """The results of the variants, in the order of the study."""
+        return list(self.variants.values())
+
+    @property
+    def ended_otherwise(self) -> list[VariantResult]:
+        """The variants that are not ok."""
+        return [result for result in self.ordered if result.status != "ok"]
+
+    def steps_file(self, variant: str) -> Path:
+        """steps.parquet of the variant's first repeat."""
+        first = self.variants[variant].repeats[0].repeat
+        return self._run(variant) / f"repeat-{first}" / "steps.parquet"
+
+    def _run(self, variant: str) -> Path:
+        return self.folder / "runs" / variant
+
+    # Comparisons, certificates, and what follows from them
+
+    @cached_property
+    def all_comparisons(self) -> list[Comparison]:
+        """Every comparison, those with other references than the baseline too."""
+        return self._read_as(self._comparisons, list[Comparison])
+
+    @cached_property
+    def comparisons(self) -> dict[str, Comparison]:
+        """Those with the baseline, by variant; the baseline has none."""
+        baseline = self.study.baseline
+        return {item.variant: item for item in self.all_comparisons if item.reference == baseline}
+
+    @cached_property
+    def by_pair(self) -> dict[tuple[str, str], Comparison]:
+        """Every comparison by variant and reference."""
+        return {(item.variant, item.reference): item for item in self.all_comparisons}
+
+    @cached_property
+    def paired_runs(self) -> list[PairedRun]:
+        """The turns with the baseline, in the order of the study."""
+        folder = self.folder / "pairs" / self.study.baseline
+        return [
+            self._read(folder / f"{name}.json", PairedRun)
+            for name in self.study.variants
+            if name != self.study.baseline
+        ]
+
+    @cached_property
+    def certificates(self) -> dict[str, Certificate]:
+        """Certificates by variant."""
+        folder = self.folder / "equivalence"
+        return {
+            name: self._read(folder / f"{name}.json", Certificate) for name in self.study.variants
+        }
+
+    @cached_property
+    def claims(self) -> list[ClaimResult]:
+        """What the study says of each claim."""
+        return self._read_as(self.folder / "claims.json", list[ClaimResult])
+
+    @cached_property
+    def curves(self) -> list[FamilyCurve]:
+        """The families of variants that differ in one number."""
+        return self._read_as(self.folder / "families.json", list[FamilyCurve])
+
+    @cached_property
+    def search(self) -> SearchResult:
+        """What the search for the best combination found."""
+        return self._read(self.folder / "search.json", SearchResult)
+
+    # Links and more devices
+
+    @cached_property
+    def projection(self) -> Projection | None:
+        """The projection; null where the study wants none."""
+        path = self.folder / "projection" / "projection.json"
+        return None if self.study.projection is None else self._read(path, Projection)
+
+    @cached_property
+    def link_error(self) -> LinkError | None:
+        """The error of the emulated link; null where the study does not check it."""
+        path = self.folder / "links" / "error.json"
+        return None if self.study.link_check is None else self._read(path, LinkError)
+
+    # Memory
+
+    @cached_property
+    def predicted_memory(self) -> PredictedMemory | None:
+        """Predictions; null where the study does not ask for memory."""
+        path = self.folder / "memory" / "predicted.json"
+        return None if self.study.memory is None else self._read(path, PredictedMemory)
+
+    @cached_property
+    def memory(self) -> dict[str, MemoryResult]:
+        """Measured memory by variant, where the study asks for it."""
+        asked, folder = self.study.memory, self.folder / "memory"
+        names = self.study.variants if asked is not None and asked.anatomy else []
+        return {name: self._read(folder / f"{name}.json", MemoryResult) for name in names}
+
+    @cached_property
+    def largest_batches(self) -> dict[str, LargestBatchResult]:
+        """Largest batches by variant, of those for which the study searches it."""
+        asked, folder = self.study.memory, self.folder / "memory" / "largest_batch"
+        searched = asked.largest_batch.variants if asked is not None else []
+        return {
+            name: self._read(folder / f"{name}.json", LargestBatchResult)
+            for name in self.study.variants
+            if name in searched
+        }
+
+    # Profiles
+
+    def profile_folder(self, variant: str) -> Path:
+        """The folder of a variant's profile."""
+        return self.folder / "profiles" / variant
+
+    @cached_property
+    def breakdowns(self) -> dict[str, Breakdown]:
+        """The breakdowns of the variants that have one, and of the traces that the user brought."""
+        names = (*self.study.variants, *self.study.traces)
+        paths = {name: self.profile_folder(name) / "breakdown.json" for name in names}
+        return {name: self._read(path, Breakdown) for name, path in paths.items() if path.exists()}
+
+    def capture(self, variant: str) -> Capture | None:
+        """How a profile was recorded, if that is known."""
+        path = self.profile_folder(variant) / "capture.json"
+        return self._read(path, Capture) if path.exists() else None
+
+    # The corpus
+
+    @cached_property
+    def splits(self) -> dict[str, CorpusSplit]:
+        """What was read of each split."""
+        folder = self._corpus / "pairs"
+        return {split: self._read(folder / f"{split}.json", CorpusSplit) for split in SPLITS}
+
+    @cached_property
+    def manifests(self) -> dict[str, ShardManifest]:
+        """The token ids of each split."""
+        folder = self._corpus / "shards"
+        return {
+            split: self._read(folder / split / "manifest.json", ShardManifest) for split in SPLITS
+        }
+
+    @cached_property
+    def tokenizer(self) -> TokenizerReport:
+        """How the tokenizer came about."""
+        return self._read(self._corpus / "tokenizer.report.json", TokenizerReport)
+
+    @property
+    def _corpus(self) -> Path:
+        return self.folder / "data" / self.study.corpus.name
+
+    # The machine
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The machine."""
+        return self._read(self.folder / "machine" / "hardware.json", Hardware)
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """What a device of it reaches."""
+        return self._read(self.folder / "machine" / "roofline.json", Roofline)
+
+    @cached_property
+    def utilisation(self) -> list[Utilisation]:
+        """What the variants make of that."""
+        return self._read_as(self.folder / "utilisation.json", list[Utilisation])
+
+    @cached_property
+    def collectives(self) -> tuple[CollectiveRun, pd.DataFrame]:
+        """Collective operations, a row per operation and size, and how they were measured."""
+        path = self.folder / "machine" / "collectives.parquet"
+        try:
+            table = read_table(path, columns=list(COLLECTIVE_COLUMNS))
+            run = CollectiveRun.model_validate_json((table.schema.metadata or {})[b"study"])
+        except (KeyError, ValidationError) as error:
+            problem = ConfigProblem(str(path), "(metadata)", None, str(error), remake(path))
+            raise ConfigError([problem]) from None
+        return run, table.to_pandas()
 
 
-def load(folder: Path, study_file: Path) -> StudyResults:
-    """The results below ``folder``; ConfigError that names the file if one is missing or wrong."""
-    study = read_record(study_file, Study)
-    comparisons: list[Comparison] = read_as(folder / "comparisons.json", list[Comparison])
-    return StudyResults(
-        study=study,
-        variants={
-            name: read_record(folder / "runs" / name / "metrics.json", VariantResult)
-            for name in study.variants
-        },
-        certificates={
-            name: read_record(folder / "equivalence" / f"{name}.json", Certificate)
-            for name in study.variants
-        },
-        comparisons={(item.variant, item.reference): item for item in comparisons},
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the results are, the same for every job that reads them all."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        help="folder of the results (default: %(default)s)",
     )
+    parser.add_argument(
+        "--study", type=Path, help="the study as JSON (default: study.json in the results)"
+    )
+    parser.add_argument(
+        "--comparisons",
+        type=Path,
+        help="comparisons with the baseline (default: comparisons.json in the results)",
+    )
+
+
+def from_arguments(options: argparse.Namespace) -> StudyResults:
+    """The results that the options of :func:`add_arguments` name."""
+    return StudyResults(options.results, options.study, options.comparisons)

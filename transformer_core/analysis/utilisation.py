@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from schemas.config.model import ImportedModel
+from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.model import ImportedModel
 from schemas.results import (
     Interval,
     NumberFormat,
@@ -27,14 +27,15 @@ from schemas.results import (
     Utilisation,
     VariantResult,
 )
-from schemas.study import RunSpec
-from transformer_core.analysis.files import read_record
-from transformer_core.analysis.medians import median_interval
-from transformer_core.data.batching import plan_epoch
-from transformer_core.data.files import write_text
-from transformer_core.data.rows import WindowRows
-from transformer_core.data.store import PairStore, open_shards
-from transformer_core.measure.flops import non_padding, padded, training_flops
+from transformer_core.analysis.statistics.medians import median_interval
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.common.tables import read_table
+from transformer_core.data.batching.epoch_plan import plan_epoch
+from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.sharding.shard_store import PairStore, open_shards
+from transformer_core.measure.machine.batch_flops import non_padding, padded, training_flops
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def utilisation(
     topology = next((r.topology for r in result.repeats if r.topology), None)
     model = with_padding = above = why = peak = None
     if reason is None and topology is not None:
-        tables = [pq.read_table(path).to_pandas() for path in steps]
+        tables = [read_table(path).to_pandas() for path in steps]
         flops = [
             step_flops(spec, store, table, path) for table, path in zip(tables, steps, strict=True)
         ]
@@ -204,6 +205,7 @@ def _other_batches(file: Path, name: str, row: pd.Series) -> ConfigError:
     return ConfigError([problem])
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the utilisation of all variants; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -235,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     lines = ",\n".join(record.model_dump_json() for record in found)
-    write_text(options.output, f"[\n{lines}\n]\n")
+    write_sealed(options.output, f"[\n{lines}\n]\n")
     return 0
 
 

@@ -1,5 +1,8 @@
 """Reading the records of other jobs, with errors that say what to do."""
 
+import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -7,21 +10,33 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import Schema
 from schemas.errors import ConfigError, ConfigProblem, from_validation
+from transformer_core.common import seals
+from transformer_core.common.reproducing import remake
+from transformer_core.common.yaml_files import read_yaml
 
 Record = TypeVar("Record", bound=Schema)
 
 
 def read_record(path: str | Path, model: type[Record]) -> Record:
-    """The ``model`` in a JSON file; ConfigError if the file is missing or holds something else."""
-    text = _read_text(path)
+    """The ``model`` in a JSON file, or in a YAML file of that name; ConfigError if the file is
+    missing, holds something else, or is not what its seal says
+    (:mod:`transformer_core.common.seals`)."""
+    path = Path(path)
+    text = json.dumps(read_yaml(path)) if path.suffix == ".yaml" else _read_text(path)
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        raise from_validation(error, model, str(path)) from None
+        found = from_validation(error, model, str(path))
+        if path.suffix == ".yaml":  # written by a person
+            raise found from None
+        raise ConfigError(
+            replace(problem, remedy=f"{problem.remedy}, or {remake(path)}")
+            for problem in found.problems
+        ) from None
 
 
 def read_as(path: str | Path, kind: Any) -> Any:
-    """What a JSON file holds, checked against any type annotation; ConfigError if it is not."""
+    """What a JSON file holds, checked against its seal and any type annotation; or ConfigError."""
     text = _read_text(path)
     try:
         return TypeAdapter(kind).validate_json(text)
@@ -32,10 +47,17 @@ def read_as(path: str | Path, kind: Any) -> Any:
                 ".".join(map(str, item["loc"])) or "(top level)",
                 item["input"],
                 item["msg"],
-                "make the file again",
+                remake(path),
             )
             for item in error.errors(include_url=False)
         ) from None
+
+
+def check_together(paths: Iterable[str | Path]) -> None:
+    """Check files that are read together: see :class:`transformer_core.common.seals.Together`."""
+    together = seals.Together()
+    for path in paths:
+        together.check(Path(path))
 
 
 def check_option(option: str, text: str, kind: Any) -> Any:
@@ -47,10 +69,11 @@ def check_option(option: str, text: str, kind: Any) -> Any:
 
 
 def _read_text(path: str | Path) -> str:
+    path = Path(path)
     try:
-        return Path(path).read_text(encoding="utf-8")
+        content = path.read_bytes()
+        seals.check(path, content)
+        return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = ConfigProblem(
-            str(path), "(file)", None, str(error), f"make it again: snakemake --cores all {path}"
-        )
+        problem = ConfigProblem(str(path), "(file)", None, str(error), remake(path))
         raise ConfigError([problem]) from None

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from transformer_core.model import projection
+from transformer_core.model.layers import qkv_projection
 
 
 def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -13,4 +13,4 @@ def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
     model.
     """
     own = getattr(model, "canonical_state_dict", None)
-    return projection.canonical_state_dict(model) if own is None else own()
+    return qkv_projection.canonical_state_dict(model) if own is None else own()

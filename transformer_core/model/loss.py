@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from transformer_core.data.vocabulary import PAD
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.model.device_kind import device_kind
 
 
 def token_loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -31,16 +32,24 @@ def token_loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Te
 
 
 def chunked_token_loss_sum(
-    hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, rows: int
+    hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, rows: int | None = None
 ) -> Tensor:
     """:func:`token_loss_sum` of the logits ``hidden @ output.T``, ``rows`` target tokens at a time.
 
     hidden [b, t, d], output [v, d], labels [b, t]. The logits of a chunk are let go after its loss
     and computed once more in the backward pass, so that those of all tokens never exist together.
+    Without ``rows``, as many as the device can make good use of. Gradients of ``output`` are summed
+    up over the chunks in its own format, also under autocast.
     """
+    device = hidden.device.type
+    half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else output.dtype
+    if rows is None:
+        many = max(1, _CHUNK_ELEMENTS // len(output))
+        rows = _CPU_ROWS if device_kind(hidden) == "cpu" else many
 
     def loss_of(chunk: Tensor, chunk_labels: Tensor) -> Tensor:
-        return token_loss_sum(F.linear(chunk, output), chunk_labels, smoothing)
+        # A copy for each chunk: autocast would share one, whose gradient has 16 bits.
+        return token_loss_sum(F.linear(chunk, output.to(half)), chunk_labels, smoothing)
 
     chunks = zip(hidden.flatten(0, 1).split(rows), labels.flatten().split(rows), strict=True)
     losses = [
@@ -48,6 +57,10 @@ def chunked_token_loss_sum(
         for chunk in chunks
     ]
     return torch.stack(losses).sum()
+
+
+_CPU_ROWS, _CHUNK_ELEMENTS = 256, 2**26
+"""Tokens of a chunk on a CPU, and logits of one on a GPU: 256 MiB in 32 bits."""
 
 
 class _TokenLossSum(torch.autograd.Function):
@@ -95,5 +108,5 @@ def _rows_per_slice(logits: Tensor) -> int:
     On a CPU, so few that the float32 temporaries stay in the cache and the allocator hands out the
     same memory each time; on a GPU, so many that starting kernels costs nothing.
     """
-    elements = 2**18 if logits.device.type == "cpu" else 2**26
+    elements = 2**18 if device_kind(logits) == "cpu" else 2**26
     return max(1, elements // logits.size(-1))

@@ -8,7 +8,7 @@ is a special case.
 import torch
 from torch import Tensor
 
-from transformer_core.data.vocabulary import BOS, EOS
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS
 
 
 def source_segments(source: Tensor) -> Tensor:

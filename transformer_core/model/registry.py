@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import nn
 
-from schemas.model import AnyModel
-from transformer_core.model.huggingface import build_huggingface
-from transformer_core.model.imported import build_imported
-from transformer_core.model.torch_nn import build_torch_nn
+from schemas.config.model import AnyModel
+from transformer_core.model.layers.attention import leave_out_cudnn
+from transformer_core.model.libraries.huggingface import build_huggingface
+from transformer_core.model.libraries.torch_nn import build_torch_nn
+from transformer_core.model.libraries.user_model import build_imported
 from transformer_core.model.transformer import EncoderDecoder, build_transformer
 
 BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
@@ -27,6 +28,7 @@ def build_model(spec: AnyModel, vocabulary: int, packed: bool = False) -> nn.Mod
     torch's seed. It follows :class:`transformer_core.model.interface.Model`; with ``packed``, also
     where a row holds several pairs. Raises ValueError for a kind of model that cannot do that.
     """
+    leave_out_cudnn()
     model = BUILDERS[spec.kind](spec, vocabulary)
     if packed:
         if not isinstance(model, EncoderDecoder):

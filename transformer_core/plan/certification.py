@@ -4,21 +4,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.equivalence import REFERENCE, Bitwise, Different, Statistical
-from schemas.measure import Measurement
-from schemas.model import ReferenceAttention, SeparateQkv, Transformer
-from schemas.parallel import Ddp, PowerSgdHook
-from schemas.resolve import VARIANTS_FILE, resolve
-from schemas.study import RunSpec, Study, Variant
-from schemas.train import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
+from schemas.config.equivalence import LOOKS, REFERENCE, Bitwise, Different, Statistical
+from schemas.config.measurement import Measurement
+from schemas.config.model import ReferenceAttention, SeparateQkv, Transformer
+from schemas.config.parallel import Ddp, PowerSgdHook
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
+from schemas.config.variants import Variant
+from transformer_core.plan.resolve import VARIANTS_FILE, resolve
+
+NEXT_TO_NONE = 1e-9
+"""A dropout that drops nothing. Were it 0, some kernels would be others than those that are timed:
+torch's fused attention on CPUs cannot drop anything."""
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """A training of a few steps, repeated with this many seeds."""
+    """A training of a few steps, repeated with as many seeds as it takes."""
 
     spec: RunSpec
     seeds: int
+    """The most there are."""
+    first_look: int
+    """Seeds that may be enough to compare the final losses with the reference's; 0 where there is
+    nothing to compare."""
+    margin: float
+    """Margin of that comparison."""
+    dropout: float
+    """Dropout of the study, with which its places are looked at."""
 
 
 def compared_with(variant: Variant) -> str | None:
@@ -44,21 +58,32 @@ def short_runs(
     Raises ConfigError if a variant that is only compared with does not resolve.
     """
     seeds: dict[str, int] = {}
+    looks: dict[str, Statistical] = {}
     for name in specs:
         other, equivalence = compared_with(variants[name]), variants[name].equivalence
         if other is not None:
-            needed = equivalence.seeds if isinstance(equivalence, Statistical) else 1
+            needed = 1
+            if isinstance(equivalence, Statistical):
+                needed = LOOKS * equivalence.seeds
+                looks[name] = equivalence
             for run in (name, other):
                 seeds[run] = max(seeds.get(run, 1), needed)
     runs = {}
     for name, needed in seeds.items():
+        look = looks.get(name)
         if name == REFERENCE:
             spec = reference_spec(study)
         elif name in specs:
             spec = short_spec(study, specs[name])
         else:
             spec = short_spec(study, resolve(study, name, variants, study_file, variants_file))
-        runs[name] = ShortRun(spec, needed)
+        runs[name] = ShortRun(
+            spec=spec,
+            seeds=needed,
+            first_look=look.seeds if look else 0,
+            margin=look.loss if look else 0.0,
+            dropout=study.model.dropout,
+        )
     return runs
 
 
@@ -93,7 +118,7 @@ def reference_spec(study: Study) -> RunSpec:
 
 
 def short_spec(study: Study, spec: RunSpec) -> RunSpec:
-    """``spec`` as a short training, without dropout and with a constant learning rate.
+    """``spec`` as a short training, with a dropout that drops nothing and a constant learning rate.
 
     What a variant sets otherwise than the study stays as it is: a variant with a dropout or a
     schedule of its own must not look equal. Timing and evaluation have no part in it.
@@ -101,7 +126,7 @@ def short_spec(study: Study, spec: RunSpec) -> RunSpec:
     settings = study.certificate
     model = spec.model
     if model.dropout == study.model.dropout:
-        model = model.model_copy(update={"dropout": 0.0})
+        model = model.model_copy(update={"dropout": min(model.dropout, NEXT_TO_NONE)})
     training = spec.training.model_copy(
         update={"steps": settings.steps, "validate_every": 0, "checkpoint_every": 0}
     )

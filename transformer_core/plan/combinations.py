@@ -1,13 +1,21 @@
 """Several techniques at once: run specs that take the changes of more than one variant."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from schemas.equivalence import Bitwise, ClassOfEquivalence, Different, Statistical, Tolerance
+from schemas.config.equivalence import (
+    Bitwise,
+    ClassOfEquivalence,
+    Different,
+    Statistical,
+    Tolerance,
+)
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from schemas.resolve import resolve
-from schemas.study import RunSpec, Study, Variant
+from transformer_core.plan.resolve import resolve
 
 
 def combine(
@@ -21,7 +29,7 @@ def combine(
     """
     fields = [dict(_leaves(variants[part].change)) for part in parts]
     for first, second in combinations(fields, 2):
-        if any(second.get(path, value) != value for path, value in first.items()):
+        if _contradict(first, second):
             return None
     chain = dict(variants)
     parent = study.baseline
@@ -52,22 +60,44 @@ def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> Cla
     return Tolerance(kind="tolerance") if isinstance(loosest, Bitwise) else loosest
 
 
-def candidates(
-    study: Study, variants: Mapping[str, Variant], parts: Sequence[str], largest: int
-) -> Iterator[tuple[tuple[str, ...], RunSpec]]:
-    """Every valid combination of 1 to ``largest`` of ``parts``, each run spec once.
+def fitting(
+    variants: Mapping[str, Variant], parts: Sequence[str], largest: int
+) -> Iterator[tuple[str, ...]]:
+    """Every combination of 1 to ``largest`` of ``parts`` of which no two set a field differently,
+    in the order of ``parts``. Not all of them need be valid run specs."""
+    fields = [dict(_leaves(variants[part].change)) for part in parts]
+    apart = [{j for j, other in enumerate(fields) if _contradict(one, other)} for one in fields]
 
-    In the order of size, then of ``parts``. A combination that changes nothing of the baseline is
-    left out.
+    def beyond(chosen: tuple[int, ...], start: int) -> Iterator[tuple[int, ...]]:
+        for number in range(start, len(parts)):
+            if apart[number].isdisjoint(chosen):
+                yield (*chosen, number)
+                if len(chosen) + 1 < largest:
+                    yield from beyond((*chosen, number), number + 1)
+
+    for chosen in beyond((), 0):
+        yield tuple(parts[number] for number in chosen)
+
+
+def candidates(
+    study: Study, variants: Mapping[str, Variant], chosen: Iterable[tuple[str, ...]]
+) -> Iterator[tuple[tuple[str, ...], RunSpec]]:
+    """The valid ones of the combinations ``chosen``, each run spec once, in their order.
+
+    A combination that changes nothing of the baseline is left out.
     """
     baseline = combine(study, variants, (), "candidate")
     seen = {baseline.digest()} if baseline else set()
-    for size in range(1, largest + 1):
-        for chosen in combinations(parts, size):
-            spec = combine(study, variants, chosen, "candidate")
-            if spec is not None and spec.digest() not in seen:
-                seen.add(spec.digest())
-                yield chosen, spec
+    for parts in chosen:
+        spec = combine(study, variants, parts, "candidate")
+        if spec is not None and spec.digest() not in seen:
+            seen.add(spec.digest())
+            yield parts, spec
+
+
+def _contradict(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    """Whether two changes set the same field to different values."""
+    return any(other.get(path, value) != value for path, value in one.items())
 
 
 def _leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -1,10 +1,11 @@
 """Which variants are compared with which."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from schemas.config.families import Family, Member
+from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, nearest
-from schemas.study import Study
 
 
 def compared_pairs(
@@ -30,6 +31,40 @@ def compared_pairs(
         raise ConfigError(problems)
     pairs = [(variant, study.baseline) for variant in study.variants if variant != study.baseline]
     return list(dict.fromkeys([*pairs, *study.comparisons, *extra_pairs]))
+
+
+def members_in(family: Family, study: Study) -> list[Member]:
+    """The members that ``study`` runs together with their references, smallest value first."""
+    runs = set(study.variants)
+    number = _number(study, family.field)
+    found = [m for m in family.members if {m.variant, family.reference_of(m)} <= runs]
+    if number is not None:
+        found = [m for m in found if m.variant not in family.as_in_study or m.value == number]
+    return sorted(found, key=lambda member: member.value)
+
+
+def _number(study: Study, field: str) -> float | None:
+    """What the study itself says in a dotted field; None where it has no such number."""
+    found: object = study
+    for name in field.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, int | float) else None
+
+
+def family_pairs(families: Mapping[str, Family], study: Study) -> list[tuple[str, str]]:
+    """The pairs (variant, reference) that the curves of ``study`` need, each once.
+
+    A family of which the study runs fewer than two members has no curve.
+    """
+    pairs = [
+        (member.variant, reference)
+        for family in families.values()
+        for members in [members_in(family, study)]
+        if len(members) > 1
+        for member in members
+        if (reference := family.reference_of(member)) and reference != member.variant
+    ]
+    return list(dict.fromkeys(pairs))
 
 
 def turn_groups(

@@ -7,9 +7,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.base import kinds_of, merge
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
 from schemas.errors import from_validation
-from schemas.projection import LINK_CHECKS
-from schemas.study import RunSpec, Study
+
+LINK_CHECKS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "small_buckets": {"parallel": {"bucket_mb": 0.25}},
+    "fp16_compress": {"parallel": {"hook": {"kind": "compress", "dtype": "fp16"}}},
+    "accumulation_sync": {
+        "training": {"accumulation": {"micro_batches": 4, "synchronise": "every"}}
+    },
+    "accumulation_no_sync": {
+        "training": {"accumulation": {"micro_batches": 4, "synchronise": "last"}}
+    },
+}
+"""Changes to DistributedDataParallel with which the emulated link is checked."""
 
 
 @dataclass(frozen=True)

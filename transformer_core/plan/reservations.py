@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.data import FixedSize
-from schemas.parallel import Ddp, Machine
-from schemas.results import Prediction
-from schemas.study import RunSpec
+from schemas.config.batching import FixedSize
+from schemas.config.parallel import Ddp, Machine
+from schemas.config.run_spec import RunSpec
+from schemas.results.predicted_memory import Prediction
 
 _PROCESS_BYTES = {"cpu": 1.0e9, "cuda": 4.0e9}
 """Main memory of a process that has loaded torch (and the CUDA libraries), with room for input."""
@@ -106,6 +106,12 @@ def parameters(spec: RunSpec, vocabulary: int) -> int:
     return layers + (1 if model.tied_embeddings else 3) * vocabulary * model.d_model
 
 
+def step_flops(spec: RunSpec, vocabulary: int) -> float:
+    """Operations of an optimizer step with a full batch: 2 per weight and token forward, twice as
+    many backward (arXiv 2001.08361)."""
+    return 6 * parameters(spec, vocabulary) * _tokens(spec)
+
+
 def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None) -> float:
     processes = spec.world_size if spec.machine.link else spec.processes_per_node
     if spec.machine.device == "cuda":
@@ -122,8 +128,7 @@ def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None)
 
 def _minutes(spec: RunSpec, vocabulary: int) -> float:
     device = "cuda" if spec.machine.device == "cuda" else "cpu"
-    # 2 operations per weight and token forward, twice as many backward (arXiv 2001.08361).
-    flops = 6 * parameters(spec, vocabulary) * _tokens(spec) * spec.training.steps
+    flops = step_flops(spec, vocabulary) * spec.training.steps
     devices = spec.parts / spec.training.accumulation.micro_batches
     return _START_MINUTES + flops / devices / _FLOPS_PER_SECOND[device] / 60
 

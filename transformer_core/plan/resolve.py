@@ -2,49 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from schemas.base import kinds_of, merge
-from schemas.equivalence import REFERENCE, Bitwise
+from schemas.config.run_spec import RunSpec, Sections
+from schemas.config.study import Study
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
-from schemas.rules import violations
-from schemas.study import RunSpec, Study, Variant, Variants
+from transformer_core.plan.checks.cross_section_rules import violations
+from transformer_core.plan.declarations.sweeps import place
 
 VARIANTS_FILE = "config/variants.yaml"
-_SHARED = frozenset(RunSpec.model_fields) & frozenset(Study.model_fields)
 _KINDS = kinds_of(RunSpec)
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML that refuses a key given twice, of which PyYAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of ``node``; ConstructorError at the line of a repeated key."""
-        seen = set()
-        for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} is given twice", key.start_mark
-                )
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: str | Path) -> Any:
-    """The contents of a YAML file; ConfigError if it is missing or is not YAML."""
-    try:
-        with Path(path).open(encoding="utf-8") as stream:
-            return yaml.load(stream, _UniqueKeyLoader)
-    except OSError as error:
-        problem = ConfigProblem(str(path), "(file)", None, str(error), "check the path")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = " ".join(str(error).split())
-        problem = ConfigProblem(str(path), "(file)", None, message, "correct the YAML syntax")
-    raise ConfigError([problem])
 
 
 def check_study(data: Any, file: str) -> Study:
@@ -55,40 +26,6 @@ def check_study(data: Any, file: str) -> Study:
         raise from_validation(error, Study, file) from None
 
 
-def read_entries(path: str | Path, entries: Any) -> Any:
-    """The ``entries``, a mapping of names to schemas, that a YAML file holds; else ConfigError."""
-    file = str(path)
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise ConfigError(
-            [ConfigProblem(file, "(top level)", data, "is not a mapping", "write name: {...}")]
-        )
-    try:
-        return TypeAdapter(entries).validate_python(data)
-    except ValidationError as error:
-        raise from_validation(error, entries, file) from None
-
-
-def read_variants(path: str | Path = VARIANTS_FILE) -> dict[str, Variant]:
-    """All variants by name; the variants they name are known, and parents not circular."""
-    file = str(path)
-    variants: dict[str, Variant] = read_entries(path, Variants)
-    problems = []
-    for name, variant in variants.items():
-        lineage(name, variants, file)
-        if name == REFERENCE:
-            message, remedy = "is the name of the run that certificates compare with", "rename it"
-            problems.append(ConfigProblem(file, name, name, message, remedy))
-        equivalence = variant.equivalence
-        if isinstance(equivalence, Bitwise) and equivalence.against not in variants:
-            field, other = f"{name}.equivalence.against", equivalence.against
-            remedy = nearest(other, variants)
-            problems.append(ConfigProblem(file, field, other, "is not a variant", remedy))
-    if problems:
-        raise ConfigError(problems)
-    return variants
-
-
 def resolve(
     study: Study,
     variant: str,
@@ -97,7 +34,7 @@ def resolve(
     variants_file: str = VARIANTS_FILE,
 ) -> RunSpec:
     """The complete, checked run spec of ``variant`` in ``study``; ConfigError if there is none."""
-    data: dict[str, Any] = study.model_dump(mode="json", include=set(_SHARED))
+    data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
     line = lineage(variant, variants, variants_file)
     for ancestor in line:
         data = merge(data, variants[ancestor].change, _KINDS)
@@ -111,16 +48,18 @@ def resolve(
         for problem in from_validation(error, RunSpec, variants_file).problems:
             parts = problem.field.split(".")
             author = max(changes, key=lambda name: _depth(changes[name], parts))
-            problems.append(replace(problem, field=f"{author}.change.{problem.field}"))
+            field = place(author, variants[author], f"change.{problem.field}")
+            problems.append(replace(problem, field=field))
         raise ConfigError(problems) from None
     problems = []
     for field, value, message, remedy in violations(spec):
         parts = field.split(".")
         authors = [name for name in changes if _depth(changes[name], parts) == len(parts)]
-        file, place = study_file, field
+        file, where = study_file, field
         if authors:
-            file, place = variants_file, f"{authors[0]}.change.{field}"
-        problems.append(ConfigProblem(file, place, value, f"{message} (variant {variant})", remedy))
+            author = authors[0]
+            file, where = variants_file, place(author, variants[author], f"change.{field}")
+        problems.append(ConfigProblem(file, where, value, f"{message} (variant {variant})", remedy))
     if problems:
         raise ConfigError(problems)
     return spec
@@ -176,12 +115,13 @@ def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FIL
     while current is not None:
         if current in line:
             circle = " -> ".join([*line, current])
+            field = place(child, variants[child], "parent")
             problem = ConfigProblem(
-                file, f"{child}.parent", current, f"is circular: {circle}", "break the circle"
+                file, field, current, f"is circular: {circle}", "break the circle"
             )
             raise ConfigError([problem])
         if current not in variants:
-            field = f"{child}.parent" if line else current
+            field = place(child, variants[child], "parent") if line else current
             problem = ConfigProblem(
                 file, field, current, "is not a variant", nearest(current, variants)
             )

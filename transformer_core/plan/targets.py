@@ -3,66 +3,29 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from schemas.comparisons import compared_pairs
-from schemas.data import SPLITS
+from schemas.config.corpus import SPLITS
+from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, nearest
-from schemas.study import Study
-
-TABLES = (
-    "claims",
-    "variants",
-    "equivalence",
-    "families",
-    "profiles",
-    "operators",
-    "memory",
-    "memory_milestones",
-    "largest_batch",
-    "corpus",
-    "machine",
-)
-"""Tables of the report, by file name."""
-
-FIGURES = (
-    "waterfall",
-    "throughput",
-    "speedup",
-    "equivalence",
-    "training_loss",
-    "validation_loss",
-    "memory",
-    "drift",
-    "profile_partition",
-    "profile_communication",
-    "profile_timelines",
-    "operator_roofline",
-    "memory_milestones",
-    "memory_step",
-    "memory_anatomy",
-    "memory_imbalance",
-    "memory_prediction",
-    "families",
-    "family_costs",
-    "link_error",
-    "scaling",
-    "bucket_sizes",
-    "projection_check",
-    "lengths_characters",
-    "lengths_tokens",
-    "collective_bandwidth",
-    "utilisation",
-)
-"""Figures of the report, by file name, in the order of the page."""
+from transformer_core.plan.compared_pairs import compared_pairs
 
 
-def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """Every target that a user may ask for by name; see :func:`compared_pairs`."""
+def known_targets(
+    study: Study,
+    extra_pairs: Iterable[tuple[str, str]] = (),
+    figures: Iterable[str] = (),
+    tables: Iterable[str] = (),
+) -> list[str]:
+    """Every target that a user may ask for by name; see :func:`compared_pairs`.
+
+    ``figures`` and ``tables`` are the names of those of the report.
+    """
     data = f"results/data/{study.corpus.name}"
-    targets = ["results/report.html", "results/machine/hardware.json", "results/comparisons.json"]
+    targets = ["results/report.html", "results/report.md", "results/summary.json"]
+    targets += ["results/machine/hardware.json", "results/comparisons.json"]
     targets += ["results/families.json", "results/claims.json", f"{data}/tokenizer.json"]
     targets += [f"{data}/verify.json"]
-    if study.link_check:
-        targets += ["results/links/error.json"]
+    targets += ["results/refinement.json"] * (study.time is not None)
+    targets += ["results/links/error.json"] * (study.link_check is not None)
     if study.projection:
         targets += ["results/projection/compute.json", "results/projection/projection.json"]
     if study.memory:
@@ -76,6 +39,8 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]
     targets += ["results/self_test/report.json"]
+    targets += ["results/faults/certificates.json", "results/faults/healthy.json"]
+    targets += ["results/faults/report.json"]
     pairs = compared_pairs(study, extra_pairs)
     targets += [f"results/pairs/{reference}/{variant}.json" for variant, reference in pairs]
     for variant in study.variants:
@@ -90,9 +55,10 @@ def known_targets(study: Study, extra_pairs: Iterable[tuple[str, str]] = ()) -> 
     targets += ["results/utilisation.json"]
     for name in (*study.variants, *study.traces):
         folder = f"results/profiles/{name}"
-        targets += [f"{folder}/breakdown.json", f"{folder}/events.parquet"]
-    targets += [f"results/tables/{name}.csv" for name in TABLES]
-    return targets + [f"results/figures/{name}.svg" for name in FIGURES]
+        files = ("breakdown.json", "events.parquet", "perfetto.json.gz")
+        targets += [f"{folder}/{file}" for file in files]
+    targets += [f"results/tables/{name}.csv" for name in tables]
+    return targets + [f"results/figures/{name}.svg" for name in figures]
 
 
 _ALWAYS = ("results/pairs/", "results/memory/")
@@ -121,7 +87,8 @@ def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
 
 def check_owner(study: Study, marker: Path, file: str) -> None:
     """Refuse to overwrite the results of another study; ConfigError unless the study allows it."""
-    owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else study.name
+    owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
+    owner = owner or study.name
     if owner != study.name and not study.replace_results:
         folder = marker.parent
         problem = ConfigProblem(

@@ -1,21 +1,38 @@
-"""Breakdown of profiles: ``python -m transformer_core.profiling FILE…``."""
+"""Breakdown of profiles: ``python -m transformer_core.profiling FILE…``; two of them side by side:
+``… diff A B``; all ranks in one file for a viewer: ``… perfetto FILE… --output ALL.json.gz``."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, from_validation
 from schemas.results import Breakdown, Capture
-from transformer_core.data.files import write_text
-from transformer_core.profiling.reading import (
+from transformer_core.common import seals
+from transformer_core.common.endings import program
+from transformer_core.common.seals import write_sealed
+from transformer_core.profiling import compare_profiles
+from transformer_core.profiling.arguments import (
+    add_window,
+    count,
+    pattern,
+    refuse_overwriting,
+    window,
+)
+from transformer_core.profiling.breakdown.job import (
+    Choice,
     breakdown_of_capture,
     breakdown_of_files,
+    failed_breakdown,
     write_events,
 )
-from transformer_core.profiling.source import unusable
+from transformer_core.profiling.breakdown.kernel_use import KERNELS_SHOWN, KernelChoice
+from transformer_core.profiling.events.time_window import Window
+from transformer_core.profiling.readers.trace_kind import unusable
+from transformer_core.profiling.viewer import perfetto
 
 
 def summary(breakdown: Breakdown) -> str:
@@ -55,6 +72,28 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="traces, by rank")
     parser.add_argument("--capture", type=Path, help="capture.json of a variant, instead of files")
+    parser.add_argument(
+        "--keep-status",
+        action="store_true",
+        help="where the files cannot be used, write a breakdown that says so, and exit with 0",
+    )
+    parser.add_argument(
+        "--top",
+        type=count,
+        default=KERNELS_SHOWN,
+        help="kernels to list, and twice as many shapes of operators (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--filter",
+        type=pattern,
+        default="",
+        metavar="REGEX",
+        help="list kernels whose names hold a match",
+    )
+    add_window(parser)
+    parser.add_argument(
+        "--cache", type=Path, help="folder to keep the events of traces in, by what is in the files"
+    )
     parser.add_argument("--name", default="trace", help="name in the result (default: %(default)s)")
     parser.add_argument(
         "--events", type=Path, help="event table to write, for example events.parquet"
@@ -65,35 +104,68 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["diff"]:
+        return compare_profiles.main(arguments[1:])
+    if arguments[:1] == ["perfetto"]:
+        return perfetto.main(arguments[1:])
     parser = _arguments()
     options = parser.parse_args(arguments)
     if bool(options.files) == bool(options.capture):
         parser.error("give files, or --capture with a capture.json")
+    stretch = window(parser, options)
     try:
-        if options.capture:
-            breakdown, rows = breakdown_of_capture(
-                _read_capture(options.capture), options.capture.parent
-            )
-        else:
-            breakdown, rows = breakdown_of_files(options.files, options.name)
+        outputs = (options.output, options.events)
+        refuse_overwriting(outputs, (*options.files, options.capture))
+        breakdown, rows = _read(options, stretch)
+        _write(options, breakdown, rows)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    if options.events:
-        write_events(options.events, rows)
-    if options.output:
-        write_text(options.output, breakdown.model_dump_json(indent=2) + "\n")
     print(summary(breakdown))
-    return 0
+    return 0 if breakdown.status == "ok" or options.capture or options.keep_status else 1
+
+
+def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, pa.Table]:
+    if options.capture:
+        return breakdown_of_capture(_read_capture(options.capture), options.capture.parent)
+    try:
+        choice = Choice(
+            kernels=KernelChoice(options.top, options.filter),
+            window=stretch,
+            cache=options.cache,
+        )
+        return breakdown_of_files(options.files, options.name, choice)
+    except ConfigError as error:
+        if not options.keep_status:
+            raise
+        return failed_breakdown(options.name, str(error))
+
+
+def _write(options: argparse.Namespace, breakdown: Breakdown, rows: pa.Table) -> None:
+    path = options.events
+    try:
+        if options.events:
+            write_events(options.events, rows)
+        path = options.output
+        if options.output:
+            write_sealed(options.output, breakdown.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror or error})"
+        raise unusable(
+            path, reason, "name another file, or make room and give permission"
+        ) from None
 
 
 def _read_capture(path: Path) -> Capture:
     try:
+        seals.check(path)
         return Capture.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
-        raise unusable(path, reason, f"make it again: snakemake --cores all {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise unusable(path, reason, f"make it again with snakemake --cores all {path}") from None
     except ValidationError as error:
         raise from_validation(error, Capture, str(path)) from None
 

@@ -2,69 +2,28 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import seaborn as sns
 
 from schemas.errors import ConfigError
-from transformer_core.data.files import write_text
-from transformer_core.report import (
-    corpus_figures,
-    equivalence_figure,
-    family_figures,
-    machine_figures,
-    memory_figures,
-    profile_figures,
-    scaling_figures,
-    search_section,
-    speed_figures,
-    svg,
-    training_figures,
-)
-from transformer_core.report.drawing import Drawing
-from transformer_core.report.inputs import Results, add_arguments, from_arguments
-
-FIGURES: dict[str, Callable[[Results], Drawing]] = {
-    "waterfall": search_section.waterfall,
-    "throughput": speed_figures.throughput,
-    "speedup": speed_figures.speedup,
-    "equivalence": equivalence_figure.equivalence,
-    "training_loss": training_figures.training_loss,
-    "validation_loss": training_figures.validation_loss,
-    "memory": training_figures.memory,
-    "drift": speed_figures.drift,
-    "profile_partition": profile_figures.partition,
-    "profile_communication": profile_figures.communication,
-    "profile_timelines": profile_figures.timelines,
-    "operator_roofline": profile_figures.operator_roofline,
-    "memory_milestones": memory_figures.milestones,
-    "memory_step": memory_figures.step,
-    "memory_anatomy": memory_figures.anatomy,
-    "memory_imbalance": memory_figures.imbalance,
-    "memory_prediction": memory_figures.prediction,
-    "families": family_figures.families,
-    "family_costs": family_figures.family_costs,
-    "link_error": scaling_figures.link_error,
-    "scaling": scaling_figures.scaling,
-    "bucket_sizes": scaling_figures.bucket_sizes,
-    "projection_check": scaling_figures.projection_check,
-    "lengths_characters": corpus_figures.lengths_characters,
-    "lengths_tokens": corpus_figures.lengths_tokens,
-    "collective_bandwidth": machine_figures.collective_bandwidth,
-    "utilisation": machine_figures.utilisation,
-}
-"""Figures by file name, in the order of the page."""
+from transformer_core.analysis.study_results import StudyResults, add_arguments, from_arguments
+from transformer_core.common.endings import program
+from transformer_core.common.seals import write_sealed
+from transformer_core.report.contents import FIGURES
+from transformer_core.report.kit import svg
 
 
-def draw(name: str, results: Results) -> str:
+def draw(name: str, results: StudyResults) -> str:
     """The SVG text of a figure."""
     with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
-        drawing = FIGURES[name](results)
+        drawing = FIGURES[name].draw(name, results)
         return svg.render(drawing.figure, name, drawing.title, drawing.description)
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.report.figures",
@@ -79,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         results = from_arguments(options)
         for name in FIGURES:
-            write_text(folder / f"{name}.svg", draw(name, results))
+            write_sealed(folder / f"{name}.svg", draw(name, results))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1

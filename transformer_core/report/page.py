@@ -1,7 +1,8 @@
 """One self-contained page of a study: ``python -m transformer_core.report.page``.
 
 The page needs no script, no network and no other file. Its sections are in
-:mod:`transformer_core.report.sections`.
+:mod:`transformer_core.report.contents`. Beside it lie the same answer on one page of Markdown, and
+for programs: report.md and summary.json, from the same reading.
 """
 
 import argparse
@@ -11,24 +12,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from schemas.study import Variant
-from transformer_core.analysis.files import read_as
-from transformer_core.data.files import write_text
-from transformer_core.report import language, svg
-from transformer_core.report.figures import FIGURES
-from transformer_core.report.formats import FILTERS
-from transformer_core.report.inputs import Results, add_arguments, from_arguments
-from transformer_core.report.sections import SECTIONS
+from transformer_core.analysis.study_results import StudyResults, add_arguments, from_arguments
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_as
+from transformer_core.common.seals import write_sealed
+from transformer_core.report.contents import FIGURES, SECTIONS
+from transformer_core.report.kit import language, palette, svg
+from transformer_core.report.kit.formats import FILTERS
+from transformer_core.report.sections.recommendation.brief import as_yaml, brief
+from transformer_core.report.sections.recommendation.read import read_answer
 
 
 def environment() -> Environment:
     """The templates, in which every text from a configuration or a corpus is escaped."""
     made = Environment(
-        loader=PackageLoader("transformer_core.report"),
+        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -40,18 +43,21 @@ def environment() -> Environment:
         language.gettext, language.ngettext, newstyle=True
     )
     made.filters.update(FILTERS)
-    made.filters |= {"pretty": pretty, "compact": compact}
+    made.globals["shades"] = palette.declarations
+    made.filters |= {"compact": compact, "yaml": as_yaml}
     return made
 
 
-def render(results: Results, variants: dict[str, Variant], pictures: Sequence[svg.Picture]) -> str:
+def render(
+    results: StudyResults, variants: dict[str, Variant], pictures: Sequence[svg.Picture]
+) -> str:
     """The page as HTML."""
     by_name = {picture.name: picture for picture in pictures}
     shared = {"study": results.study, "results": results, "variants": variants}
     templates = environment()
     bodies = {
         section: Markup(
-            templates.get_template(f"sections/{section.name}.html").render(
+            templates.get_template(f"sections/{section.name}/section.html").render(
                 **shared,
                 **section.context(results),
                 pictures=[by_name[name] for name in section.figures],
@@ -59,12 +65,7 @@ def render(results: Results, variants: dict[str, Variant], pictures: Sequence[sv
         )
         for section in SECTIONS
     }
-    return templates.get_template("page.html").render(**shared, sections=bodies)
-
-
-def pretty(value: Any) -> str:
-    """Indented JSON text."""
-    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True, default=str)
+    return templates.get_template("kit/page.html").render(**shared, sections=bodies)
 
 
 def compact(value: Any) -> str:
@@ -72,6 +73,7 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.report.page",
@@ -89,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder of the figures (default: figures in the results)",
     )
     parser.add_argument(
-        "--output", type=Path, help="the page (default: report.html in the results)"
+        "--output",
+        type=Path,
+        help="the page (default: report.html in the results); report.md and summary.json beside it",
     )
     options = parser.parse_args(arguments)
     figures = options.figures or options.results / "figures"
@@ -100,10 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         pictures = [svg.read(figures / f"{name}.svg") for name in FIGURES]
         page = render(results, variants, pictures)
+        answer = read_answer(results)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    write_text(options.output or options.results / "report.html", page)
+    output = options.output or options.results / "report.html"
+    write_sealed(output.with_name("summary.json"), answer.model_dump_json(indent=1) + "\n")
+    write_sealed(output.with_name("report.md"), brief(answer))
+    write_sealed(output, page)
     return 0
 
 

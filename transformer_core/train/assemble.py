@@ -7,17 +7,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from schemas.data import PackedRows
-from schemas.study import RunSpec
-from transformer_core.data.feeding import Feed
-from transformer_core.data.store import PairStore
-from transformer_core.model.build import build_model
-from transformer_core.parallel.build import build_strategy
-from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import Process
+from schemas.config.batching import PackedRows
+from schemas.config.run_spec import RunSpec
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.model.registry import build_model
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategies.strategy_registry import build_strategy
 from transformer_core.train.objective import Objective
-from transformer_core.train.optimizer import build_optimizer
-from transformer_core.train.precision import Precision, build_precision
+from transformer_core.train.optimization.optimizer import build_optimizer
+from transformer_core.train.precision.autocast import Precision, build_precision
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module)
         spec=spec,
         process=process,
         strategy=strategy,
-        precision=build_precision(training.precision, process.device),
+        precision=build_precision(training.precision, process.device, training.clipping),
         model=model,
         module=module,
         optimizer=build_optimizer(training.optimizer, module.parameters(), process.device),

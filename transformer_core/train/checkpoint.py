@@ -7,31 +7,41 @@ model by name, so that every strategy can load the checkpoint of every other one
 file of torch.distributed.checkpoint is a pickle, which could execute anything.)
 
 The folder is written under a temporary name and renamed when every rank has written its part, and
-renamed once more before it is deleted: one with the final name is complete at any moment. Several
-hosts need a file system that they share.
+renamed once more before it is deleted: one with the final name is complete at any moment. Its files
+are sealed (:mod:`transformer_core.common.seals`), and the last two are kept: where the newest is
+damaged, a run goes on from the one before. Several hosts need a file system that they share.
 """
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from transformer_core.parallel.sharding import divided_like, is_sharded, named_tensors, piece
+from schemas.errors import ConfigError
+from transformer_core.common.progress import log
+from transformer_core.common.seals import check, seal, write_sealed
+from transformer_core.parallel.strategies.sharded_weights import (
+    divided_like,
+    is_sharded,
+    named_tensors,
+    piece,
+)
 from transformer_core.train.assemble import Setup
 
 _PREFIX = "step-"
-_MODEL, _OPTIMIZER, _RANDOM = "model/", "optimizer/", "random/"
+_KEPT = 2
+_MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
 
 
 def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path | None:
-    """Write the checkpoint of ``step`` (optimizer steps done) and remove older ones.
+    """Write the checkpoint of ``step`` (optimizer steps done); it and the one before it are kept.
 
     Called on every rank. ``state`` is kept as JSON. Returns the checkpoint on the main rank.
     """
@@ -49,7 +59,10 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         for name, tensor in shared.items()
         if main or is_sharded(tensor)
     }
-    save_file(own | _random_state(setup.device), _shard(partial, setup.process.rank))
+    file = _shard(partial, setup.process.rank)
+    messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
+    save_file(own | messages | _random_state(setup.strategy.devices), file)
+    seal(file, of=final / file.name)
     if main:
         record = {
             "step": step,
@@ -59,31 +72,35 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
             "precision": setup.precision.state(),
             "state": state,
         }
-        (partial / "state.json").write_text(json.dumps(record))
+        text = json.dumps(record)
+        write_sealed(partial / "state.json", text, of=final / "state.json")
     setup.strategy.synchronise()
     if not main:
         return None
     _discard(final)
     partial.rename(final)
-    for old in _complete(folder):
-        if old != final:
-            _discard(old)
+    for old in _complete(folder)[:-_KEPT]:
+        _discard(old)
     return final
 
 
 def latest(folder: Path, setup: Setup) -> Path | None:
-    """The newest complete checkpoint that belongs to this very run spec, if there is one."""
-    for path in reversed(_complete(folder)):
-        if _record(path)["spec"] == setup.spec.digest():
-            return path
-    return None
+    """The newest checkpoint that is whole and belongs to this very run spec, if there is one.
+
+    Called on every rank. Checkpoints that are damaged are named in the log.
+    """
+    own = next((path for path in reversed(_complete(folder)) if _usable(path, setup)), None)
+    # What only one host can read is of no use.
+    steps = setup.strategy.gather([-1.0 if own is None else float(_step(own))])
+    oldest = int(min(step for (step,) in steps))
+    return None if oldest < 0 else folder / f"{_PREFIX}{oldest:08d}"
 
 
 def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     """Put weights, optimizer and random state back; returns the steps done and ``state``.
 
-    The checkpoint may come from another strategy or number of ranks. Then every rank keeps its own
-    random state, since the checkpoint has none for it.
+    The checkpoint may come from another strategy or number of ranks. With another number, every
+    rank keeps its own random state, and messages begin anew: the checkpoint has none for it.
 
     Raises ValueError if it belongs to another model.
     """
@@ -93,7 +110,9 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
         _load_optimizer(setup, tensors, record["optimizer"])
     setup.precision.load(record["precision"])
     if record["world_size"] == setup.process.world_size:
-        _load_random_state(_shard(path, setup.process.rank), setup.device)
+        file = _shard(path, setup.process.rank)
+        _load_random_state(file, setup.strategy.devices)
+        setup.strategy.remember(_messages(file))
     return record["step"], record["state"]
 
 
@@ -102,12 +121,40 @@ def _record(path: Path) -> dict[str, Any]:
     return record
 
 
+def _usable(path: Path, setup: Setup) -> bool:
+    """Whether a checkpoint is of this run spec, and all of it is there."""
+    try:
+        check(path / "state.json")
+        record = _record(path)
+        if record["spec"] != setup.spec.digest():
+            return False
+        for rank in range(record["world_size"]):
+            check(_shard(path, rank))
+            with safe_open(_shard(path, rank), "pt"):
+                pass
+    except ConfigError as error:
+        return _left_out(setup, error.problems[0].file, error.problems[0].message)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        return _left_out(setup, str(path), f"cannot be read ({error})")
+    return True
+
+
+def _left_out(setup: Setup, file: str, message: str) -> bool:
+    if setup.process.is_main:
+        log.warning("%s %s: this checkpoint is left out", file, message)
+    return False
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
 def _shard(path: Path, rank: int) -> Path:
     return path / f"rank-{rank:05d}.safetensors"
 
 
 def _complete(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{_PREFIX}*"))
+    return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.name[-8:].isdigit())
 
 
 def _discard(path: Path) -> None:
@@ -194,15 +241,26 @@ def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) ->
         optimizer.state[weights[name]][key] = number
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
+def _random_state(devices: Sequence[torch.device]) -> dict[str, Tensor]:
+    """The state of the host's generator and of each GPU that this process drives."""
     state = {f"{_RANDOM}cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state(device)
-    return state
+    gpus = [device for device in devices if device.type == "cuda"]
+    return state | {
+        f"{_RANDOM}cuda-{number}": torch.cuda.get_rng_state(device)
+        for number, device in enumerate(gpus)
+    }
 
 
-def _load_random_state(file: Path, device: torch.device) -> None:
+def _load_random_state(file: Path, devices: Sequence[torch.device]) -> None:
+    gpus = [device for device in devices if device.type == "cuda"]
     with safe_open(file, "pt") as tensors:
         torch.set_rng_state(tensors.get_tensor(f"{_RANDOM}cpu"))
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda"), device)
+        for number, device in enumerate(gpus):
+            torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
+
+
+def _messages(file: Path) -> dict[str, Tensor]:
+    """What the strategy keeps of its messages."""
+    with safe_open(file, "pt") as tensors:
+        names = [name for name in tensors.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
+        return {name.removeprefix(_MESSAGES): tensors.get_tensor(name) for name in names}

@@ -5,8 +5,8 @@ from itertools import islice
 import numpy as np
 import torch
 
-from transformer_core.data.collate import collate
-from transformer_core.data.feeding import evaluation_batches
+from transformer_core.data.batching.collate import collate
+from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.model.loss import token_loss_sum
 from transformer_core.train.assemble import Setup
 

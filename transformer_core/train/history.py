@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.results import Validation
-from transformer_core.data.files import atomic_path
+from transformer_core.common.tables import write_table
 
 if TYPE_CHECKING:  # a supervisor writes histories too, and has no use for torch
     import torch
 
-    from transformer_core.data.feeding import GlobalBatch
+    from transformer_core.data.batching.feeding import GlobalBatch
 
 STEPS = pa.schema(
     [
@@ -73,8 +72,7 @@ class History:
 
     def write(self, path: Path) -> None:
         """Write steps.parquet."""
-        with atomic_path(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(self.steps, schema=STEPS), temporary)
+        write_table(path, pa.Table.from_pylist(self.steps, schema=STEPS))
 
     def state(self) -> dict[str, Any]:
         """All of it as JSON, for a checkpoint."""

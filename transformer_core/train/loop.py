@@ -3,58 +3,25 @@
 import math
 import time
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
 from schemas.errors import Diverged
 from schemas.results import Validation
-from transformer_core.data.feeding import GlobalBatch
+from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.train import checkpoint
 from transformer_core.train.assemble import Setup, Trainer
 from transformer_core.train.evaluation import validation_loss
 from transformer_core.train.history import History
-from transformer_core.train.schedule import learning_rate
+from transformer_core.train.observer import Observer
+from transformer_core.train.optimization.learning_rate import learning_rate
 
 
-class Observer(Protocol):
-    """What watches a training: a clock, a profiler, a progress bar."""
-
-    def start(self, step: int) -> None:
-        """Training starts, or goes on, with ``step`` optimizer steps done."""
-
-    def updated(
-        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
-    ) -> None:
-        """The weights were updated. ``loss_sum`` of this rank and ``norm`` of the whole gradient
-        are still on the device: to read them is to wait for it."""
-
-    def step_done(
-        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
-    ) -> None:
-        """An optimizer step is done (on the host; the device may still be at it)."""
-
-    def logged(self, step: int, loss: float) -> None:
-        """The loss of a step was read."""
-
-    def validated(self, step: int, loss: float) -> None:
-        """A validation loss was computed."""
-
-    def pause(self) -> None:
-        """What follows is not training (validation, a checkpoint)."""
-
-    def resume(self) -> None:
-        """Training goes on."""
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep, as JSON."""
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state` gave."""
-
-
-def train(setup: Setup, observer: Observer, checkpoints: Path) -> History:
-    """Train to the last step, from the newest checkpoint in ``checkpoints`` if there is one.
+def train(
+    setup: Setup, observer: Observer, checkpoints: Path, validate_last: bool = True
+) -> History:
+    """Train to the last step, from the newest checkpoint in ``checkpoints`` if there is one, and
+    validate after the last step unless told not to.
 
     Raises Diverged as soon as a loss that is read is not finite.
     """
@@ -79,31 +46,40 @@ def train(setup: Setup, observer: Observer, checkpoints: Path) -> History:
             rate = learning_rate(training.schedule, step, training.steps, setup.spec.model.d_model)
             loss_sum, norm = optimizer_step(setup, batch, rate)
             observer.updated(step, batch.target_tokens, loss_sum, norm)
-            observer.step_done(step, batch.pairs, batch.tokens, batch.padded_tokens, waited)
-
             loss = None
             if setup.should_log(step):
                 loss = float(setup.strategy.sum(loss_sum)) / batch.target_tokens
                 _check_finite(loss, f"training loss at step {step}")
                 observer.logged(step, loss)
             history.add_step(step, batch, rate, loss, norm if loss is not None else None, waited)
+            # When all is read: a step that waits for its device takes that time.
+            observer.step_done(step, batch.pairs, batch.tokens, batch.padded_tokens, waited)
 
             last = step == training.steps
-            if last or (training.validate_every and step % training.validate_every == 0):
-                observer.pause()
-                value = validation_loss(setup)
-                _check_finite(value, f"validation loss after step {step}")
-                history.validations.append(Validation(step=step, loss=value))
-                observer.validated(step, value)
-                observer.resume()
+            due = training.validate_every and step % training.validate_every == 0
+            if due or (last and validate_last):
+                _validate(setup, observer, history, step)
             if training.checkpoint_every and step % training.checkpoint_every == 0 and not last:
-                observer.pause()
-                state = {"history": history.state(), "observer": observer.state()}
-                checkpoint.save(checkpoints, setup, step, state)
-                observer.resume()
+                _save(setup, observer, history, step, checkpoints)
     finally:
         batches.close()
     return history
+
+
+def _validate(setup: Setup, observer: Observer, history: History, step: int) -> None:
+    observer.pause()
+    value = validation_loss(setup)
+    _check_finite(value, f"validation loss after step {step}")
+    history.validations.append(Validation(step=step, loss=value))
+    observer.validated(step, value)
+    observer.resume()
+
+
+def _save(setup: Setup, observer: Observer, history: History, step: int, checkpoints: Path) -> None:
+    observer.pause()
+    state = {"history": history.state(), "observer": observer.state()}
+    checkpoint.save(checkpoints, setup, step, state)
+    observer.resume()
 
 
 def optimizer_step(
@@ -123,7 +99,9 @@ def optimizer_step(
     for number, micro in enumerate(batch.micro_batches):
         with trainer.strategy.sync_context(last=number == final):
             with trainer.precision.autocast():
-                loss = trainer.module(micro.source, micro.target_input, micro.target_output)
+                loss = trainer.module(
+                    micro.source, micro.target_input, micro.target_output, micro.source_full
+                )
             trainer.precision.backward(loss * scale)
         loss_sum += loss.detach()
     trainer.strategy.reduce_gradients()

@@ -1,12 +1,30 @@
 """Model and loss as one module, so that a wrapped model computes its loss where its logits are."""
 
-import torch
-from torch import nn
+from collections.abc import Callable
+from typing import Any
 
-from schemas.train import AnyLoss, ChunkedLoss, WholeLoss
+from torch import Tensor, nn
+
+from schemas.config.training import AnyLoss, WholeLoss
+from transformer_core.model.device_kind import device_kind
 from transformer_core.model.loss import chunked_token_loss_sum, token_loss_sum
+from transformer_core.model.one_pass_loss import one_pass_loss_sum
+from transformer_core.model.published_loss import kl_divergence_sum
 
 _WHOLE = WholeLoss()
+
+LOGITS_LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "whole": token_loss_sum,
+    "kl_divergence": kl_divergence_sum,
+}
+"""(logits [b, t, v], labels [b, t], smoothing) -> sum, by the ``kind`` of its schema."""
+
+HEAD_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Tensor, float], Tensor]] = {
+    "chunked": lambda spec, h, w, y, share: chunked_token_loss_sum(h, w, y, share, spec.rows),
+    "one_pass": lambda _, h, w, y, share: one_pass_loss_sum(h, w, y, share),
+}
+"""(schema, hidden [b, t, d], output map [v, d], labels [b, t], smoothing) -> sum, by the ``kind``
+of its schema: losses that never hold all logits."""
 
 
 class Objective(nn.Module):
@@ -16,23 +34,41 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
-        self.chunk_rows = loss.rows if isinstance(loss, ChunkedLoss) else None
+        self.spec = loss
 
     def forward(
-        self, source: torch.Tensor, target_input: torch.Tensor, target_output: torch.Tensor
-    ) -> torch.Tensor:
-        """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t]."""
-        if self.chunk_rows is None:
-            return self.loss(self.model(source, target_input), target_output)
-        rows = self.chunk_rows
+        self,
+        source: Tensor,
+        target_input: Tensor,
+        target_output: Tensor,
+        source_full: bool = False,
+    ) -> Tensor:
+        """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t]; it may
+        be known that no source has padding (``source_full``)."""
+        of_head = HEAD_LOSSES.get(self.spec.kind)
+        if of_head is None:
+            return self.loss(self.logits(source, target_input, source_full), target_output)
 
-        def head(hidden: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-            return chunked_token_loss_sum(hidden, output, target_output, self.label_smoothing, rows)
+        def head(hidden: Tensor, output: Tensor) -> Tensor:
+            return of_head(self.spec, hidden, output, target_output, self.label_smoothing)
 
         # Inside the model's forward, where a sharded output map is gathered.
-        loss_sum: torch.Tensor = self.model(source, target_input, head)
+        loss_sum: Tensor = self.model(
+            source, target_input, head, **self._known(source, source_full)
+        )
         return loss_sum
 
-    def loss(self, logits: torch.Tensor, target_output: torch.Tensor) -> torch.Tensor:
+    def logits(self, source: Tensor, target_input: Tensor, source_full: bool = False) -> Tensor:
+        """Logits [b, t, v] of the next tokens."""
+        logits: Tensor = self.model(source, target_input, **self._known(source, source_full))
+        return logits
+
+    def _known(self, source: Tensor, source_full: bool) -> dict[str, Any]:
+        """What the model may make use of: on a GPU, where a mask excludes the fastest kernel."""
+        useful = source_full and device_kind(source) == "cuda"
+        return {"source_full": True} if useful and hasattr(self.model, "needs_mask") else {}
+
+    def loss(self, logits: Tensor, target_output: Tensor) -> Tensor:
         """Loss sum in nats, a scalar, of logits [b, t, v]."""
-        return token_loss_sum(logits, target_output, self.label_smoothing)
+        of_logits = LOGITS_LOSSES.get(self.spec.kind, token_loss_sum)
+        return of_logits(logits, target_output, self.label_smoothing)

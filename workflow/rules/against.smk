@@ -4,31 +4,31 @@
 rule against:
     input:
         STUDY_FILES,
-        code=sources("transformer_core.analysis.against"),
     output:
         "results/against.json",
     log:
         "results/logs/against.log",
     params:
-        there=AGAINST or "NOT-GIVEN",
+        code=CODE["against"],
+        there=as_text(str(AGAINST or "NOT-GIVEN")),
     message:
         "Compare the results with those in {params.there}"
     shell:
-        "python -m transformer_core.analysis.against --here results --there {params.there:q}"
+        "python -m transformer_core.analysis.comparisons.against --here results --there {params.there:q}"
         " --output {output} 2>&1 | tee {log}"
 
 
 rule compare_page:
     input:
         against="results/against.json",
-        templates=templates(),
-        code=sources("transformer_core.report.compare_page"),
     output:
         "results/compare.html",
     log:
         "results/logs/compare_page.log",
+    params:
+        code=CODE["compare_page"],
     message:
         "Write the comparison: results/compare.html"
     shell:
-        "python -m transformer_core.report.compare_page --against {input.against}"
+        "python -m transformer_core.report.compare.compare_page --against {input.against}"
         " --output {output} 2>&1 | tee {log}"

@@ -11,17 +11,17 @@ CONCLUDED_FROM = [
 rule families:
     input:
         CONCLUDED_FROM,
-        code=sources("transformer_core.analysis.families"),
     output:
         "results/families.json",
     log:
         "results/logs/families.log",
     params:
-        families=lambda wildcards: dump_all(FAMILIES),
+        code=CODE["families"],
+        families=dump_all(FAMILIES),
     message:
         "Draw conclusions from the families of variants"
     shell:
-        "python -m transformer_core.analysis.families --families {params.families:q}"
+        "python -m transformer_core.analysis.comparisons.family_curves --families {params.families:q}"
         " --study results/study.json --results results --output {output} 2>&1 | tee {log}"
 
 
@@ -31,16 +31,16 @@ rule claims:
         "results/families.json",
         # Of the files that claims name, those that this study makes: the rest is not testable.
         measured=sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY, EXTRA_PAIRS)}),
-        code=sources("transformer_core.analysis.claims"),
     output:
         "results/claims.json",
     log:
         "results/logs/claims.log",
     params:
+        code=CODE["claims"],
         # A function, because Snakemake takes braces in a text for wildcards.
-        claims=lambda wildcards: dump_all(CLAIMS),
+        claims=dump_all(CLAIMS),
     message:
         "Test the claims"
     shell:
-        "python -m transformer_core.analysis.claims --claims {params.claims:q}"
+        "python -m transformer_core.analysis.claims.judge --claims {params.claims:q}"
         " --study results/study.json --results results --output {output} 2>&1 | tee {log}"

@@ -1,37 +1,97 @@
 # The study, its run specs, and what all rules share. Everything wrong in a file is said here,
 # before the DAG is made.
-import importlib.util
+import gc
 import json
 import shlex
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from schemas.certificates import compared_with, short_runs
-from schemas.claims import CLAIMS_FILE, claim_files, claim_pairs, read_claims
-from schemas.comparisons import compared_pairs, turn_groups
-from schemas.data import SPLITS
+from schemas.base import seconds_of
+from schemas.config.corpus import SPLITS
+from schemas.config.equivalence import REFERENCE
 from schemas.errors import ConfigError
-from schemas.families import FAMILIES_FILE, family_pairs, read_families
-from schemas.jobs import largest, on_all_devices, on_one_device, on_one_host, reservation
-from schemas.link_trials import link_trials
-from schemas.resolve import VARIANTS_FILE, check_study, lineage, read_variants, resolve_all
-from schemas.results import PredictedMemory
-from schemas.targets import FIGURES, TABLES, check_owner, check_targets, known_targets
-from transformer_core.analysis.files import read_record
-from transformer_core.sources import sources
+from transformer_core.common.attempts import failures
+from transformer_core.common.files import write_text
+from transformer_core.common.records import read_record
+from transformer_core.common.reproducing import STUDY_OPTIONS
+from transformer_core.measure.processes.warm_starts import places as warm_starts
+from transformer_core.common.seals import seal_file, seal_of
+from transformer_core.plan.abandoned_locks import sign_in
+from transformer_core.plan.certification import compared_with
+from transformer_core.plan.declarations.claims_file import (
+    CLAIMS_FILE,
+    claim_files,
+    claim_pairs,
+    read_claims,
+)
+from transformer_core.plan.declarations.study_files import study_settings
+from transformer_core.plan.compared_pairs import turn_groups
+from transformer_core.plan.checks.foreign_results import check_foreign
+from transformer_core.plan.checks.planned_study import plan_study
+from transformer_core.plan.reservations import (
+    largest,
+    on_all_devices,
+    on_one_device,
+    on_one_host,
+    reservation,
+)
+from transformer_core.plan.resolve import VARIANTS_FILE, lineage
+from transformer_core.plan.targets import check_owner, check_targets, known_targets
+from transformer_core.plan.staleness import fingerprints
+from transformer_core.plan.users_files import corpus_files, own_models
+from transformer_core.plan.variants import read_variants
+from transformer_core.report.contents import FIGURES, TABLES
 
+# Reading the rules and making the DAG leaves next to no garbage, and looking for it takes a tenth of
+# the time. From the first job on it is looked for again.
+gc.freeze()
+gc.disable()
+
+# Only what runs jobs needs a number of cores; --unlock, --summary and the like do not.
+CORES = workflow.global_resources["_cores"].value or 1
+START = workflow.execute
+
+
+def go_on(*args, **settings):
+    """Start Snakemake as after a clean end: what a killed one has left stands in nobody's way.
+
+    It has no hook between its settings and its look at locks and at incomplete files.
+    """
+    workflow.dag_settings.force_incomplete = True
+    if workflow.is_main_process and not workflow.dag_settings.forceall:
+        refuse_foreign_results()
+    plugin = settings.get("executor_plugin")
+    if workflow.is_main_process and not (plugin and plugin.common_settings.dryrun_exec):
+        sign_in()
+    return START(*args, **settings)
+
+
+def refuse_foreign_results():
+    """Refuse results that came here without what Snakemake knew of them, if they are of others."""
+    specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
+    planned = {"results/study.json": STUDY} | specs
+    texts = {place: schema.canonical_json() for place, schema in planned.items()}
+    try:
+        check_foreign(texts, STUDY_FILE, Path(".snakemake"))
+    except ConfigError as error:
+        raise WorkflowError(f"the study cannot run here:\n{error}") from None
+
+
+workflow.execute = go_on
+
+# A study given with --configfile stands for itself. It is not taken from Snakemake's `config`, which
+# knows no limits, keeps the last of two equal keys, and makes dates of texts that look like one.
+# The check of a GPU has a study of its own.
+OWN_STUDY = "studies/gpu_check" if "results/gpu_check/report.html" in sys.argv else "config"
+STUDY_FILES_GIVEN = workflow.configfiles or [workflow.source_path(f"../../config/{OWN_STUDY}.yaml")]
 STUDY_FILE = " + ".join(
-    [os.path.relpath(path) for path in workflow.configfiles]
+    [os.path.relpath(path) for path in STUDY_FILES_GIVEN]
     + ["--config"] * bool(workflow.config_settings.config)
 )
 OWNER = Path("results/.study")
-# Another folder of results, for results/compare.html. Not a part of the study.
-AGAINST = config.pop("against", None)
-# A folder on a disk of every host for copies of the shards. Where bytes lie changes no result.
-if local_shards := config.pop("local_shards", None):
-    os.environ.update(LOCAL_SHARDS=str(local_shards))
 
 
 # Jobs that share the tokenizing of the training pairs: --set-scatter tokenize=16.
@@ -40,20 +100,31 @@ scattergather:
 
 
 try:
-    VARIANTS = read_variants(f"{workflow.basedir}/{VARIANTS_FILE}")
-    STUDY = check_study(config, STUDY_FILE)
-    SPECS = resolve_all(STUDY, VARIANTS, STUDY_FILE, VARIANTS_FILE)
-    FAMILIES = read_families(f"{workflow.basedir}/{FAMILIES_FILE}", VARIANTS)
-    CLAIMS = read_claims(f"{workflow.basedir}/{CLAIMS_FILE}", VARIANTS, FAMILIES)
-    SHORT_RUNS = short_runs(STUDY, VARIANTS, SPECS, STUDY_FILE, VARIANTS_FILE)
+    # Of a module, the workflow that takes it says which part of its own settings it gets.
+    SETTINGS = (
+        dict(config)
+        if workflow.modifier.skip_configfile
+        else study_settings(STUDY_FILES_GIVEN, workflow.config_settings.config_args or ())
+    )
+    # Another folder of results, for results/compare.html. Not a part of the study.
+    AGAINST = SETTINGS.pop("against", None)
+    # A part of the study that is done first: --config stage=quick
+    STAGE = SETTINGS.pop("stage", "all")
+    # A folder on a disk of every host for copies of the shards. Where bytes lie changes no result.
+    if local_shards := SETTINGS.pop("local_shards", None):
+        os.environ.update(LOCAL_SHARDS=str(local_shards))
+    DECLARED = read_variants(workflow.source_path(f"../../{VARIANTS_FILE}"))
+    VARIANTS, FAMILIES = DECLARED
+    CLAIMS = read_claims(workflow.source_path(f"../../{CLAIMS_FILE}"), VARIANTS, FAMILIES)
+    PLANNED = plan_study(SETTINGS, STUDY_FILE, DECLARED, CLAIMS, stage=STAGE)
+    STUDY, SPECS, SHORT_RUNS = PLANNED.study, PLANNED.specs, PLANNED.short_runs
+    EXTRA_PAIRS, PAIRS = PLANNED.extra_pairs, PLANNED.pairs
     check_owner(STUDY, OWNER, STUDY_FILE)
     TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"
     PART_MANIFESTS = gather.tokenize(f"{TRAIN_SHARDS}/part-{{scatteritem}}/manifest.json")
-    # Comparisons that claims and families ask for, beside those with the baseline.
-    EXTRA_PAIRS = claim_pairs(CLAIMS, STUDY) + family_pairs(FAMILIES, STUDY)
-    PAIRS = compared_pairs(STUDY, EXTRA_PAIRS, STUDY_FILE)
+    TARGETS = known_targets(STUDY, EXTRA_PAIRS, FIGURES, TABLES)
     # Snakemake tells its targets only after the rules are read, and then without near names.
-    check_targets(sys.argv[1:], [*known_targets(STUDY, EXTRA_PAIRS), *PART_MANIFESTS])
+    check_targets(sys.argv[1:], [*TARGETS, *PART_MANIFESTS])
 except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
@@ -71,11 +142,10 @@ GROUP_OF = {
 PAIRED_RUNS = [f"results/pairs/{reference}/{variant}.json" for variant, reference in PAIRS]
 TRAJECTORIES = "results/equivalence/trajectories"
 REPEATS = range(1, STUDY.repeats + 1)
-# What a run shows and records of its surroundings: no reason to train again.
-OBSERVERS = tuple(
-    f"transformer_core.measure.{name}"
-    for name in ("progress", "outcome", "provenance", "hardware", "nvml", "launch")
-)
+
+# A digest of what each rule depends on among the sources. It is a parameter, so that what they say
+# counts, and not when they were written.
+CODE = fingerprints()
 
 
 # Jobs run the Python that runs Snakemake, also where its environment is not activated.
@@ -84,19 +154,17 @@ shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PAT
 
 # How this study was asked for, for the commands that results name. In the environment, because a
 # parameter of a rule would make every run stale when another study file or option is given.
-os.environ.update(
-    STUDY_OPTIONS=shlex.join(
-        [
-            *[f"--configfile={os.path.relpath(p)}" for p in workflow.config_settings.configfiles],
-            *[f"--config={k}={json.dumps(v)}" for k, v in workflow.config_settings.config.items()],
-            *[f"--set-scatter=tokenize={len(PART_MANIFESTS)}"][: len(PART_MANIFESTS) > 1],
-        ]
-    )
+os.environ[STUDY_OPTIONS] = shlex.join(
+    [
+        *[f"--configfile={os.path.relpath(p)}" for p in workflow.config_settings.configfiles],
+        *[f"--config={k}={json.dumps(v)}" for k, v in workflow.config_settings.config.items()],
+        *[f"--set-scatter=tokenize={len(PART_MANIFESTS)}"][: len(PART_MANIFESTS) > 1],
+    ]
 )
 
 
 envvars:
-    "STUDY_OPTIONS",
+    STUDY_OPTIONS,
 
 
 wildcard_constraints:
@@ -113,54 +181,118 @@ resource_scopes:
 workflow.global_resources.setdefault("timed", 1)
 
 
+def keep_time():
+    """Start the clock of the study, and say how long it is going to take."""
+    if workflow.touch:
+        return  # no job runs
+    from snakemake.logging import logger
+    from snakemake.settings.enums import Quietness
+    from transformer_core.plan.timekeeping.beginning import begin
+
+    quiet = {Quietness.ALL, Quietness.PROGRESS} & {*(workflow.output_settings.quiet or ())}
+    groups = [len(variants) for _, variants in TURNS.values()]
+    jobs = [*workflow.dag.needrun_jobs()]
+    keeper, said = begin(jobs, CORES, STUDY, SPECS, groups, show=not quiet)
+    logger.info(said)
+    logger.handlers.insert(0, keeper.clear())
+    logger.addHandler(keeper)
+    keeper.clock.go(keeper.tell)
+    TIMEKEEPERS.append(keeper)
+
+
+def stop_time():
+    """Stop the clock; what is said of the time at the end."""
+    from snakemake.logging import logger
+    from transformer_core.plan.timekeeping.beginning import at_the_end
+
+    for keeper in TIMEKEEPERS:
+        logger.removeHandler(keeper)
+        keeper.clock.stop()
+        if said := at_the_end(keeper.asked, keeper.clock.spent()):
+            logger.info(said)
+
+
+TIMEKEEPERS = []
+
+
+onsuccess:
+    stop_time()
+
+
+onerror:
+    stop_time()
+
+
 onstart:
-    OWNER.parent.mkdir(exist_ok=True)
-    OWNER.write_text(f"{STUDY.name}\n")
+    gc.enable()
+    write_text(OWNER, f"{STUDY.name}\n")
+    keep_time()
     # With a limit on the rate of jobs, Snakemake 9 looks for new ones ever more often, in the end
     # dozens of times a second, and takes a good part of a core from what is timed. One machine
     # needs no such limit.
     if workflow.local_exec:
         workflow.scheduler.job_rate_limiter = None
+        # Jobs of this host may be forked from a process that has imported torch.
+        os.environ.setdefault(warm_starts.VARIABLE, warm_starts.offer())
 
 
 def generating_processes(wildcards):
     """Processes for a split of the generated corpus; one where starting others takes longer."""
     pairs = getattr(STUDY.corpus, f"{wildcards.split}_pairs", 0)
-    return workflow.cores if pairs >= 100_000 else 1
+    return CORES if pairs >= 100_000 else 1
+
+
+def as_text(text):
+    """A parameter that is what it is: in a mere text, Snakemake takes {braces} for wildcards."""
+    return lambda wildcards: text
 
 
 def dump(schema):
     """A schema as one line of JSON, for a command line."""
-    return schema.canonical_json()
+    return as_text(schema.canonical_json())
+
+
+def sealing(file, text):
+    """The command that writes the seal of a file that a rule prints ``text`` into."""
+    path = Path(file)
+    return f"printf '%s' {shlex.quote(seal_of(path, text + chr(10)))} > {seal_file(path)}"
 
 
 def dump_all(schemas):
     """Schemas by name, as one line of JSON."""
-    return json.dumps({name: schema.model_dump(mode="json") for name, schema in schemas.items()})
-
-
-def templates():
-    """The texts that the report's page is made of."""
-    folder = Path(workflow.basedir, "transformer_core/report")
-    return sorted(
-        os.path.relpath(path)
-        for kind in ("html", "css", "yaml", "po")
-        for path in folder.rglob(f"*.{kind}")
+    return as_text(
+        json.dumps({name: schema.model_dump(mode="json") for name, schema in schemas.items()})
     )
 
 
-def own_model(spec):
-    """The file of a user's own model, which a run depends on like on the project's sources."""
-    if spec.model.kind != "import":
-        return []
-    found = importlib.util.find_spec(spec.model.factory.partition(":")[0])
-    return [os.path.relpath(found.origin)] if found and found.origin else []
+def without_braces(paths):
+    """Paths that can be inputs. In the others Snakemake sees wildcards, whatever is done."""
+    return [path for path in paths if "{" not in path and "}" not in path]
+
+
+def seen_of(paths):
+    """What can be seen of users' files without reading them: Snakemake itself compares times only,
+    which copies and editors may keep, and of paths with braces nothing."""
+    plain = without_braces(paths)
+    found = [(path, os.stat(path)) for path in paths if os.path.exists(path)]
+    return [
+        f"{path} {file.st_size}" if path in plain else f"{path} {file.st_mtime_ns} {file.st_size}"
+        for path, file in found
+    ]
 
 
 def predictions():
     """Predictions of memory, where there are any yet."""
     file = Path("results/memory/predicted.json")
-    return read_record(file, PredictedMemory).predictions if file.exists() else []
+    return predictions_at(file, file.stat().st_mtime_ns) if file.exists() else []
+
+
+@lru_cache(maxsize=1)
+def predictions_at(file, written):
+    """Those in a file that was written at a time: every job asks for them several times."""
+    from schemas.results.predicted_memory import PredictedMemory
+
+    return read_record(file, PredictedMemory).predictions
 
 
 def needs(specs_of):
@@ -194,13 +326,33 @@ def needs(specs_of):
 
 
 def compared_runs(wildcards):
-    """The short runs that a certificate compares: of the variant and of what it must equal."""
+    """What a certificate compares: the short runs of the variant and of what it must equal, and the
+    timed run, which must have been computed in the same way."""
     other = compared_with(VARIANTS[wildcards.variant])
-    runs = [] if other is None else [wildcards.variant, other]
+    if other is None:
+        return {}
     return {
-        option: f"{TRAJECTORIES}/{run}/trajectory.json"
-        for option, run in zip(("run", "reference"), runs)
+        "run": f"{TRAJECTORIES}/{wildcards.variant}/trajectory.json",
+        "reference": f"{TRAJECTORIES}/{other}/trajectory.json",
+        "timed": f"results/runs/{wildcards.variant}/repeat-1/metrics.json",
     }
+
+
+def seeds_until_decided(run, files):
+    """How many seeds a short run has: options of its job."""
+    if not run.first_look:
+        return f"--seeds {run.seeds}"
+    return (
+        f"--seeds {run.seeds} --first-look {run.first_look} --margin {run.margin}"
+        f" --budget {STUDY.certificate.budget} --reference {files.reference}"
+    )
+
+
+def measured(wildcards):
+    """The record of a comparison, as its first round left it or as it went on."""
+    if STUDY.time is not None:
+        return Path(f"results/refined/{wildcards.pair}.json")
+    return Path(f"results/turns/{GROUP_OF[wildcards.pair]}/{Path(wildcards.pair).name}.json")
 
 
 def sides(wildcards):

@@ -9,13 +9,6 @@ rule turns:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sorted(
-            {
-                *sources("transformer_core.measure.paired", without=OBSERVERS),
-                *sources("transformer_core.measure.paired_worker", without=OBSERVERS),
-            }
-        ),
-        own=lambda wildcards: sum(map(own_model, sides(wildcards)), []),
     output:
         # <reference>/<number>
         directory("results/turns/{group}"),
@@ -24,11 +17,14 @@ rule turns:
     wildcard_constraints:
         group="|".join(TURNS) or "none",
     # All cores and the one slot: nothing else may disturb a timed run.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(sides),
         timed=1,
     params:
+        code=CODE["turns"],
+        again=lambda wildcards: failures(f"results/turns/{wildcards.group}"),
+        own=lambda wildcards: own_models(sides(wildcards)),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         # Without what only judges, or only groups, what is measured.
         comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
@@ -43,15 +39,68 @@ rule turns:
     message:
         "Time in turns for {params.targets}"
     shell:
-        "python -m transformer_core.measure.paired --reference {input.specs[0]}"
+        "python -m transformer_core.measure.turns.job --reference {input.specs[0]}"
         " --variant {params.variants} --comparing {params.comparing:q} --data {params.data}"
         " --output {params.files} --target {params.targets} --sessions {output}.sessions"
+        " --code {params.code}"
         " --log-file {log}"
+
+
+# With a time for the study, comparisons that are undecided go on when all else is done.
+if STUDY.time is not None:
+
+    rule refine:
+        input:
+            study="results/study.json",
+            specs=expand("results/runs/{variant}/spec.json", variant=SPECS),
+            turns=[f"results/turns/{group}" for group in TURNS],
+            certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
+            shards=expand(
+                f"results/data/{CORPUS}/shards/{{split}}/manifest.json",
+                split=["train", "validation"],
+            ),
+            before=lambda wildcards: DONE_FIRST,
+        output:
+            record="results/refinement.json",
+            # <reference>/<variant>.json
+            records=directory("results/refined"),
+        log:
+            "results/logs/refine.log",
+        # All cores and the one slot: nothing else may disturb what is timed.
+        threads: CORES
+        resources:
+            # As long as there may be left, and a little for the start.
+            **needs(lambda wildcards: [largest(SPECS.values())])
+            | {"runtime": 5 + int(seconds_of(STUDY.time) / 60)},
+            timed=1,
+        params:
+            code=CODE["refine"],
+            of_turns=CODE["turns"],
+            own=own_models(SPECS.values()),
+            data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+            firsts=[
+                f"results/turns/{group}/{variant}.json"
+                for group, (reference, variants) in TURNS.items()
+                for variant in variants
+            ],
+            claimed=as_text(json.dumps(claim_pairs(CLAIMS, STUDY))),
+        message:
+            "Go on with undecided comparisons until the time is spent"
+        shell:
+            "python -m transformer_core.refine.job --study {input.study} --specs {input.specs}"
+            " --pairs {params.firsts} --certificates {input.certificates}"
+            " --claimed {params.claimed:q} --data {params.data} --code {params.of_turns}"
+            " --sessions {output.records}.sessions --records {output.records}"
+            " --output {output.record} --log-file {log}"
 
 
 rule pair:
     input:
-        lambda wildcards: f"results/turns/{GROUP_OF[wildcards.pair]}",
+        lambda wildcards: (
+            f"results/turns/{GROUP_OF[wildcards.pair]}"
+            if STUDY.time is None
+            else "results/refined"
+        ),
     output:
         # <reference>/<variant>
         "results/pairs/{pair}.json",
@@ -60,11 +109,14 @@ rule pair:
     wildcard_constraints:
         pair="|".join(GROUP_OF) or "none",
     params:
-        variant=lambda wildcards: wildcards.pair.split("/")[1],
+        file=measured,
+        seals=lambda wildcards, output: [
+            seal_file(file) for file in (measured(wildcards), Path(output[0]))
+        ],
     message:
         "Take {wildcards.pair} from what took turns"
     shell:
-        "cp {input}/{params.variant}.json {output} 2> {log}"
+        "(cp {params.file} {output}; cp {params.seals}) 2> {log}"
 
 
 rule compare:
@@ -72,16 +124,16 @@ rule compare:
         pairs=PAIRED_RUNS,
         results=expand("results/runs/{variant}/metrics.json", variant=SPECS),
         certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
-        code=sources("transformer_core.analysis.compare"),
     output:
         "results/comparisons.json",
     log:
         "results/logs/compare.log",
     params:
+        code=CODE["compare"],
         margin=STUDY.comparison.margin,
     message:
         "Compare the variants"
     shell:
-        "python -m transformer_core.analysis.compare --margin {params.margin} --pairs {input.pairs}"
+        "python -m transformer_core.analysis.comparisons.compare --margin {params.margin} --pairs {input.pairs}"
         " --results {input.results} --certificates {input.certificates} --output {output}"
         " 2>&1 | tee {log}"

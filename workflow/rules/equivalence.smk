@@ -10,11 +10,14 @@ rule short_spec:
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
     params:
-        spec=lambda wildcards: dump(SHORT_RUNS[wildcards.run].spec),
+        spec=lambda wildcards: SHORT_RUNS[wildcards.run].spec.canonical_json(),
+        seal=lambda wildcards, output: sealing(
+            output[0], SHORT_RUNS[wildcards.run].spec.canonical_json()
+        ),
     message:
         "Write the run spec of a short run of {wildcards.run}"
     shell:
-        "printf '%s\\n' {params.spec:q} > {output} 2> {log}"
+        "(printf '%s\\n' {params.spec:q} > {output}; {params.seal}) 2> {log}"
 
 
 rule short_run:
@@ -23,8 +26,12 @@ rule short_run:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sources("transformer_core.measure.trajectory", without=OBSERVERS),
-        own=lambda wildcards: own_model(SHORT_RUNS[wildcards.run].spec),
+        # Seeds are trained until their losses decide.
+        reference=lambda wildcards: (
+            f"{TRAJECTORIES}/{REFERENCE}/trajectory.json"
+            if SHORT_RUNS[wildcards.run].first_look
+            else []
+        ),
     output:
         trajectory=f"{TRAJECTORIES}/{{run}}/trajectory.json",
         weights=expand(
@@ -34,39 +41,45 @@ rule short_run:
         f"{TRAJECTORIES}/{{run}}/run.log",
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
-    # Not timed: short runs share the cores. A timed run takes all of them, so none is disturbed.
-    # Half of what it uses: the most of so short a job is its start, on one core.
-    threads: lambda wildcards: (1 + SHORT_RUNS[wildcards.run].spec.processes_per_node) // 2
+    # As many threads as the timed run has: what was timed is what is certified.
+    threads: CORES
     resources:
         **needs(lambda wildcards: [SHORT_RUNS[wildcards.run].spec]),
     params:
+        code=CODE["short_run"],
+        again=lambda wildcards: failures(f"{TRAJECTORIES}/{wildcards.run}/trajectory.json"),
+        own=lambda wildcards: own_models([SHORT_RUNS[wildcards.run].spec]),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output.trajectory).parent,
-        seeds=lambda wildcards: SHORT_RUNS[wildcards.run].seeds,
+        seeds=lambda wildcards, input: seeds_until_decided(SHORT_RUNS[wildcards.run], input),
+        dropout=lambda wildcards: SHORT_RUNS[wildcards.run].dropout,
         gpus=lambda wildcards: SHORT_RUNS[wildcards.run].spec.machine.devices_per_node,
     message:
         "Train {wildcards.run} for a few steps"
     shell:
-        "python -m transformer_core.measure.gpus --count {params.gpus} --"
-        " python -m transformer_core.measure.short_run --spec {input.spec} --seeds {params.seeds}"
-        " --data {params.data} --output {params.folder} --log-file {log}"
+        "python -m transformer_core.measure.processes.gpu_leases --count {params.gpus} --"
+        " python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.measure.trajectory.job --spec {input.spec} {params.seeds}"
+        " --dropout {params.dropout} --data {params.data} --output {params.folder} --log-file {log}"
 
 
 rule certify:
     input:
         unpack(compared_runs),
-        code=sources("transformer_core.analysis.equivalence"),
     output:
         "results/equivalence/{variant}.json",
     log:
         "results/logs/certify-{variant}.log",
     params:
-        equivalence=lambda wildcards: dump(VARIANTS[wildcards.variant].equivalence),
-        folders=lambda wildcards: " ".join(
-            f"--{option} {Path(file).parent}" for option, file in compared_runs(wildcards).items()
+        code=CODE["certify"],
+        equivalence=lambda wildcards: VARIANTS[wildcards.variant].equivalence.canonical_json(),
+        files=lambda wildcards: " ".join(
+            f"--{option} {file if option == 'timed' else Path(file).parent}"
+            for option, file in compared_runs(wildcards).items()
         ),
     message:
         "Certify that {wildcards.variant} trains the same model"
     shell:
-        "python -m transformer_core.analysis.equivalence --variant {wildcards.variant}"
-        " --equivalence {params.equivalence:q} {params.folders} --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.analysis.certificates.certify --variant {wildcards.variant}"
+        " --equivalence {params.equivalence:q} {params.files} --output {output} 2>&1 | tee {log}"

@@ -1,6 +1,6 @@
 # runs over a limited link, real and emulated -> how far the emulated one is off
 
-LINK_TRIALS = link_trials(STUDY)
+LINK_TRIALS = PLANNED.link_trials
 
 
 rule link_trial_specs:
@@ -13,8 +13,8 @@ rule link_trial_specs:
     wildcard_constraints:
         trial="|".join(LINK_TRIALS) or "none",
     params:
-        real=lambda wildcards: dump(LINK_TRIALS[wildcards.trial].real),
-        emulated=lambda wildcards: dump(LINK_TRIALS[wildcards.trial].emulated),
+        real=lambda wildcards: LINK_TRIALS[wildcards.trial].real.canonical_json(),
+        emulated=lambda wildcards: LINK_TRIALS[wildcards.trial].emulated.canonical_json(),
     message:
         "Write the run specs of the trial {wildcards.trial}"
     shell:
@@ -29,13 +29,6 @@ rule link_trial:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sorted(
-            {
-                *sources("transformer_core.measure.paired", without=OBSERVERS),
-                *sources("transformer_core.measure.paired_worker", without=OBSERVERS),
-                *sources("transformer_core.measure.linked_hosts", without=OBSERVERS),
-            }
-        ),
     output:
         "results/links/{trial}.json",
     log:
@@ -43,17 +36,19 @@ rule link_trial:
     wildcard_constraints:
         trial="|".join(LINK_TRIALS) or "none",
     # All cores and the one slot: nothing else may disturb a timed run.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [LINK_TRIALS[wildcards.trial].real]),
         timed=1,
     params:
+        code=CODE["link_trial"],
+        own=lambda wildcards: own_models([LINK_TRIALS[wildcards.trial].real]),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        comparing=STUDY.comparison.model_dump_json(exclude={"margin"}),
+        comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
     message:
         "Time {wildcards.trial} over a real and an emulated link"
     shell:
-        "python -m transformer_core.measure.paired --reference {input.real}"
+        "python -m transformer_core.measure.turns.job --reference {input.real}"
         " --variant {input.emulated} --comparing {params.comparing:q} --data {params.data}"
         " --output {output} --log-file {log}"
 
@@ -61,12 +56,12 @@ rule link_trial:
 rule link_error:
     input:
         trials=expand("results/links/{trial}.json", trial=LINK_TRIALS),
-        code=sources("transformer_core.analysis.link_error"),
     output:
         "results/links/error.json",
     log:
         "results/logs/link_error.log",
     params:
+        code=CODE["link_error"],
         trials=lambda wildcards, input: [
             f"--trial {trial.change} {trial.bandwidth} {file}"
             for trial, file in zip(LINK_TRIALS.values(), input.trials)
@@ -74,5 +69,5 @@ rule link_error:
     message:
         "Compare the emulated link with the real one"
     shell:
-        "python -m transformer_core.analysis.link_error {params.trials} --output {output}"
+        "python -m transformer_core.analysis.scaling.link_error {params.trials} --output {output}"
         " 2>&1 | tee {log}"

@@ -6,59 +6,58 @@ ALL_DEVICES = on_all_devices(STUDY.machine, "machine")
 
 
 rule hardware:
-    input:
-        code=sources("transformer_core.measure.hardware"),
     output:
         "results/machine/hardware.json",
     log:
         "results/logs/hardware.log",
     resources:
         **needs(lambda wildcards: [ONE_DEVICE]),
+    params:
+        code=CODE["hardware"],
     message:
         "Describe the machine"
     shell:
-        "python -m transformer_core.measure.hardware --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.measure.machine.hardware --output {output} 2>&1 | tee {log}"
 
 
 rule roofline:
-    input:
-        code=sources("transformer_core.measure.roofline", without=OBSERVERS),
     output:
         "results/machine/roofline.json",
     log:
         "results/logs/roofline.log",
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [ONE_DEVICE]),
         timed=1,
     params:
+        code=CODE["roofline"],
         device=STUDY.machine.device,
         limits=dump(STUDY.limits),
     message:
         "Measure what the device reaches"
     shell:
-        "python -m transformer_core.measure.roofline --device {params.device}"
+        "python -m transformer_core.measure.limits.roofline --device {params.device}"
         " --limits {params.limits:q} --output {output} 2>&1 | tee {log}"
 
 
 rule collectives:
-    input:
-        code=sources("transformer_core.measure.collectives_worker", without=OBSERVERS),
     output:
         "results/machine/collectives.parquet",
     log:
         "results/logs/collectives.log",
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [ALL_DEVICES]),
         timed=1,
     params:
+        code=CODE["collectives"],
+        again=lambda wildcards: failures("results/machine/collectives.parquet"),
         machine=dump(STUDY.machine),
         limits=dump(STUDY.limits),
     message:
         "Measure the collective operations"
     shell:
-        "python -m transformer_core.measure.collectives --machine {params.machine:q}"
+        "python -m transformer_core.measure.limits.collectives.job --machine {params.machine:q}"
         " --limits {params.limits:q} --output {output} --log-file {log}"
 
 
@@ -70,12 +69,12 @@ rule utilisation:
         ),
         manifest=f"results/data/{CORPUS}/shards/train/manifest.json",
         roofline="results/machine/roofline.json",
-        code=sources("transformer_core.analysis.utilisation"),
     output:
         "results/utilisation.json",
     log:
         "results/logs/utilisation.log",
     params:
+        code=CODE["utilisation"],
         folders=expand("results/runs/{variant}", variant=SPECS),
     message:
         "Hold the variants against the limits of the machine"

@@ -17,7 +17,6 @@ rule predict_memory:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sources("transformer_core.measure.memory", without=OBSERVERS),
     output:
         "results/memory/predicted.json",
     log:
@@ -25,12 +24,17 @@ rule predict_memory:
     # Before all runs, which it may warn of.
     priority: 1
     threads: 1
+    resources:
+        # What a process takes besides is measured on a device, where there is one.
+        **needs(lambda wildcards: [on_one_device(largest(SPECS.values()))]),
     params:
+        code=CODE["predict_memory"],
+        own=own_models(SPECS.values()),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
     message:
         "Predict the memory of every variant"
     shell:
-        "python -m transformer_core.measure.memory --spec {input.specs} --data {params.data}"
+        "python -m transformer_core.measure.memory.predicted.job --spec {input.specs} --data {params.data}"
         " --output {output} 2>&1 | tee {log}"
 
 
@@ -40,8 +44,6 @@ rule memory:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sources("transformer_core.measure.anatomy_worker", without=OBSERVERS),
-        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
     output:
         "results/memory/{variant}.json",
     log:
@@ -52,13 +54,17 @@ rule memory:
     resources:
         **needs(lambda wildcards: [SPECS[wildcards.variant]]),
     params:
+        code=CODE["memory"],
+        again=lambda wildcards: failures(f"results/memory/{wildcards.variant}.json"),
+        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
     message:
         "Measure where the memory of {wildcards.variant} goes"
     shell:
-        "python -m transformer_core.measure.gpus --count {params.gpus} --"
-        " python -m transformer_core.measure.anatomy --spec {input.spec} --data {params.data}"
+        "python -m transformer_core.measure.processes.gpu_leases --count {params.gpus} --"
+        " python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.measure.memory.anatomy.job --spec {input.spec} --data {params.data}"
         " --output {output} --log-file {log}"
 
 
@@ -66,8 +72,6 @@ rule largest_batch:
     input:
         spec="results/runs/{variant}/spec.json",
         shards=f"results/data/{CORPUS}/shards/train/manifest.json",
-        code=sources("transformer_core.measure.batch_trial", without=OBSERVERS),
-        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
     output:
         "results/memory/largest_batch/{variant}.json",
     log:
@@ -75,16 +79,18 @@ rule largest_batch:
     wildcard_constraints:
         variant="|".join(SEARCHED) or "none",
     # Nothing beside it: without a limit it fills the memory of the machine.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [SPECS[wildcards.variant]]),
     params:
+        code=CODE["largest_batch"],
+        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
         data=lambda wildcards, input: Path(input.shards).parents[2],
         settings=dump(STUDY.memory.largest_batch) if STUDY.memory else "",
         gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
     message:
         "Search for the largest batch of {wildcards.variant}"
     shell:
-        "python -m transformer_core.measure.gpus --count {params.gpus} --"
-        " python -m transformer_core.measure.largest_batch --spec {input.spec}"
+        "python -m transformer_core.measure.processes.gpu_leases --count {params.gpus} --"
+        " python -m transformer_core.measure.memory.largest_batch.job --spec {input.spec}"
         " --settings {params.settings:q} --data {params.data} --output {output} --log-file {log}"

@@ -7,49 +7,52 @@ rule profile:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sources("transformer_core.profiling.capture_worker", without=OBSERVERS),
-        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
     output:
         "results/profiles/{variant}/capture.json",
     log:
         "results/profiles/{variant}/run.log",
     # Like a timed run: what else ran at the time would show in the trace.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [SPECS[wildcards.variant]]),
         timed=1,
     params:
+        code=CODE["profile"],
+        again=lambda wildcards: failures(f"results/profiles/{wildcards.variant}/capture.json"),
+        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output[0]).parent,
         profiling=dump(STUDY.profiling),
     message:
         "Profile {wildcards.variant}"
     shell:
-        "python -m transformer_core.profiling.capture --spec {input.spec} --data {params.data}"
+        "python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.profiling.capture.job --spec {input.spec} --data {params.data}"
         " --profiling {params.profiling:q} --output {params.folder} --log-file {log}"
 
 
 rule breakdown:
     input:
         capture="results/profiles/{variant}/capture.json",
-        code=sources("transformer_core.profiling.__main__"),
     output:
         breakdown="results/profiles/{variant}/breakdown.json",
         events="results/profiles/{variant}/events.parquet",
     log:
         "results/logs/breakdown-{variant}.log",
+    params:
+        code=CODE["breakdown"],
     message:
         "Break down the profile of {wildcards.variant}"
     shell:
-        "python -m transformer_core.profiling --capture {input.capture}"
+        "python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.profiling --capture {input.capture}"
         " --events {output.events} --output {output.breakdown} 2>&1 | tee {log}"
 
 
 rule breakdown_of_traces:
     # Files that the user brought: --config 'traces={"name": ["file", ...]}'
     input:
-        files=lambda wildcards: STUDY.traces[wildcards.trace],
-        code=sources("transformer_core.profiling.__main__"),
+        lambda wildcards: without_braces(STUDY.traces[wildcards.trace]),
     output:
         breakdown="results/profiles/{trace}/breakdown.json",
         events="results/profiles/{trace}/events.parquet",
@@ -57,8 +60,31 @@ rule breakdown_of_traces:
         "results/logs/breakdown_of_traces-{trace}.log",
     wildcard_constraints:
         trace="|".join(STUDY.traces) or "none",
+    params:
+        code=CODE["breakdown_of_traces"],
+        files=lambda wildcards: STUDY.traces[wildcards.trace],
+        seen=lambda wildcards: seen_of(STUDY.traces[wildcards.trace]),
     message:
         "Break down the traces of {wildcards.trace}"
     shell:
-        "python -m transformer_core.profiling {input.files:q} --name {wildcards.trace}"
+        "python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.profiling {params.files:q} --name {wildcards.trace} --keep-status"
         " --events {output.events} --output {output.breakdown} 2>&1 | tee {log}"
+
+
+rule perfetto:
+    # All ranks on one clock, with phases, layers, classes, memory and links: on demand.
+    input:
+        events="results/profiles/{name}/events.parquet",
+    output:
+        "results/profiles/{name}/perfetto.json.gz",
+    log:
+        "results/logs/perfetto-{name}.log",
+    wildcard_constraints:
+        name="|".join([*SPECS, *STUDY.traces]),
+    params:
+        code=CODE["perfetto"],
+    message:
+        "Draw the profile of {wildcards.name} for Perfetto"
+    shell:
+        "python -m transformer_core.profiling perfetto {input.events} --output {output} 2>&1 | tee {log}"

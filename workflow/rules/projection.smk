@@ -9,28 +9,25 @@ rule compute_times:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sorted(
-            {
-                *sources("transformer_core.measure.compute_times", without=OBSERVERS),
-                *sources("transformer_core.measure.compute_worker", without=OBSERVERS),
-            }
-        ),
     output:
         "results/projection/compute.json",
     log:
         "results/logs/compute_times.log",
     # All cores and the one slot: nothing else may disturb what is timed.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [on_one_host(largest(SPECS.values()))]),
         timed=1,
     params:
+        code=CODE["compute_times"],
+        again=lambda wildcards: failures("results/projection/compute.json"),
+        own=own_models(SPECS[name] for name in DISTRIBUTED),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         settings=dump(STUDY.projection) if STUDY.projection else "",
     message:
         "Time the work of one device"
     shell:
-        "python -m transformer_core.measure.compute_times --specs {input.specs}"
+        "python -m transformer_core.measure.compute.job --specs {input.specs}"
         " --data {params.data} --settings {params.settings:q} --output {output} --log-file {log}"
 
 
@@ -40,16 +37,16 @@ rule projection:
         specs=expand("results/runs/{variant}/spec.json", variant=DISTRIBUTED),
         results=expand("results/runs/{variant}/metrics.json", variant=DISTRIBUTED),
         collectives="results/machine/collectives.parquet",
-        code=sources("transformer_core.analysis.projection"),
     output:
         "results/projection/projection.json",
     log:
         "results/logs/projection.log",
     params:
+        code=CODE["projection"],
         settings=dump(STUDY.projection) if STUDY.projection else "",
     message:
         "Project step times to more devices"
     shell:
-        "python -m transformer_core.analysis.projection --compute {input.compute}"
+        "python -m transformer_core.analysis.scaling.project --compute {input.compute}"
         " --specs {input.specs} --results {input.results} --collectives {input.collectives}"
         " --settings {params.settings:q} --output {output} 2>&1 | tee {log}"

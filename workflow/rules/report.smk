@@ -18,12 +18,25 @@ STUDY_FILES = [
     *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),
     *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
     *expand("results/equivalence/{variant}.json", variant=SPECS),
-    *expand("results/profiles/{variant}/breakdown.json", variant=SPECS),
+    *expand("results/profiles/{name}/breakdown.json", name=[*SPECS, *STUDY.traces]),
     *["results/links/error.json"] * (STUDY.link_check is not None),
     *["results/projection/projection.json"] * (STUDY.projection is not None),
     *MEMORY_FILES,
     *VARIANT_FILES,
 ]
+CONCLUSIONS = [f"results/{name}.json" for name in ("comparisons", "families", "claims", "search")]
+# What does not rest on comparisons is done before they use up the time of the study.
+DONE_FIRST = [file for file in STUDY_FILES if file not in CONCLUSIONS]
+STUDY_FILES += ["results/refinement.json"] * (STUDY.time is not None)
+# The variants as they are defined, and those that they come from.
+DEFINITIONS = json.dumps(
+    {
+        name: VARIANTS[name].model_dump(mode="json")
+        for name in dict.fromkeys(
+            ancestor for name in SPECS for ancestor in lineage(name, VARIANTS)
+        )
+    }
+)
 
 
 rule describe_study:
@@ -35,29 +48,28 @@ rule describe_study:
         "results/logs/describe_study.log",
     params:
         study=dump(STUDY),
-        variants=json.dumps(
-            {
-                name: VARIANTS[name].model_dump(mode="json")
-                for name in dict.fromkeys(
-                    ancestor for name in SPECS for ancestor in lineage(name, VARIANTS)
-                )
-            }
-        ),
+        variants=as_text(DEFINITIONS),
+        seals=lambda wildcards, output: [
+            sealing(output.study, STUDY.canonical_json()),
+            sealing(output.variants, DEFINITIONS),
+        ],
     message:
         "Write down the study"
     shell:
         "(printf '%s\\n' {params.study:q} > {output.study};"
-        " printf '%s\\n' {params.variants:q} > {output.variants}) 2> {log}"
+        " printf '%s\\n' {params.variants:q} > {output.variants};"
+        " {params.seals[0]}; {params.seals[1]}) 2> {log}"
 
 
 rule tables:
     input:
         STUDY_FILES,
-        code=sources("transformer_core.report.tables"),
     output:
         expand("results/tables/{name}.csv", name=TABLES),
     log:
         "results/logs/tables.log",
+    params:
+        code=CODE["tables"],
     message:
         "Write the tables"
     shell:
@@ -71,12 +83,13 @@ rule figures:
             "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
         ),
         pairs=PAIRED_RUNS,
-        events=expand("results/profiles/{variant}/events.parquet", variant=SPECS),
-        code=sources("transformer_core.report.figures"),
+        events=expand("results/profiles/{name}/events.parquet", name=[*SPECS, *STUDY.traces]),
     output:
         expand("results/figures/{name}.svg", name=FIGURES),
     log:
         "results/logs/figures.log",
+    params:
+        code=CODE["figures"],
     message:
         "Draw the figures"
     shell:
@@ -88,13 +101,15 @@ rule page:
         STUDY_FILES,
         figures=expand("results/figures/{name}.svg", name=FIGURES),
         tables=expand("results/tables/{name}.csv", name=TABLES),
-        templates=templates(),
-        code=sources("transformer_core.report.page"),
     output:
-        "results/report.html",
+        page="results/report.html",
+        brief="results/report.md",
+        summary="results/summary.json",
     log:
         "results/logs/page.log",
+    params:
+        code=CODE["page"],
     message:
         "Write the report: results/report.html"
     shell:
-        "python -m transformer_core.report.page --results results --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.report.page --results results --output {output.page} 2>&1 | tee {log}"

@@ -8,11 +8,12 @@ rule resolve_spec:
     log:
         "results/logs/resolve_spec-{variant}.log",
     params:
-        spec=lambda wildcards: dump(SPECS[wildcards.variant]),
+        spec=lambda wildcards: SPECS[wildcards.variant].canonical_json(),
+        seal=lambda wildcards, output: sealing(output[0], SPECS[wildcards.variant].canonical_json()),
     message:
         "Write the run spec of {wildcards.variant}"
     shell:
-        "printf '%s\\n' {params.spec:q} > {output} 2> {log}"
+        "(printf '%s\\n' {params.spec:q} > {output}; {params.seal}) 2> {log}"
 
 
 rule train:
@@ -21,8 +22,6 @@ rule train:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sources("transformer_core.measure.worker", without=OBSERVERS),
-        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
     output:
         metrics="results/runs/{variant}/repeat-{repeat}/metrics.json",
         steps="results/runs/{variant}/repeat-{repeat}/steps.parquet",
@@ -32,11 +31,16 @@ rule train:
     wildcard_constraints:
         repeat="1",
     # All cores and the one slot: nothing else may disturb a timed run.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [SPECS[wildcards.variant]]),
         timed=1,
     params:
+        code=CODE["train"],
+        again=lambda wildcards: failures(
+            f"results/runs/{wildcards.variant}/repeat-{wildcards.repeat}/metrics.json"
+        ),
+        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         folder=lambda wildcards, output: Path(output.metrics).parent,
     message:
@@ -44,7 +48,8 @@ rule train:
     # The prediction of memory, where there is one, is for a warning. It is no input: with an
     # ancient() one that is to be made again, Snakemake does not see what else has changed.
     shell:
-        "python -m transformer_core.measure.run --spec {input.spec} --data {params.data}"
+        "python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.measure.alone.job --spec {input.spec} --data {params.data}"
         " --repeat {wildcards.repeat} --output {params.folder} --log-file {log}"
         " --predicted results/memory/predicted.json"
 
@@ -64,8 +69,6 @@ rule evaluate:
         weights="results/runs/{variant}/repeat-1/model.safetensors",
         tokenizer=f"results/data/{CORPUS}/tokenizer.json",
         shards=f"results/data/{CORPUS}/shards/test/manifest.json",
-        code=sources("transformer_core.train.translate"),
-        own=lambda wildcards: own_model(SPECS[wildcards.variant]),
     output:
         "results/runs/{variant}/evaluation.json",
     log:
@@ -74,13 +77,16 @@ rule evaluate:
     resources:
         **needs(lambda wildcards: [on_one_device(SPECS[wildcards.variant])]),
     params:
+        code=CODE["evaluate"],
+        again=lambda wildcards: failures(f"results/runs/{wildcards.variant}/evaluation.json"),
+        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
         data=lambda wildcards, input: Path(input.tokenizer).parent,
     message:
         "Translate the test split with {wildcards.variant}"
     shell:
-        "python -m transformer_core.measure.gpus --count 1 --"
-        " python -m transformer_core.train.translate --spec {input.spec} --run {input.run}"
-        " --weights {input.weights} --data {params.data} --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.measure.processes.gpu_leases --count 1 --"
+        " python -m transformer_core.measure.evaluation.job --spec {input.spec} --run {input.run}"
+        " --weights {input.weights} --data {params.data} --output {output} --log-file {log}"
 
 
 rule combine:
@@ -89,14 +95,16 @@ rule combine:
         repeats=expand("results/runs/{{variant}}/repeat-{repeat}/metrics.json", repeat=REPEATS),
         evaluation="results/runs/{variant}/evaluation.json",
         manifest=f"results/data/{CORPUS}/shards/train/manifest.json",
-        code=sources("transformer_core.analysis.combine"),
     output:
         "results/runs/{variant}/metrics.json",
     log:
         "results/logs/combine-{variant}.log",
+    params:
+        code=CODE["combine"],
     message:
         "Combine the repeats of {wildcards.variant}"
     shell:
-        "python -m transformer_core.analysis.combine --variant {wildcards.variant}"
+        "python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.analysis.comparisons.combine --variant {wildcards.variant}"
         " --spec {input.spec} --repeats {input.repeats} --evaluation {input.evaluation}"
         " --train-manifest {input.manifest} --output {output} 2>&1 | tee {log}"

@@ -11,24 +11,25 @@ rule search:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sources("transformer_core.analysis.search", without=OBSERVERS),
     output:
         result="results/search.json",
         recommended="results/recommended.yaml",
     log:
         "results/logs/search.log",
     # All cores and the one slot: nothing else may disturb what is timed.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [largest(SPECS.values())]),
         timed=1,
     params:
+        code=CODE["search"],
+        own=own_models(SPECS.values()),
         reference=lambda wildcards, input: Path(input.reference).parent,
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
     message:
         "Search the best combination of techniques"
     shell:
-        "python -m transformer_core.analysis.search --study {input.study}"
+        "python -m transformer_core.search.job --study {input.study}"
         " --variants {input.variants} --comparisons {input.comparisons}"
         " --certificates {input.certificates} --reference {params.reference}"
         " --data {params.data} --output {output.result} --recommended {output.recommended}"

@@ -7,31 +7,26 @@ rule self_test_sessions:
         shards=expand(
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
-        code=sorted(
-            {
-                *sources("transformer_core.measure.self_test", without=OBSERVERS),
-                *sources("transformer_core.measure.paired_worker", without=OBSERVERS),
-            }
-        ),
-        own=own_model(SPECS[STUDY.baseline]),
     output:
         "results/self_test/sessions.json",
     log:
         "results/logs/self_test_sessions.log",
     # All cores and the one slot: nothing else may disturb a timed run.
-    threads: workflow.cores
+    threads: CORES
     resources:
         **needs(lambda wildcards: [SPECS[STUDY.baseline]]),
         timed=1,
     params:
+        code=CODE["self_test_sessions"],
+        own=own_models([SPECS[STUDY.baseline]]),
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         self_test=dump(STUDY.self_test),
-        comparing=STUDY.comparison.model_dump_json(exclude={"margin"}),
+        comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
         target="results/self_test/report.json",
     message:
         "Compare {STUDY.baseline} with itself, as it is and slowed down"
     shell:
-        "python -m transformer_core.measure.self_test --spec {input.spec} --data {params.data}"
+        "python -m transformer_core.measure.turns.self_test_job --spec {input.spec} --data {params.data}"
         " --self-test {params.self_test:q} --comparing {params.comparing:q}"
         " --command-target {params.target} --output {output} --log-file {log}"
 
@@ -39,16 +34,16 @@ rule self_test_sessions:
 rule self_test:
     input:
         sessions="results/self_test/sessions.json",
-        code=sources("transformer_core.analysis.self_test"),
     output:
         "results/self_test/report.json",
     log:
         "results/logs/self_test.log",
     params:
+        code=CODE["self_test"],
         margin=STUDY.comparison.margin,
         together=len(PAIRS),
     message:
         "Judge the protocol of comparisons"
     shell:
-        "python -m transformer_core.analysis.self_test --sessions {input.sessions}"
+        "python -m transformer_core.analysis.comparisons.self_test_report --sessions {input.sessions}"
         " --together {params.together} --margin {params.margin} --output {output} 2>&1 | tee {log}"

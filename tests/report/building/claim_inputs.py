@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_core.analysis import claims, families
+from transformer_core.analysis.claims import judge
+from transformer_core.analysis.comparisons import family_curves
 
 
 def _test(variant: str, direction: str = "more", **more: Any) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def _claim(statement: str, *tests: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_claims(folder: Path, evil: str) -> None:
-    """claims.json and families.json, made by the jobs of the analysis."""
+    """claims.json and family_curves.json, made by the jobs of the analysis."""
     stated = {
         "true": _claim("Fewer bits are faster.", _test("amp_bf16", at_most=3), _test("ddp")),
         "large": _claim("Fewer bits are twice as fast.", _test("amp_bf16", at_least=2)),
@@ -53,6 +54,6 @@ def write_claims(folder: Path, evil: str) -> None:
     }
     common = ["--study", str(folder / "study.json"), "--results", str(folder), "--output"]
     curves = [*common, str(folder / "families.json")]
-    assert families.main(["--families", json.dumps(grouped), *curves]) == 0
+    assert family_curves.main(["--families", json.dumps(grouped), *curves]) == 0
     verdicts = [*common, str(folder / "claims.json")]
-    assert claims.main(["--claims", json.dumps(stated), *verdicts]) == 0
+    assert judge.main(["--claims", json.dumps(stated), *verdicts]) == 0

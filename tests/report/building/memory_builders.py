@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
 from schemas.results import (
     BatchShape,
     BatchTrial,
@@ -21,8 +23,7 @@ from schemas.results import (
     TimelinePoint,
     VariantResult,
 )
-from schemas.study import RunSpec, Study
-from transformer_core.report.memory_figures import MOMENTS
+from transformer_core.report.sections.memory.life import MOMENTS
 
 MIB = 2**20
 PARAMETERS = MIB

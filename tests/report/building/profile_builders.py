@@ -9,15 +9,19 @@ from typing import Any
 from traces import event_table, mark, talk, work
 
 from schemas.results import Breakdown, Repeat
-from transformer_core.profiling.breakdown import break_down
-from transformer_core.profiling.over_devices import summarise
-from transformer_core.profiling.reading import write_events
+from transformer_core.profiling.breakdown.device_breakdown import break_down
+from transformer_core.profiling.breakdown.job import write_events
+from transformer_core.profiling.breakdown.layer_use import layers
+from transformer_core.profiling.breakdown.over_devices import summarise
+from transformer_core.profiling.breakdown.shape_use import shapes
+from transformer_core.profiling.events.rows import rows_of
 
 MICRO = 1000
 PRODUCT = {"operator_class": "contraction", "operator": "aten::mm"}
-PRODUCT |= {"flops": 4_000_000, "operator_bytes": 100_000}
+PRODUCT |= {"flops": 4_000_000, "operator_bytes": 100_000, "shapes": "fp32 [50,100] [100,400]"}
+PRODUCT |= {"layer": "model/encoder/linear"}
 NORM = {"operator_class": "normalization", "flops": 30_000, "operator_bytes": 60_000}
-NORM |= {"operator": "aten::native_layer_norm"}
+NORM |= {"operator": "aten::native_layer_norm", "layer": "model/encoder/norm"}
 
 
 def step_rows(rank: int, number: int, ranks: int, device: str) -> list[dict[str, Any]]:
@@ -33,6 +37,7 @@ def step_rows(rank: int, number: int, ranks: int, device: str) -> list[dict[str,
         mark("forward", at(5), at(30), rank=rank, phase="forward", step=number),
         mark("loss", at(25), at(30), rank=rank, phase="loss", step=number),
         mark("backward", at(30), at(80), rank=rank, phase="backward", step=number),
+        mark("model", at(5), at(25), rank=rank, kind="module", layer="model", bytes=4096),
         work("gemm", at(10), at(22), **usual, **PRODUCT, phase="forward"),
         work("norm", at(22), at(28), **usual, **NORM, phase="forward"),
         work("gemm", at(32), at(60), **usual, **PRODUCT, phase="backward"),
@@ -55,7 +60,7 @@ def write_profile(folder: Path, repeat: Repeat, ranks: int, device: str = "cpu")
             for row in step_rows(rank, number, ranks, device)
         ]
     )
-    devices = break_down(table)
+    devices, rows = break_down(table), rows_of(table)
     breakdown = Breakdown(
         name=folder.name,
         status=repeat.status,
@@ -65,7 +70,7 @@ def write_profile(folder: Path, repeat: Repeat, ranks: int, device: str = "cpu")
         profiler_reason="There is no CUDA device whose kernels Nsight Systems could record.",
         viewer_files=[f"rank-{rank}.pt.trace.json.gz" for rank in range(ranks)] if ok else [],
         devices=devices,
-        summary=summarise(devices),
+        summary=summarise(devices, [], layers(rows), shapes(rows)),
         notes=["1 of 2 device events have no launch in the trace"] if ok and ranks > 1 else [],
     )
     write_events(folder / "events.parquet", table)

@@ -17,8 +17,10 @@ from profile_builders import write_profile
 from scaling_builders import write_scaling
 from search_builders import write_search
 
-from schemas.equivalence import Different
-from schemas.resolve import resolve_all
+from schemas.config.equivalence import Different
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
 from schemas.results import (
     Certificate,
     CorpusSplit,
@@ -41,12 +43,14 @@ from schemas.results import (
     Validation,
     Window,
 )
-from schemas.study import RunSpec, Study, Variant
-from transformer_core.analysis import combine, compare
-from transformer_core.analysis.equivalence import certify, different
-from transformer_core.analysis.weights import Weights
+from schemas.results.equivalence import CheckedPoint, Checks, TensorDistance
+from transformer_core.analysis.certificates.certify import certify, different
+from transformer_core.analysis.certificates.weight_distance import Weights
+from transformer_core.analysis.comparisons import combine, compare
+from transformer_core.plan.resolve import resolve_all
 
 EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
+EVIL_LANGUAGE = '<script>alert(1)</script> & "x"'
 SHA = "0" * 64
 SPEED = {
     "single": 10_000.0,
@@ -229,7 +233,7 @@ def evaluation_of(repeat: Repeat) -> EvaluationResult:
         reason=repeat.reason,
         bleu=31.415926 if ok else None,
         chrf=55.5 if ok else None,
-        signature="nrefs:1|case:mixed|tok:13a" if ok else None,
+        signature="nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0" if ok else None,
         pairs=500 if ok else 0,
         seconds=12.0 if ok else None,
         samples=samples if ok else [],
@@ -249,6 +253,22 @@ def histogram(unit: Any, shift: int) -> LengthHistogram:
     )
 
 
+_EXACT = TensorDistance(
+    tensor="output.weight", step=1, error=0.0, ratio=1.0, cosine=1.0, size=2.0, rounding=1e-8
+)
+CHECKS = Checks(
+    points=[
+        CheckedPoint(
+            step=1, loss=8.0, expected_loss=8.0, rounding=1e-8, norm=2.0, expected_norm=2.0
+        )
+    ],
+    gradients=[_EXACT],
+    updates=[_EXACT],
+    skipped_steps=0,
+)
+"""A training whose gradients and updates are what they should be."""
+
+
 def certificate_of(run: Repeat) -> Certificate:
     """Of a run that is ok an equal training; the loss of forgetful goes another way."""
     name = run.variant
@@ -257,7 +277,7 @@ def certificate_of(run: Repeat) -> Certificate:
     far = {"losses": [8.0, 7.6, 7.0]} if name == "forgetful" else {}
 
     def trajectory(own: str, changes: dict[str, Any]) -> Trajectory:
-        rest = {"initial_sha256": SHA, "replica_differences": [0.0] * 3}
+        rest = {"initial_sha256": SHA, "replica_differences": [0.0] * 3, "checks": CHECKS}
         seeds = [SeedTrajectory(seed=n, **(rest | seed | changes)) for n in (1, 2, 3)]
         return Trajectory(
             name=own,
@@ -364,7 +384,7 @@ def build(
     study = Study(
         name="example",
         title=f"Transformers, measured {EVIL}",
-        corpus={"kind": "grammar", "source_language": "en", "target_language": EVIL},
+        corpus={"kind": "grammar", "source_language": "en", "target_language": EVIL_LANGUAGE},
         training={"steps": 140, "schedule": {"kind": "noam", "warmup": 40}},
         repeats=repeats,
         variants=list(VARIANTS),
@@ -413,6 +433,9 @@ def build(
     write_memory(folder, study, specs, example.provenance, EVIL)
     write_scaling(folder, study, specs, example.provenance, EVIL)
     write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
+    # Tests change what is here.
+    for seal in folder.rglob(".*.seal"):
+        seal.unlink()
     return folder
 
 

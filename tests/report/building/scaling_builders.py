@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
 from schemas.results import (
     ComputeRecord,
     ComputeTimes,
@@ -12,9 +14,9 @@ from schemas.results import (
     Status,
     VariantResult,
 )
-from schemas.study import RunSpec, Study
-from transformer_core.analysis import link_error
-from transformer_core.analysis.projection import measured_link, project
+from transformer_core.analysis.scaling import link_error
+from transformer_core.analysis.scaling.measured_link import measured_link
+from transformer_core.analysis.scaling.project import project
 
 MIB = 2**20
 LAYERS = 4

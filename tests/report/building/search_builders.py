@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import (
     Certificate,
     Contender,
@@ -11,7 +12,6 @@ from schemas.results import (
     SearchResult,
     Stage,
 )
-from schemas.study import RunSpec
 
 
 def write_search(

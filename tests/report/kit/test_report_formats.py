@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.results import Interval
-from transformer_core.report import formats
+from transformer_core.report.kit import formats
 
 
 @pytest.mark.parametrize(

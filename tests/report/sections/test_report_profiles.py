@@ -1,6 +1,8 @@
 """The section on profiles and its figures."""
 
+import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -10,36 +12,39 @@ from profile_builders import step_rows, write_profile
 from report_builders import repeat_of
 from traces import event_table, mark, work
 
-from schemas.study import RunSpec
-from transformer_core.profiling.reading import write_events
-from transformer_core.profiling.timeline import read_timeline
+from schemas.config.run_spec import RunSpec
+from schemas.results import Breakdown
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.profiling.breakdown.device_breakdown import break_down
+from transformer_core.profiling.breakdown.job import write_events
+from transformer_core.profiling.breakdown.over_devices import summarise
+from transformer_core.profiling.breakdown.step_timeline import read_timeline
+from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
-from transformer_core.report.inputs import Results, load
-from transformer_core.report.profile_inputs import shown, telling
-from transformer_core.report.profile_section import profiles_context
-from transformer_core.report.profile_tables import operators_table, profiles_table
-from transformer_core.report.sections import SECTIONS
+from transformer_core.report.sections.profiles.read import shown, telling
+from transformer_core.report.sections.profiles.section import context
+from transformer_core.report.sections.profiles.tables import operators, profiles
 
 NAMES = next(section.figures for section in SECTIONS if section.name == "profiles")
 
 
 @pytest.fixture(scope="module")
-def results(study_folder: Path) -> Results:
-    return load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
+def results(study_folder: Path) -> StudyResults:
+    return StudyResults(study_folder)
 
 
-def test_profiles_of_variants_that_ran(results: Results) -> None:
-    context = profiles_context(results)
-    assert "single" in context["profiles"]
-    assert [breakdown.name for breakdown in context["without"]] == ["ddp"]
-    assert [profile.name for profile in context["noted"]] == ["accum4_sync"]
-    single = context["profiles"]["single"]
+def test_profiles_of_variants_that_ran(results: StudyResults) -> None:
+    found = context(results)
+    assert "single" in found["profiles"]
+    assert [breakdown.name for breakdown in found["without"]] == ["ddp"]
+    assert [profile.name for profile in found["noted"]] == ["accum4_sync"]
+    single = found["profiles"]["single"]
     assert single.communication_ms is None
     assert single.milliseconds(2_000_000) == 1.0  # of two steps
 
 
-def test_means_are_over_steps_and_ranks(results: Results) -> None:
-    profile = profiles_context(results)["profiles"]["accum4_sync"]
+def test_means_are_over_steps_and_ranks(results: StudyResults) -> None:
+    profile = context(results)["profiles"]["accum4_sync"]
     assert profile.steps == 4
     summary = profile.summary
     assert summary.step_seconds == pytest.approx(100e-6)
@@ -53,7 +58,7 @@ def test_means_are_over_steps_and_ranks(results: Results) -> None:
     assert profile.milliseconds(use.waiting_ns) == pytest.approx(0.0025)
 
 
-def test_few_variants_are_shown_in_detail(results: Results) -> None:
+def test_few_variants_are_shown_in_detail(results: StudyResults) -> None:
     names = telling(results)
     assert names[0] == results.study.baseline
     assert len(names) == len(set(names)) <= 4
@@ -61,18 +66,51 @@ def test_few_variants_are_shown_in_detail(results: Results) -> None:
     assert "accum4_sync" in names  # another way of dividing the work
 
 
+def test_traces_of_the_user_are_rows_and_figures(study_folder: Path, tmp_path: Path) -> None:
+    rows = [
+        work("gemm", 10, 60, operator_class="contraction", phase="forward", step=0),
+        mark("step", 0, 100),
+        mark("forward", 0, 70, phase="forward"),
+    ]
+    study = json.loads((study_folder / "study.json").read_text())
+    copied = shutil.copytree(study_folder, tmp_path / "results")
+    (copied / "study.json").write_text(json.dumps(study | {"traces": {"mine": ["rank0.json"]}}))
+    folder = copied / "profiles" / "mine"
+    folder.mkdir(parents=True)
+    write_events(folder / "events.parquet", event_table(rows))
+    devices = break_down(event_table(rows))
+    nothing = {"source_version": None, "profiler_reason": None, "viewer_files": []}
+    breakdown = Breakdown(
+        name="mine",
+        status="ok",
+        source="kineto",
+        devices=devices,
+        summary=summarise(devices),
+        **nothing,
+    )
+    (folder / "breakdown.json").write_text(breakdown.model_dump_json())
+    brought = StudyResults(copied)
+    found = context(brought)
+    assert [profile.name for profile in found["detailed"]][-1] == "mine"
+    assert found["brought"] == ["mine"]
+    assert [row["window_ns"] for row in profiles(brought)][-1] == 100
+    assert operators(brought)[-1]["time_ns"] == 50
+    assert "mine" in draw("profile_partition", brought)
+    assert "mine" in draw("profile_timelines", brought)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_without_profiles_say_so(name: str, empty_folder: Path) -> None:
-    empty = load(empty_folder, empty_folder / "study.json", empty_folder / "comparisons.json")
+    empty = StudyResults(empty_folder)
     assert re.search(r"No (variant|profile|trace)", draw(name, empty))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_figures_are_small(name: str, results: Results) -> None:
+def test_figures_are_small(name: str, results: StudyResults) -> None:
     assert len(draw(name, results)) < 60_000
 
 
-def test_parts_in_the_legend(results: Results) -> None:
+def test_parts_in_the_legend(results: StudyResults) -> None:
     root = ElementTree.fromstring(draw("profile_partition", results))
     texts = ["".join(e.itertext()) for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count("exposed communication") == 1  # once, though several variants have it
@@ -145,8 +183,8 @@ def test_a_gpu_study_shows_copies_and_launches(tmp_path: Path) -> None:
     assert [lane.label for lane in timeline.lanes] == ["cuda:0 stream 7"]
 
 
-def test_tables(results: Results) -> None:
-    rows = profiles_table(results)
+def test_tables(results: StudyResults) -> None:
+    rows = profiles(results)
     by_variant = {row["variant"]: row for row in rows}
     assert list(by_variant) == list(results.variants)
     assert by_variant["ddp"]["status"] == "unsupported"
@@ -154,7 +192,5 @@ def test_tables(results: Results) -> None:
     assert [row["rank"] for row in rows if row["variant"] == "accum4_sync"] == [0, 1]
     parts = ("compute_ns", "exposed_communication_ns", "idle_ns")
     assert sum(by_variant["accum4_sync"][part] for part in parts) == 200_000
-    classes = [
-        row["operator_class"] for row in operators_table(results) if row["variant"] == "single"
-    ]
+    classes = [row["operator_class"] for row in operators(results) if row["variant"] == "single"]
     assert classes == ["contraction", "normalization", "element_wise"]

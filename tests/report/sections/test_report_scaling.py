@@ -2,36 +2,40 @@
 
 import shutil
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 
 import pytest
 from report_builders import EVIL
 
-from schemas.link import Link
+from schemas.config.link import Link
 from schemas.results import LinkUse
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
-from transformer_core.report.inputs import Results, load
+from transformer_core.report.kit.svg import Picture
 from transformer_core.report.page import environment
-from transformer_core.report.scaling_section import (
+from transformer_core.report.sections.scaling.read import (
+    MOST_ERROR,
     STRATEGIES,
-    linked_runs,
-    scaling_context,
+    dropped,
+    errors,
     shown_curves,
 )
-from transformer_core.report.sections import SECTIONS
-from transformer_core.report.svg import Picture
+from transformer_core.report.sections.scaling.section import context, linked_runs
 
 SVG = "{http://www.w3.org/2000/svg}"
-EMULATED = '<span class="badge"><span class="said" lang="en">emulated<'
+EMULATED = '<span class="badge"><span lang="en">emulated<'
 
 
 @pytest.fixture(scope="module")
-def results(study_folder: Path) -> Results:
-    return load(study_folder, study_folder / "study.json", study_folder / "comparisons.json")
+def results(study_folder: Path) -> StudyResults:
+    return StudyResults(study_folder)
 
 
-def over_a_link(results: Results, variant: str, kind: str, emulate: bool = False) -> Results:
+def over_a_link(
+    results: StudyResults, variant: str, kind: str, emulate: bool = False
+) -> StudyResults:
     """The results as if ``variant`` had run on two hosts."""
     spec, result = results.specs[variant], results.variants[variant]
     link = Link(bandwidth=1e8, emulate=emulate)
@@ -45,23 +49,25 @@ def over_a_link(results: Results, variant: str, kind: str, emulate: bool = False
         )
         for repeat in result.repeats
     ]
-    return replace(
-        results,
-        specs=results.specs | {variant: spec.model_copy(update={"machine": machine})},
-        variants=results.variants | {variant: result.model_copy(update={"repeats": repeats})},
-    )
+    other = copy(results)
+    other.specs = results.specs | {variant: spec.model_copy(update={"machine": machine})}
+    changed = result.model_copy(update={"repeats": repeats})
+    other.variants = results.variants | {variant: changed}
+    return other
 
 
-def without(results: Results, **sections: None) -> Results:
-    return replace(results, study=results.study.model_copy(update=sections))
+def without(results: StudyResults, **sections: None) -> StudyResults:
+    other = StudyResults(results.folder)
+    other.study = results.study.model_copy(update=sections)
+    return other
 
 
-def section(results: Results) -> str:
+def section(results: StudyResults) -> str:
     """The section's HTML."""
     (own,) = [section for section in SECTIONS if section.name == "scaling"]
     pictures = [Picture(name=name, title=name, description="", markup="") for name in own.figures]
-    template = environment().get_template("sections/scaling.html")
-    html: str = template.render(**scaling_context(results), pictures=pictures)
+    template = environment().get_template("sections/scaling/section.html")
+    html: str = template.render(**context(results), pictures=pictures)
     return html
 
 
@@ -70,7 +76,7 @@ def texts(drawing: str) -> list[str]:
     return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
 
 
-def test_a_run_over_a_link_says_how_the_link_was_made(results: Results) -> None:
+def test_a_run_over_a_link_says_how_the_link_was_made(results: StudyResults) -> None:
     (run,) = linked_runs(over_a_link(results, "accum4_sync", "namespaces"))
     assert (run.result.variant, run.bandwidth, run.kind) == (
         "accum4_sync",
@@ -85,18 +91,18 @@ def test_a_run_over_a_link_says_how_the_link_was_made(results: Results) -> None:
     assert "100 Mbit/s" in html
 
 
-def test_a_run_that_did_not_run_has_its_status_and_no_number(results: Results) -> None:
+def test_a_run_that_did_not_run_has_its_status_and_no_number(results: StudyResults) -> None:
     (run,) = linked_runs(over_a_link(results, "ddp", "namespaces"))
     assert (run.step_seconds, run.hosts, run.kind) == (None, [], None)
     assert "unsupported" in section(over_a_link(results, "ddp", "namespaces"))
 
 
-def test_runs_on_one_host_are_not_listed(results: Results) -> None:
+def test_runs_on_one_host_are_not_listed(results: StudyResults) -> None:
     assert linked_runs(results) == []
     assert "links-caption" not in section(results)
 
 
-def test_errors_of_the_emulated_link_are_told(results: Results) -> None:
+def test_errors_of_the_emulated_link_are_told(results: StudyResults) -> None:
     html = section(results)
     assert 'value="0.04"' in html, "median of 2, 4 and 7 %"
     assert 'value="0.07"' in html, "worst"
@@ -104,16 +110,16 @@ def test_errors_of_the_emulated_link_are_told(results: Results) -> None:
     assert html.count("&lt;script&gt;") == 1, "the reason of the trial that is not made"
 
 
-def test_figure_of_the_link_error_shows_what_was_measured(results: Results) -> None:
+def test_figure_of_the_link_error_shows_what_was_measured(results: StudyResults) -> None:
     shown = texts(draw("link_error", results))
     assert shown.count("ddp") == 2
     assert shown.count("small buckets") == 1, "the one at 1 Gbit/s was not measured"
     assert {"100 Mbit/s", "1 Gbit/s"} <= set(shown)
 
 
-def test_curves_stand_beside_the_error_of_their_model(results: Results) -> None:
+def test_curves_stand_beside_the_error_of_their_model(results: StudyResults) -> None:
     drawing = draw("scaling", results)
-    projection = scaling_context(results)["projection"]
+    projection = context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     assert check.variant == "accum4_sync"
     said = f"off by {abs(check.error):.0%} in the median"
@@ -122,17 +128,33 @@ def test_curves_stand_beside_the_error_of_their_model(results: Results) -> None:
     assert said in str(description)
 
 
-def test_every_strategy_is_a_curve_and_a_row(results: Results) -> None:
-    curves = shown_curves(scaling_context(results)["projection"])
+def test_a_strategy_that_was_measured_otherwise_has_no_curve(results: StudyResults) -> None:
+    projection = context(results)["projection"]
+    ((wrong, error),) = dropped(projection).items()
+    assert wrong == "accumulation_sync"
+    assert error > MOST_ERROR
+    curves = shown_curves(projection)
     links = {curve.link for curve in curves}
-    assert len(curves) == len(links) * len(STRATEGIES)
-    html = section(results)
-    for words in STRATEGIES.values():
-        assert html.count(f">{words}<") == len(links)
-    assert set(STRATEGIES.values()) <= set(texts(draw("scaling", results)))
+    assert {curve.strategy for curve in curves} == {*STRATEGIES} - {wrong}
+    assert len(curves) == len(links) * (len(STRATEGIES) - 1)
+    drawn, html = set(texts(draw("scaling", results))), section(results)
+    for strategy, words in STRATEGIES.items():
+        # Once for each link in the table, or once where it says why there is no curve.
+        assert html.count(f">{words}<") == (1 if strategy == wrong else len(links))
+        assert (words in drawn) == (strategy != wrong)
+    assert f'value="{error!r}"' in html
 
 
-def test_bucket_sizes_are_drawn_for_each_number_of_devices(results: Results) -> None:
+def test_one_disturbed_run_does_not_take_a_curve_away(results: StudyResults) -> None:
+    projection = context(results)["projection"]
+    (check,) = [check for check in projection.checks if check.error is not None]
+    runs = [check.model_copy(update={"error": error}) for error in (-0.4, 0.0, 0.12)]
+    others = projection.model_copy(update={"checks": runs})
+    assert errors(others) == {"accumulation_sync": 0.12}
+    assert dropped(others) == {}
+
+
+def test_bucket_sizes_are_drawn_for_each_number_of_devices(results: StudyResults) -> None:
     shown = texts(draw("bucket_sizes", results))
     assert {"2 devices", "8 devices", "64 devices", "512 devices"} <= set(shown)
     assert "bucket size (MiB)" in shown
@@ -142,8 +164,8 @@ def test_checks_say_why_there_is_no_prediction(study_folder: Path, tmp_path: Pat
     folder = tmp_path / "results"
     shutil.copytree(study_folder, folder)
     file = folder / "projection" / "projection.json"
-    results = load(folder, folder / "study.json", folder / "comparisons.json")
-    projection = scaling_context(results)["projection"]
+    results = StudyResults(folder)
+    projection = context(results)["projection"]
     note = f"the model does not know {EVIL}"
     checks = [
         check.model_copy(update={"predicted_seconds": None, "error": None, "note": note})
@@ -151,6 +173,7 @@ def test_checks_say_why_there_is_no_prediction(study_folder: Path, tmp_path: Pat
     ]
     changes = {"checks": checks, "median_error": None, "worst_error": None}
     file.write_text(projection.model_copy(update=changes).model_dump_json())
+    results = StudyResults(folder)
     html = section(results)
     assert "the model does not know" in html
     assert "<script>" not in html
@@ -158,7 +181,7 @@ def test_checks_say_why_there_is_no_prediction(study_folder: Path, tmp_path: Pat
     assert "Not checked against any run" in draw("scaling", results)
 
 
-def test_a_study_may_ask_for_neither(results: Results) -> None:
+def test_a_study_may_ask_for_neither(results: StudyResults) -> None:
     html = section(without(results, projection=None, link_check=None))
     assert "The study asks for neither links nor projections." in html
     assert "<table>" not in html
@@ -166,7 +189,7 @@ def test_a_study_may_ask_for_neither(results: Results) -> None:
 
 
 def test_a_projection_without_curves_says_why(empty_folder: Path) -> None:
-    results = load(empty_folder, empty_folder / "study.json", empty_folder / "comparisons.json")
+    results = StudyResults(empty_folder)
     html = section(results)
     assert "No projection:" in html
     assert "could not be timed: unsupported" in html

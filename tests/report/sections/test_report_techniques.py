@@ -5,13 +5,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import yaml
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, FileSystemLoader
 
-from transformer_core.report.inputs import Results, load
-from transformer_core.report.techniques import shown_techniques, techniques
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.plan.variants import read_variants
+from transformer_core.report.sections.techniques import section
+from transformer_core.report.sections.techniques.section import techniques
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HANGUL = re.compile("[가-힣]")
 
 
@@ -20,8 +21,8 @@ def test_every_technique_of_the_study_is_told() -> None:
 
 
 def test_variants_name_techniques_that_exist() -> None:
-    variants = yaml.safe_load((ROOT / "config/variants.yaml").read_text(encoding="utf-8"))
-    named = {test for variant in variants.values() for test in variant.get("tests", [])}
+    variants = read_variants(ROOT / "config/variants.yaml").variants
+    named = {test for variant in variants.values() for test in variant.tests}
     assert {name for name in named if name.startswith("A")} <= set(techniques())
 
 
@@ -35,8 +36,10 @@ def test_texts_are_in_both_languages(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({t.diagram for t in techniques().values()}))
 def test_diagrams_are_svg_within_their_box(name: str) -> None:
-    environment = Environment(loader=PackageLoader("transformer_core.report"), autoescape=True)
-    body = environment.get_template(f"diagrams/{name}.html").render()
+    environment = Environment(
+        loader=FileSystemLoader(ROOT / "transformer_core/report"), autoescape=True
+    )
+    body = environment.get_template(f"sections/techniques/diagrams/{name}.html").render()
     shapes = list(ElementTree.fromstring(f"<svg>{body}</svg>"))
     assert shapes
     for rect in (shape for shape in shapes if shape.tag == "rect"):
@@ -46,10 +49,8 @@ def test_diagrams_are_svg_within_their_box(name: str) -> None:
 
 
 def test_variants_stand_with_their_techniques(study_folder: Path) -> None:
-    results: Results = load(
-        study_folder, study_folder / "study.json", study_folder / "comparisons.json"
-    )
-    context = shown_techniques(results)
+    results: StudyResults = StudyResults(study_folder)
+    context = section.context(results)
     shown = {item.id: item.variants for item in context["techniques"]}
     assert shown["A6"] == ["amp_bf16"]
     assert not set(shown) & {item.id for item in context["absent"]}

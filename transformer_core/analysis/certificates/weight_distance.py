@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from schemas.errors import ConfigError, ConfigProblem
+from transformer_core.common.seals import check
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -66,6 +67,7 @@ def _deviation(weights: Weights, name: str) -> float:
 
 def read_tensors(path: Path) -> Tensors:
     """The tensors of a safetensors file; ConfigError if there is none to read."""
+    check(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

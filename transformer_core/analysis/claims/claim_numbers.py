@@ -9,9 +9,9 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 from pydantic import ValidationError
 
-from schemas.claims import Number
+from schemas.config.claims import Number
 from schemas.results import Interval
-from transformer_core.analysis.intervals import exact, range_of, widened
+from transformer_core.analysis.statistics.interval_arithmetic import exact, range_of, widened
 
 
 class Unmeasured(LookupError):

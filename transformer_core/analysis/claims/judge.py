@@ -1,6 +1,7 @@
 """What a study says of claims.
 
-    python -m transformer_core.analysis.claims --claims '{"C1": {...}}' --study results/study.json \
+    python -m transformer_core.analysis.claims.judge --claims '{"C1": {...}}' \
+        --study results/study.json \
         --results results --output results/claims.json
 
 The tests of a claim are judged one by one, and make one verdict: REFUTED if any contradicts it;
@@ -15,14 +16,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.claims import Claim, Claims
+from schemas.config.claims import Claim, Claims
 from schemas.errors import ConfigError
 from schemas.results import ClaimResult, ClaimVerdict, Evidence, FamilyCurve
-from transformer_core.analysis.claim_tests import Findings, judge
-from transformer_core.analysis.files import check_option, read_as
-from transformer_core.analysis.study_results import load
-from transformer_core.data.files import write_text
-from transformer_core.measure.run import reproducing_command
+from transformer_core.analysis.claims.claim_tests import judge
+from transformer_core.analysis.claims.findings import Findings
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_option, read_as
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
 
 REASONS: dict[ClaimVerdict, str] = {
     "REPRODUCED": "Every test that could be made agrees",
@@ -70,9 +73,10 @@ def _reason(verdict: ClaimVerdict, evidence: Sequence[Evidence]) -> str:
     return f"{REASONS[verdict]}{left_out}"
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.claims",
+        prog="python -m transformer_core.analysis.claims.judge",
         description="Test claims on the results of a study: reproduced, refuted, partly, undecided "
         "or not testable here, each with its numbers.",
     )
@@ -88,21 +92,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         claims: dict[str, Claim] = check_option("--claims", options.claims, Claims)
-        results = load(options.results, options.study)
+        results = StudyResults(options.results, options.study)
         curves: list[FamilyCurve] = read_as(options.results / "families.json", list[FamilyCurve])
+        # Within: what a claim needs of the results is read when it is asked for.
+        findings = Findings(
+            results=results,
+            curves={curve.family: curve for curve in curves},
+            folder=options.results,
+            margin=results.study.comparison.margin,
+        )
+        command = reproducing_command(options.output)
+        judged = [judge_claim(name, claim, findings, command) for name, claim in claims.items()]
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    findings = Findings(
-        results=results,
-        curves={curve.family: curve for curve in curves},
-        folder=options.results,
-        margin=results.study.comparison.margin,
-    )
-    command = reproducing_command(options.output)
-    judged = [judge_claim(name, claim, findings, command) for name, claim in claims.items()]
     text = json.dumps([item.model_dump(mode="json") for item in judged], indent=1)
-    write_text(options.output, text + "\n")
+    write_sealed(options.output, text + "\n")
     return 0
 
 

@@ -1,6 +1,7 @@
 """These results against earlier ones, or against those of another machine.
 
-    python -m transformer_core.analysis.against --here results --there docs/records/<...> \
+    python -m transformer_core.analysis.comparisons.against --here results \
+        --there docs/records/<...> \
         --output against.json
 
 Both were measured at another time, perhaps on another machine, so a throughput is compared with a
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from schemas.base import Schema
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     Against,
@@ -29,13 +32,16 @@ from schemas.results import (
     Lost,
     Origin,
     Quantity,
+    SearchResult,
     VariantResult,
 )
-from schemas.study import RunSpec, Study
-from transformer_core.analysis.files import read_as, read_record
-from transformer_core.analysis.intervals import exact, quotient
-from transformer_core.analysis.verdicts import verdict_of
-from transformer_core.data.files import write_text
+from transformer_core.analysis.comparisons.turn_throughput import throughputs
+from transformer_core.analysis.statistics.interval_arithmetic import exact, quotient
+from transformer_core.analysis.statistics.verdicts import verdict_of
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_as, read_record
+from transformer_core.common.seals import write_sealed
 
 Record = TypeVar("Record", bound=Schema)
 
@@ -55,6 +61,9 @@ class Side:
     certificates: dict[str, Certificate]
     comparisons: dict[str, Comparison]
     claims: dict[str, str]
+    rates: dict[str, Interval]
+    """Tokens per second from the turns; empty where the folder does not hold them."""
+    search: SearchResult | None
 
     @property
     def device(self) -> str:
@@ -63,6 +72,9 @@ class Side:
 
     def origin(self) -> Origin:
         """Where these results come from."""
+        searched = self.search if self.search and self.search.status != "not_searched" else None
+        stages = searched.waterfall if searched and searched.parts else []
+        best = next((s for s in stages if searched and set(s.parts) == set(searched.parts)), None)
         repeats = [repeat for result in self.variants.values() for repeat in result.repeats]
         commits = {repeat.provenance.commit for repeat in repeats}
         return Origin(
@@ -71,6 +83,8 @@ class Side:
             commit=commits.pop() if len(commits) == 1 else None,
             device=self.device,
             packages=repeats[0].provenance.packages if repeats else {},
+            recommended=None if not searched else searched.parts,
+            speedup=best.effect.ratio if best else None,
         )
 
 
@@ -87,6 +101,8 @@ def read_side(folder: Path) -> Side:
     if (folder / "claims.json").is_file():
         claims = read_as(folder / "claims.json", list[ClaimResult])
 
+    search = folder / "search.json"
+
     def each(pattern: str, model: type[Record]) -> dict[str, Record]:
         return {name: read_record(folder / pattern.format(name), model) for name in names}
 
@@ -99,7 +115,30 @@ def read_side(folder: Path) -> Side:
         certificates=each("equivalence/{}.json", Certificate),
         comparisons={c.variant: c for c in comparisons if c.reference == study.baseline},
         claims={claim.claim: claim.verdict for claim in claims},
+        rates=_rates(folder, study, names),
+        search=read_record(search, SearchResult) if search.is_file() else None,
     )
+
+
+def _rates(folder: Path, study: Study, names: Sequence[str]) -> dict[str, Interval]:
+    """Throughputs over all that the machine did in the sessions of the baseline."""
+    pairs = folder / "pairs" / study.baseline
+    if not all((pairs / f"{n}.json").is_file() for n in names if n != study.baseline):
+        return {}
+    results = StudyResults(folder)
+    base = throughputs(results).get(study.baseline)
+    if base is None:
+        return {}
+    return {study.baseline: base} | {
+        name: Interval(
+            median=base.median * ratio.median,
+            low=base.low * ratio.low,
+            high=base.high * ratio.high,
+            samples=ratio.samples,
+        )
+        for name, comparison in results.comparisons.items()
+        if (ratio := comparison.speedup) is not None
+    }
 
 
 def against(here: Side, there: Side) -> Against:
@@ -111,6 +150,7 @@ def against(here: Side, there: Side) -> Against:
         here=here.origin(),
         there=there.origin(),
         same_device=same_device,
+        throughput_from="turns" if here.rates and there.rates else "runs",
         changes=[change for name in same for change in _changes(here, there, name, same_device)],
         other_specs=[name for name in shared if name not in same],
         only_here=[name for name in here.variants if name not in there.variants],
@@ -129,7 +169,11 @@ def _changes(here: Side, there: Side, name: str, same_device: bool) -> Iterator[
             for side in (here, there)
         )
         yield _change(name, "speedup", ours, theirs, margin)
-    ours, theirs = (side.variants[name].tokens_per_second for side in (here, there))
+    turns = bool(here.rates and there.rates)
+    ours, theirs = (
+        side.rates.get(name) if turns else side.variants[name].tokens_per_second
+        for side in (here, there)
+    )
     change = _change(name, "throughput", ours, theirs, margin)
     if not same_device and change.verdict is not None:
         change = change.model_copy(update={"verdict": None, "reason": "measured on another device"})
@@ -169,9 +213,10 @@ def _lost(here: Mapping[str, str], there: Mapping[str, str]) -> list[Lost]:
     ]
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.against",
+        prog="python -m transformer_core.analysis.comparisons.against",
         description="Compare the results of a study with those of another commit or machine.",
     )
     parser.add_argument("--here", type=Path, default=Path("results"), help="these results")
@@ -183,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    write_text(options.output, found.model_dump_json(indent=1) + "\n")
+    write_sealed(options.output, found.model_dump_json(indent=1) + "\n")
     return 0
 
 

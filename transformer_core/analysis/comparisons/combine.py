@@ -1,6 +1,6 @@
 """The repeats and the evaluation of a variant in one record.
 
-    python -m transformer_core.analysis.combine --variant single --spec spec.json \
+    python -m transformer_core.analysis.comparisons.combine --variant single --spec spec.json \
         --repeats repeat-1/metrics.json repeat-2/metrics.json --evaluation evaluation.json \
         --train-manifest shards/train/manifest.json --output metrics.json
 """
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     EvaluationResult,
@@ -18,11 +19,11 @@ from schemas.results import (
     ShardManifest,
     VariantResult,
 )
-from schemas.study import RunSpec
-from transformer_core.analysis.files import read_record
-from transformer_core.analysis.medians import median_interval
-from transformer_core.analysis.throughput import input_wait_share, padding_share, rates
-from transformer_core.data.files import write_text
+from transformer_core.analysis.comparisons.throughput import input_wait_share, padding_share, rates
+from transformer_core.analysis.statistics.medians import median_interval
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_together, read_record
+from transformer_core.common.seals import write_sealed
 
 
 def combine(
@@ -120,9 +121,10 @@ def _interval(groups: list[list[float]]) -> Interval | None:
     return median_interval(groups) if any(groups) else None
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.combine",
+        prog="python -m transformer_core.analysis.comparisons.combine",
         description="Combine the repeats and the evaluation of a variant: medians with 95 % "
         "intervals over the timed windows, peak memory, time per epoch.",
     )
@@ -137,7 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", required=True, type=Path, help="metrics.json of the variant")
     options = parser.parse_args(arguments)
+    files = [Path(options.spec), *map(Path, options.repeats)]
+    files += [Path(options.evaluation), Path(options.train_manifest)]
     try:
+        check_together(files)
         repeats, evaluation = check(
             options.spec, options.variant, options.repeats, options.evaluation
         )
@@ -146,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     result = combine(options.variant, repeats, evaluation, train)
-    write_text(options.output, result.model_dump_json(indent=1) + "\n")
+    write_sealed(options.output, result.model_dump_json(indent=1) + "\n", files)
     return 0
 
 

@@ -1,6 +1,6 @@
 """All comparisons of a study: ratios, verdicts, and what a reader must know beside them.
 
-    python -m transformer_core.analysis.compare --margin 0.02 \
+    python -m transformer_core.analysis.comparisons.compare --margin 0.02 \
         --pairs pairs/single/ddp.json pairs/single/amp_bf16.json \
         --results runs/single/metrics.json runs/ddp/metrics.json runs/amp_bf16/metrics.json \
         --certificates equivalence/single.json equivalence/ddp.json equivalence/amp_bf16.json \
@@ -30,11 +30,12 @@ from schemas.results import (
     Side,
     VariantResult,
 )
-from transformer_core.analysis.files import read_record
-from transformer_core.analysis.statistics import simultaneous_ratios
-from transformer_core.analysis.verdicts import counted, judge, not_measured
-from transformer_core.data.files import write_text
-from transformer_core.measure.pairs import LogRatio, session_ratio
+from transformer_core.analysis.statistics.simultaneous import simultaneous_ratios
+from transformer_core.analysis.statistics.verdicts import counted, judge, not_measured
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_together, read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.turns.session_ratio import LogRatio, session_ratio
 
 INPUT_WAIT_LIMIT = 0.05
 """Share of the time spent waiting for input above which a throughput says little about training."""
@@ -58,12 +59,7 @@ def compare(
 ) -> list[Comparison]:
     """A comparison for each paired run, in their order; intervals of all of them hold at once."""
     timed = [run for run in runs if run.status == "ok"]
-    speed = _effects(
-        "throughput",
-        timed,
-        [[session_ratio(s.rounds, r.reference, r.variant) for s in r.sessions] for r in timed],
-        margin,
-    )
+    speed = _effects("throughput", timed, [speed_ratios(run) for run in timed], margin)
     weighed = [run for run in timed if all(map(_peaks, run.sessions))]
     memory = _effects(
         "peak_memory",
@@ -99,6 +95,11 @@ def compare(
     return comparisons
 
 
+def speed_ratios(run: PairedRun) -> list[LogRatio]:
+    """The ratio of the throughputs in each session."""
+    return [session_ratio(s.rounds, run.reference, run.variant) for s in run.sessions]
+
+
 def _effects(
     quantity: Quantity,
     runs: Sequence[PairedRun],
@@ -106,9 +107,10 @@ def _effects(
     margin: float,
 ) -> dict[tuple[str, str], Effect]:
     """The effects of paired runs, by variant and reference."""
+    intervals = simultaneous_ratios(ratios, [run.looks for run in runs])
     return {
         (run.variant, run.reference): judge(quantity, interval, margin, len(run.sessions))
-        for run, interval in zip(runs, simultaneous_ratios(ratios), strict=True)
+        for run, interval in zip(runs, intervals, strict=True)
     }
 
 
@@ -227,9 +229,10 @@ def _missing(option: str, names: Iterable[str], known: Mapping[str, object], fil
             )
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.compare",
+        prog="python -m transformer_core.analysis.comparisons.compare",
         description="Compare variants with their references: ratios of throughput, memory and "
         "traffic with intervals that hold all at once, and verdicts.",
     )
@@ -243,6 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", required=True, type=Path, help="comparisons.json")
     options = parser.parse_args(arguments)
     try:
+        made_from = [Path(f) for f in (*options.pairs, *options.results, *options.certificates)]
+        check_together(made_from)
         runs = [read_record(file, PairedRun) for file in options.pairs]
         read = [read_record(file, VariantResult) for file in options.results]
         certified = [read_record(file, Certificate) for file in options.certificates]
@@ -256,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     comparisons = compare(runs, results, certificates, options.margin)
     text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
-    write_text(options.output, text + "\n")
+    write_sealed(options.output, text + "\n", made_from)
     return 0
 
 

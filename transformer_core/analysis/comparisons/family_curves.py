@@ -1,6 +1,7 @@
 """Curves over the families of a study, and their knees.
 
-    python -m transformer_core.analysis.families --families '{"batch_size": {...}}' \
+    python -m transformer_core.analysis.comparisons.family_curves \
+        --families '{"batch_size": {...}}' \
         --study results/study.json --results results --output results/families.json
 
 The knee is the smallest value whose throughput is not shown to be below that of the best value:
@@ -14,14 +15,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from schemas.config.families import Families, Family, Member
 from schemas.errors import ConfigError
-from schemas.families import Families, Family, Member, members_in
 from schemas.results import FamilyCurve, FamilyPoint, Interval, VariantResult
-from transformer_core.analysis.files import check_option
-from transformer_core.analysis.intervals import exact
-from transformer_core.analysis.study_results import StudyResults, load
-from transformer_core.analysis.verdicts import ONE_SESSION
-from transformer_core.data.files import write_text
+from transformer_core.analysis.statistics.interval_arithmetic import exact
+from transformer_core.analysis.statistics.verdicts import ONE_SESSION
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_option
+from transformer_core.common.seals import write_sealed
+from transformer_core.plan.compared_pairs import members_in
 
 FEWEST_MEMBERS = 2
 """One variant alone makes no curve."""
@@ -67,7 +70,7 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
         reason = f"ended {result.status}: {result.reason or 'no reason was given'}"
     elif member.variant == reference:
         throughput = peak_memory = traffic = exact(1.0)
-    elif comparison := results.comparisons.get((member.variant, reference)):
+    elif comparison := results.by_pair.get((member.variant, reference)):
         effect = comparison.effect("throughput")
         throughput, verdict = effect.ratio, effect.verdict
         peak_memory = comparison.effect("peak_memory").ratio
@@ -134,9 +137,10 @@ def _note(
     return f"{place} is the best value, and every smaller one is shown to be slower"
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.families",
+        prog="python -m transformer_core.analysis.comparisons.family_curves",
         description="Curves over variants that differ in one number, and their knees.",
     )
     parser.add_argument("--families", required=True, help="the families by name, as JSON")
@@ -151,13 +155,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         families: dict[str, Family] = check_option("--families", options.families, Families)
-        results = load(options.results, options.study)
+        results = StudyResults(options.results, options.study)
+        # Within: what a curve needs of the results is read when it is asked for.
+        curves = [curve(name, family, results) for name, family in families.items()]
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    curves = [curve(name, family, results) for name, family in families.items()]
     text = json.dumps([item.model_dump(mode="json") for item in curves], indent=1)
-    write_text(options.output, text + "\n")
+    write_sealed(options.output, text + "\n")
     return 0
 
 

@@ -1,6 +1,7 @@
 """What the protocol of comparisons finds where the truth is known.
 
-    python -m transformer_core.analysis.self_test --sessions self_test/sessions.json \
+    python -m transformer_core.analysis.comparisons.self_test_report \
+        --sessions self_test/sessions.json \
         --together 13 --margin 0.02 --output self_test/report.json
 
 The sessions are cut into comparisons, and these into studies of as many comparisons as the study at
@@ -21,11 +22,15 @@ from scipy import stats
 from schemas.errors import ConfigError
 from schemas.results import Interval, Session
 from schemas.results.self_test import SelfTestKind, SelfTestReport, SelfTestRun, Share
-from transformer_core.analysis.files import read_record
-from transformer_core.analysis.statistics import simultaneous_ratios, variance_between_sessions
-from transformer_core.analysis.verdicts import verdict_of
-from transformer_core.data.files import write_text
-from transformer_core.measure.pairs import LogRatio, session_ratio
+from transformer_core.analysis.statistics.simultaneous import (
+    simultaneous_ratios,
+    variance_between_sessions,
+)
+from transformer_core.analysis.statistics.verdicts import verdict_of
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.turns.session_ratio import LogRatio, session_ratio
 
 FALSE_ALARMS = 0.05
 """Share of comparisons of equal sides that may be called different."""
@@ -122,9 +127,10 @@ def _share(found: Sequence[bool]) -> Share:
     )
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.self_test",
+        prog="python -m transformer_core.analysis.comparisons.self_test_report",
         description="Say what the protocol of comparisons finds where the truth is known.",
     )
     parser.add_argument("--sessions", required=True, help="sessions.json of the self-test")
@@ -146,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(kind.verdicts.items()))
         print(f"planted {kind.planted:.0%}: ratio {kind.ratio:.3f}; {said}")
     print(found.reason)
-    write_text(options.output, found.model_dump_json(indent=1) + "\n")
+    write_sealed(options.output, found.model_dump_json(indent=1) + "\n")
     return 0
 
 

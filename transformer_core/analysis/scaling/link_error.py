@@ -1,6 +1,6 @@
 """How far the emulated link is from the real one, over runs that took turns on both.
 
-    python -m transformer_core.analysis.link_error --trial ddp 1e8 links/ddp/0.json \
+    python -m transformer_core.analysis.scaling.link_error --trial ddp 1e8 links/ddp/0.json \
         --trial ddp 1e9 links/ddp/1.json --output links/error.json
 """
 
@@ -11,12 +11,13 @@ from math import exp
 from pathlib import Path
 from statistics import median
 
+from schemas.config.link import show_bandwidth
 from schemas.errors import ConfigError
-from schemas.link import show_bandwidth
 from schemas.results import LinkError, LinkTrial, PairedRun
-from transformer_core.analysis.files import read_record
-from transformer_core.data.files import write_text
-from transformer_core.measure.pairs import log_ratios
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.turns.session_ratio import log_ratios
 
 REAL, EMULATED = "real_link", "emulated_link"
 """Names of the two sides of a trial."""
@@ -78,9 +79,10 @@ def _step_seconds(run: PairedRun, side: str) -> float:
     )
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.link_error",
+        prog="python -m transformer_core.analysis.scaling.link_error",
         description="The error of the emulated link against the real one.",
     )
     parser.add_argument(
@@ -104,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for found in trials:
         said = "not measured" if found.error is None else f"{found.error:+.1%}"
         print(f"{found.name} at {show_bandwidth(found.bandwidth)}: {said}")
-    write_text(options.output, summarise(trials).model_dump_json(indent=1) + "\n")
+    write_sealed(options.output, summarise(trials).model_dump_json(indent=1) + "\n")
     return 0
 
 

@@ -1,12 +1,17 @@
 """The link between the devices of a machine, from how long its all-reduces take."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import nnls
 
-from schemas.results import MeasuredLink
+from schemas.config.link import LinkModel
+from schemas.results import CollectiveRun, MeasuredLink
+from transformer_core.common.tables import read_table
 
+MEASURED = "measured"
+"""The name of the link that was measured, beside those that a study describes."""
 FEWEST_SIZES = 3
 
 
@@ -34,3 +39,17 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float], devices: int) -> 
         sizes=len(set(sizes)),
         worst_residual=float(np.abs(fitted / times - 1).max()),
     )
+
+
+def as_model(link: MeasuredLink) -> LinkModel:
+    """The fitted link as the model takes it."""
+    return LinkModel(bandwidth=link.bandwidth, latency=link.latency)
+
+
+def measured_link(collectives: Path) -> MeasuredLink | None:
+    """The link that the measured all-reduces fit; null where there are none."""
+    table = read_table(collectives)
+    run = CollectiveRun.model_validate_json((table.schema.metadata or {})[b"study"])
+    rows = [row for row in table.to_pylist() if row["collective"] == "all_reduce"]
+    sizes, seconds = ([row[name] for row in rows] for name in ("bytes", "seconds"))
+    return fit_link(sizes, seconds, run.world_size)

@@ -4,8 +4,9 @@ Nothing here was measured: the numbers are those that the study and the vendor g
 gives is a range.
 """
 
-from schemas.link import LinkModel
+from schemas.config.link import LinkModel
 from schemas.results import ExplainedShare, OriginalMachine
+from transformer_core.parallel.communication.link_times import all_reduce_seconds
 
 DEVICES = 4
 REPORTED_SHARE = 0.79
@@ -48,7 +49,7 @@ def worked_example() -> OriginalMachine:
         for utilisation in UTILISATIONS:
             for tokens in TOKENS_PER_PAIR:
                 link = LinkModel(bandwidth=8 * rate)
-                communication = link.all_reduce_seconds(4 * weights, DEVICES)
+                communication = all_reduce_seconds(link, 4 * weights, DEVICES)
                 # Half of the tokens are the encoder's, half the decoder's, each with its weights.
                 flops = 6 * multiplied * PAIRS_PER_DEVICE * tokens / 2
                 compute = flops / (utilisation * PEAK_FLOPS_PER_SECOND)

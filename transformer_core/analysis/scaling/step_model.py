@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from schemas.link import LinkModel
+from schemas.config.link import LinkModel
 from schemas.results import ComputeTimes, ProjectedStrategy, ReadyGradient
+from transformer_core.parallel.communication.link_times import (
+    all_reduce_seconds,
+    broadcast_seconds,
+    gather_seconds,
+    scatter_seconds,
+)
 
 Backend = Literal["gloo", "nccl"]
 
@@ -123,7 +129,7 @@ def step_seconds(
             return compute.micro_batches * sharded + rest
         case "central":
             # Weights are handed out once, after the update.
-            weights = link.broadcast_seconds(compute.gradient_bytes, devices)
+            weights = broadcast_seconds(link, compute.gradient_bytes, devices)
             central = _central(compute, link, devices, local_loss)
             return compute.micro_batches * central + rest + weights
     found = buckets(compute.gradients, bucket_mb)
@@ -145,7 +151,7 @@ def _reduced(
     free = 0.0 if overlapped else compute.backward
     for bucket in found:
         free = max(free, bucket.ready)
-        free += link.all_reduce_seconds(payload * bucket.bytes, devices)
+        free += all_reduce_seconds(link, payload * bucket.bytes, devices)
     return max(compute.backward, free)
 
 
@@ -158,7 +164,7 @@ def _fully_sharded(
     The next layer is gathered while one is computed (Zhao et al., PyTorch FSDP: Experiences on
     Scaling Fully Sharded Data Parallel, VLDB 2023, section 3.3).
     """
-    reduce_scatter = link.all_reduce_seconds if backend == "gloo" else link.gather_seconds
+    reduce_scatter = all_reduce_seconds if backend == "gloo" else gather_seconds
     groups = _groups(compute)
     free = now = 0.0
     # In forward, layers come in the other order; the share of one is that of its backward.
@@ -167,15 +173,15 @@ def _fully_sharded(
         gathers = reshard or not backward
         gathered = now
         if gathers:
-            gathered = free = max(free, now) + link.gather_seconds(order[0].bytes, devices)
+            gathered = free = max(free, now) + gather_seconds(link, order[0].bytes, devices)
         for position, group in enumerate(order):
             now = max(now, gathered)
             if gathers and position + 1 < len(order):
-                free = max(free, now) + link.gather_seconds(order[position + 1].bytes, devices)
+                free = max(free, now) + gather_seconds(link, order[position + 1].bytes, devices)
                 gathered = free
             now += group.share * duration
             if backward:
-                free = max(free, now) + reduce_scatter(group.bytes, devices)
+                free = max(free, now) + reduce_scatter(link, group.bytes, devices)
     return max(now, free)
 
 
@@ -204,8 +210,8 @@ def _groups(compute: Compute) -> list[_Group]:
 def _central(compute: Compute, link: LinkModel, devices: int, local_loss: bool) -> float:
     """Forward and backward where the first device hands out batches, and gathers logits."""
     logits_bytes = 0.0 if local_loss else devices * compute.logits_bytes
-    logits = link.scatter_seconds(logits_bytes, devices)
-    batch = link.scatter_seconds(devices * compute.batch_bytes, devices)
-    gradients = link.broadcast_seconds(compute.gradient_bytes, devices)
+    logits = scatter_seconds(link, logits_bytes, devices)
+    batch = scatter_seconds(link, devices * compute.batch_bytes, devices)
+    gradients = broadcast_seconds(link, compute.gradient_bytes, devices)
     # Logits come, and their gradients go back.
     return compute.forward + compute.backward + batch + 2 * logits + gradients

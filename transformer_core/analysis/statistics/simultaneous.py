@@ -1,7 +1,8 @@
 """Ratios with intervals that hold all at once.
 
 Each session of a comparison gives the logarithm of a ratio, and its standard error from the
-windows (see :mod:`transformer_core.measure.pairs`). A session has few windows and a comparison has
+windows (see :mod:`transformer_core.measure.turns.session_ratio`). A session has few windows and a
+comparison has
 few sessions, a study has many of both. So the errors of all sessions of a study moderate one
 another (Smyth, Linear models and empirical Bayes methods for assessing differential expression,
 2004). Sessions differ by more than their windows tell, since processes do (Georges, Buytaert and
@@ -15,6 +16,12 @@ of freedom as there are sessions beyond the first of each comparison, or as the 
 have if these are fewer, at a level at which *all* intervals of the study hold together with 95 %
 (Sidak, Rectangular confidence regions, 1967).
 
+Who looks at a verdict and measures further where it settles nothing gives chance one more try at
+each look. So a comparison that was looked at j times has the j-th part 1 / (j (j + 1)) of its share
+of the 5 %: these parts add up to 1, so that all intervals of all looks hold together, whenever one
+stops and for whatever reason (a union bound over looks, as alpha is spent in group sequential
+tests: Lan and DeMets, Discrete sequential boundaries for clinical trials, 1983).
+
 Assumed: processes differ about as much in one comparison as in another. How noisy the windows
 are may differ, and does between one process and several.
 """
@@ -27,17 +34,26 @@ from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from schemas.results import Interval
-from transformer_core.analysis.medians import CONFIDENCE
-from transformer_core.measure.pairs import LogRatio
+from transformer_core.analysis.statistics.medians import CONFIDENCE
+from transformer_core.measure.turns.session_ratio import LogRatio
 
 Values = NDArray[np.float64]
 """[sessions] a number for each session, of one comparison or of several in a row."""
 
 
-def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Interval]:
+def part_of_look(looks: int) -> float:
+    """The share of a comparison's probability of error that its last of ``looks`` may take: all of
+    it where nobody looked."""
+    return 1 / (looks * (looks + 1)) if looks else 1.0
+
+
+def simultaneous_ratios(
+    comparisons: Sequence[Sequence[LogRatio]], looks: Sequence[int] | None = None
+) -> list[Interval]:
     """The ratio of each comparison, with intervals that all hold together with 95 %.
 
-    A comparison is a list of sessions. Without a second session in any comparison there is no
+    A comparison is a list of sessions; ``looks`` says how often each was looked at to decide
+    whether it goes on, never if not given. Without a second session in any comparison there is no
     variance between sessions: the intervals then tell of the windows alone, and are too narrow.
     ``samples`` counts pairs of windows. Raises ValueError for a comparison without a session.
     """
@@ -48,12 +64,14 @@ def simultaneous_ratios(comparisons: Sequence[Sequence[LogRatio]]) -> list[Inter
     squares, known = _moderated_by_comparison(comparisons)
     between = variance_between_sessions(comparisons, squares)
     repeated = sum(len(sessions) - 1 for sessions in comparisons)
-    level = CONFIDENCE ** (1 / max(1, len(comparisons)))
+    error = 1 - CONFIDENCE ** (1 / max(1, len(comparisons)))
     intervals = []
-    for sessions, square, of_each in zip(comparisons, squares, known, strict=True):
+    for sessions, square, of_each, seen in zip(
+        comparisons, squares, known, looks or [0] * len(comparisons), strict=True
+    ):
         # The fewer of the two: the sum of both variances is known no worse than that.
         freedom = min(float(of_each.sum()), repeated or inf)
-        factor = float(stats.t.ppf((1 + level) / 2, max(1, freedom)))
+        factor = float(stats.t.ppf(1 - error * part_of_look(seen) / 2, max(1, freedom)))
         center, weights = _weighted_mean(_estimates(sessions), between + square)
         variance = float(weights**2 @ (between + square))
         variance *= 1 + 4 * float(np.sum(weights * (1 - weights) / of_each))

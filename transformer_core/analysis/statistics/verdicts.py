@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from schemas.measure import Comparing
+from schemas.config.measurement import Comparing
 from schemas.results import Effect, Interval, Quantity, Session, Verdict
-from transformer_core.analysis.statistics import simultaneous_ratios
-from transformer_core.measure.pairs import session_ratio
+from transformer_core.analysis.statistics.simultaneous import simultaneous_ratios
+from transformer_core.measure.turns.session_ratio import session_ratio
 
 _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
     "throughput": ("FASTER", "SLOWER"),

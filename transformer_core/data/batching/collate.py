@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_core.data.arrays import Ragged, ranges
-from transformer_core.data.vocabulary import BOS, EOS, PAD
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Batch:
     """[b, t] int64: of each pair target ids and EOS; PAD."""
     pairs: int
     """Sentence pairs; 0 if the row only stands in for none."""
+    source_full: bool = False
+    """Whether it is known that no source has padding. The host knows by the lengths: to ask a GPU
+    for it would make the host wait."""
 
     @property
     def padded_tokens(self) -> int:
@@ -43,12 +47,29 @@ class Batch:
         for tensor in (self.source, self.target_input, self.target_output):
             tensor.record_stream(stream)
 
+    def widened(self, source_width: int, target_width: int) -> "Batch":
+        """The same rows with padding at their ends, up to these widths."""
+
+        def wide(tensor: Tensor, width: int) -> Tensor:
+            return F.pad(tensor, (0, width - tensor.size(1)), value=PAD)
+
+        if (self.source.size(1), self.target_input.size(1)) == (source_width, target_width):
+            return self  # to pad by nothing copies all the same
+        return Batch(
+            source=wide(self.source, source_width),
+            target_input=wide(self.target_input, target_width),
+            target_output=wide(self.target_output, target_width),
+            pairs=self.pairs,
+            source_full=self.source_full and source_width == self.source.size(1),
+        )
+
     def _with(self, change: Any) -> "Batch":
         return Batch(
             source=change(self.source),
             target_input=change(self.target_input),
             target_output=change(self.target_output),
             pairs=self.pairs,
+            source_full=self.source_full,
         )
 
 
@@ -71,6 +92,7 @@ def collate(source: Ragged, target: Ragged) -> Batch:
         target_input=torch.from_numpy(inputs),
         target_output=torch.from_numpy(outputs),
         pairs=len(source),
+        source_full=bool((source.lengths == source.lengths[0]).all()),
     )
 
 

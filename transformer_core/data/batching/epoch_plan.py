@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.data import AnyBatching, FixedSize
+from schemas.config.batching import AnyBatching, FixedSize
 from transformer_core.data.arrays import ranges
-from transformer_core.data.permutation import ROUNDS, permute
-from transformer_core.data.store import PairStore
+from transformer_core.data.batching.permutation import ROUNDS, permute
+from transformer_core.data.sharding.shard_store import PairStore
 
 WINDOW = 2**17
 """Pairs that are planned together, more or less: a hundredth of a second's work."""

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from schemas.data import AnyBatching
-from transformer_core.data.batching import cut_by_tokens, plan_epoch
-from transformer_core.data.collate import Batch, collate
-from transformer_core.data.rows import WindowRows
-from transformer_core.data.store import PairStore
+from schemas.config.batching import AnyBatching
+from transformer_core.data.batching.collate import Batch, collate
+from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
+from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.sharding.shard_store import PairStore
 
 __all__ = ["Batch", "Feed", "GlobalBatch", "evaluation_batches"]
 
@@ -40,6 +40,9 @@ class GlobalBatch:
     padded_tokens: int
     """Source and target tokens with padding, over all ranks."""
 
+
+CUDA_PREFETCH = 2
+"""Batches prepared ahead of a training on a GPU."""
 
 Batches = Generator[GlobalBatch, None, None]
 T = TypeVar("T")
@@ -82,7 +85,7 @@ class Feed:
         self._parts = world_size * micro_batches
         self._device = device
         self._cuda = device.type == "cuda"
-        self._prefetch = (2 if self._cuda else 0) if prefetch is None else prefetch
+        self._prefetch = (CUDA_PREFETCH if self._cuda else 0) if prefetch is None else prefetch
 
     def batches(self, epoch: int = 0, batch: int = 0) -> Batches:
         """Endless global batches from this position on, one epoch after the other.

@@ -3,13 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.data import AnyRows, PackedRows
+from schemas.config.batching import AnyRows, PackedRows
 from transformer_core.data.arrays import Ragged, group_maxima, group_sums
-from transformer_core.data.batching import Window, divide
-from transformer_core.data.collate import Batch, collate, collate_packed
-from transformer_core.data.packing import Packing, pack
-from transformer_core.data.store import PairStore
-from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES
+from transformer_core.data.batching.collate import Batch, collate, collate_packed
+from transformer_core.data.batching.epoch_plan import Window, divide
+from transformer_core.data.batching.packing import Packing, pack
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES
 
 
 class WindowRows:
@@ -42,6 +42,8 @@ class WindowRows:
         else:
             longest = [group_maxima(side, self._starts) for side in (sources, targets)]
             shapes = [np.diff(self._starts), *longest]
+        for side in (1, 2):
+            shapes[side] = -(-shapes[side] // rows.width_multiple) * rows.width_multiple
         # A part without pairs is one row of one token on each side.
         self.shapes = np.maximum(np.stack(shapes, axis=1), 1)
         """[batches * parts, 3] rows, source width and target width of every part."""
@@ -67,7 +69,7 @@ class WindowRows:
         source, target = self._source.take(pairs), self._target.take(pairs)
         packing = self._packing
         if packing is None:
-            return collate(source, target)
+            return collate(source, target).widened(*self.shapes[group, 1:].tolist())
         columns = packing.source_column[pairs], packing.target_column[pairs]
         return collate_packed(
             source, target, packing.row[pairs], columns, tuple(self.shapes[group].tolist())

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -14,9 +15,10 @@ from urllib.parse import unquote, urlsplit
 import requests
 from urllib3.exceptions import HTTPError
 
-from schemas.data import RemoteFile
-from transformer_core.data.files import CorpusError, unreadable
-from transformer_core.data.progress import Progress
+from schemas.config.corpus import ReadingLimits, RemoteFile
+from transformer_core.common.progress import Progress
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.text_lines import check_regular, unreadable
 
 LOG = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ def fetch(
     *,
     retries: int,
     timeout: float,
+    most: int = ReadingLimits().download,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
     """The path of ``file`` in the cache ``folder``, downloaded if it is not there.
@@ -43,7 +46,7 @@ def fetch(
     A broken transfer is taken up ``retries`` times where it broke, after 1, 2, 4, ... seconds;
     ``timeout`` is in seconds without a byte. Two jobs that want one file wait for each other.
 
-    Raises CorpusError if the file cannot be had or has another checksum.
+    Raises CorpusError if the file cannot be had, has more than ``most`` bytes or another checksum.
     """
     final = folder / f"{file.sha256[:12]}-{base_name(file.url)}"
     part = final.with_name(final.name + ".part")
@@ -54,12 +57,13 @@ def fetch(
                 return final
             LOG.warning("%s does not have its checksum any more: it is downloaded again", final)
         resumed = part.exists()
-        _transfer(file.url, part, retries, timeout, sleep)
+        receive = partial(_receive, file.url, part, timeout, most)
+        _transfer(file.url, receive, retries, sleep)
         found = sha256_of(part)
         if found != file.sha256 and resumed:
             # What was there may be the beginning of an older version of the file.
             part.unlink()
-            _transfer(file.url, part, retries, timeout, sleep)
+            _transfer(file.url, receive, retries, sleep)
             found = sha256_of(part)
         if found != file.sha256:
             part.unlink()
@@ -76,6 +80,7 @@ def fetch(
 def find(file: RemoteFile, folder: Path) -> Path:
     """The local copy of ``file`` in ``folder``, checked; CorpusError if it is not there."""
     path = folder / base_name(file.url)
+    check_regular(path)
     if not path.exists():
         raise CorpusError(
             f"is not in the folder {folder}",
@@ -117,11 +122,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _transfer(
-    url: str, part: Path, retries: int, timeout: float, sleep: Callable[[float], None]
+    url: str, receive: Callable[[], None], retries: int, sleep: Callable[[float], None]
 ) -> None:
     for attempt in range(retries + 1):
         try:
-            return _receive(url, part, timeout)
+            return receive()
         except _BrokenError as error:
             reason = error
         if attempt < retries:
@@ -136,7 +141,7 @@ def _transfer(
     )
 
 
-def _receive(url: str, part: Path, timeout: float) -> None:
+def _receive(url: str, part: Path, timeout: float, most: int) -> None:
     """One request, which goes on at the end of ``part``."""
     offset = part.stat().st_size if part.exists() else 0
     # Without identity a server may compress on the way, and neither lengths nor sums would hold.
@@ -149,10 +154,13 @@ def _receive(url: str, part: Path, timeout: float) -> None:
             if mode is None:
                 return
             length = response.headers.get("Content-Length")
-            total = int(length) if length else None
+            total = int(length) if length and length.isdigit() else None
             received = 0
+            offset *= mode == "ab"
+            _check_size(url, part, offset + (total or 0), most)
             with part.open(mode) as stream, Progress(url, "bytes", total) as progress:
                 for block in response.raw.stream(_BLOCK, decode_content=False):
+                    _check_size(url, part, offset + received + len(block), most)
                     stream.write(block)
                     received += len(block)
                     progress.update(len(block))
@@ -160,6 +168,16 @@ def _receive(url: str, part: Path, timeout: float) -> None:
         raise _BrokenError(str(error)) from error
     if total is not None and received != total:
         raise _BrokenError(f"the connection broke after {received:,} of {total:,} bytes")
+
+
+def _check_size(url: str, part: Path, size: int, most: int) -> None:
+    if size > most:
+        part.unlink(missing_ok=True)
+        raise CorpusError(
+            f"goes on after byte {most:,}",
+            file=url,
+            remedy="check the address, or raise corpus.limits.download",
+        )
 
 
 def _mode(response: requests.Response, url: str, part: Path, offset: int) -> str | None:

@@ -1,6 +1,5 @@
 """Reading results/data/<corpus>/pairs/<split>.arrow: the sentence pairs as text."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.results import CorpusSplit
-from transformer_core.data.files import CorpusError
+from transformer_core.common.reproducing import remake
+from transformer_core.common.seals import check
+from transformer_core.data.corpus.corpus_error import CorpusError
 
 COLUMNS = ("source", "target", "line")
 
@@ -22,8 +23,10 @@ class PairFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises CorpusError if the file is missing, damaged, or lacks a column."""
+        """Reads all of the file once. Raises CorpusError if it is missing, damaged, or lacks a
+        column, and ConfigError if it is not what its seal says."""
         self.path = path
+        check(path)
         try:
             # Only the places and sizes of the batches are looked at in this map.
             mapped = pa.ipc.open_file(pa.memory_map(str(path)))
@@ -59,7 +62,9 @@ class PairFile:
         """The record beside the file; CorpusError if it is missing, damaged, or of another file."""
         path = self.path.with_suffix(".json")
         try:
-            record = CorpusSplit.model_validate_json(path.read_bytes())
+            content = path.read_bytes()
+            check(path, content)
+            record = CorpusSplit.model_validate_json(content)
         except (OSError, ValidationError) as error:
             message = f"cannot be read ({error})"
             raise CorpusError(message, file=path, remedy=remake(path)) from None
@@ -76,13 +81,6 @@ class PairFile:
 
     def _error(self, message: str) -> CorpusError:
         return CorpusError(message, file=self.path, remedy=remake(self.path))
-
-
-def remake(target: str | Path, damaged: str | Path | None = None) -> str:
-    """The remedy for a damaged file of the workflow, and for the ``target`` that needs it."""
-    options = os.environ.get("STUDY_OPTIONS", "")
-    command = f"snakemake --cores all {target} --forcerun {damaged or target} {options}"
-    return f"make it again: {command.rstrip()}"
 
 
 def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:

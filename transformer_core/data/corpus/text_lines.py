@@ -1,86 +1,39 @@
-"""Files of the data room: written whole or not at all, read as lines whatever their compression."""
+"""The lines of a text file, whatever its compression."""
 
 import gzip
-import hashlib
 import io
 import lzma
-import os
+import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
 
+from schemas.config.corpus import ReadingLimits
+from transformer_core.data.corpus.corpus_error import CorpusError
+
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 18
+_LEAST_BLOCK, _MOST_BLOCK = 1 << 4, 1 << 11
+"""Compressed bytes that Zstandard gets at a time: they may become 32,768 times as many, but at a
+time when as many have become much more, it gets few."""
+_USUAL = 64
+"""No text becomes more than so many times as long."""
+_FREE = 1 << 26
+"""Bytes of a file, decompressed, from which on their ratio to its size counts."""
+_LIMITS = ReadingLimits()
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile)
 _REMEDY_DAMAGE = "get the file again, or check that its ending says how it is compressed"
 
 
-class CorpusError(ValueError):
-    """A corpus that cannot be used: where it is wrong, the value found there, and what to do."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        file: str | Path,
-        remedy: str,
-        line: int | None = None,
-        value: str | None = None,
-    ) -> None:
-        self.file = str(file)
-        self.line = line
-        self.value = value
-        self.remedy = remedy
-        text = f"{where(self.file, line)}: {message}"
-        if value is not None:
-            text += f"\n    value:  {snippet(value)!r}"
-        super().__init__(f"{text}\n    remedy: {remedy}")
-
-
-def where(file: str, line: int | None) -> str:
-    """``file:line``, or the file alone where no line is known."""
-    return file if line is None else f"{file}:{line}"
-
-
-def snippet(text: str, limit: int = 80) -> str:
-    """The beginning of ``text``, at most ``limit`` characters."""
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-@contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` that takes its place if the block ends without an error.
-
-    The folder is made where it is missing; after an error the temporary file is removed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8, whole or not at all."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of the contents of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def open_decompressed(path: Path) -> BinaryIO:
-    """A stream of the bytes in ``path``, decompressed by its ending (.gz, .xz, .zst)."""
+    """A stream of the bytes in ``path``, decompressed by its ending (.gz, .xz, .zst).
+
+    Raises CorpusError for a pipe or a device, which may have no end.
+    """
+    check_regular(path)
     raw: io.RawIOBase | gzip.GzipFile | lzma.LZMAFile
     match path.suffix.lower():
         case ".gz":
@@ -91,32 +44,73 @@ def open_decompressed(path: Path) -> BinaryIO:
             raw = _ZstandardFile(path)
         case _:
             return path.open("rb", buffering=_BUFFER)
-    # One buffer in C over all of them: iterating over lines is several times faster.
     return io.BufferedReader(raw, _BUFFER)
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
+def check_regular(path: Path) -> None:
+    """CorpusError for a pipe or a device; what is wrong otherwise, opening it says."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        message = "is a pipe or a device, which may have no end"
+        raise CorpusError(message, file=path, remedy="write it to a file first")
+
+
+def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
     r"""The lines of a file, without their end.
 
     Lines end at ``\n`` alone (one ``\r`` before it belongs to the end), so that other line
     separators inside a sentence do not shift an alignment. A byte-order mark is dropped.
 
-    Raises CorpusError if the file cannot be read or its compression is damaged.
+    Raises CorpusError if the file cannot be read, its compression is damaged, or it goes beyond the
+    limits.
     """
-    number = 0
+    number, total, rest = 0, 0, b""
     try:
         with open_decompressed(path) as stream:
-            for number, line in enumerate(stream, start=1):
-                if number == 1:
-                    line = line.removeprefix(BOM)
-                    if not line:  # nothing but a byte-order mark
-                        return
-                yield line.removesuffix(b"\n").removesuffix(b"\r")
+            most = most_bytes(path, limits, path.suffix.lower() in (".gz", ".xz", ".zst"))
+            # In large pieces, which are split at once: faster than line by line.
+            while piece := stream.read(_BUFFER):
+                whole = rest + (piece if total else piece.removeprefix(BOM))
+                *lines, rest = whole.split(b"\n")
+                total += len(piece)
+                _check(path, limits, total, most, max(len(rest), len(lines[0]) if lines else 0))
+                if b"\r" in whole:
+                    lines = [line.removesuffix(b"\r") for line in lines]
+                yield from lines
+                number += len(lines)
+            if rest:
+                yield rest.removesuffix(b"\r")
     except _DAMAGE as error:
         message = f"is damaged or cut off after line {number} ({error})"
         raise CorpusError(message, file=path, remedy=_REMEDY_DAMAGE) from error
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def most_bytes(path: Path, limits: ReadingLimits, compressed: bool) -> float:
+    """How long a file may become."""
+    if not compressed:
+        return limits.file
+    return min(limits.file, max(_FREE, limits.ratio * path.stat().st_size))
+
+
+def _check(path: Path, limits: ReadingLimits, total: int, most: float, line: int) -> None:
+    """Refuse what goes beyond the limits after ``total`` bytes, with the length of a long line."""
+    if line > limits.line:
+        message = f"has a line of more than {limits.line:,} bytes before byte {total:,}"
+        limit = "line"
+    elif total > most:
+        message = (
+            f"goes on after byte {round(most):,}, {most / path.stat().st_size:.0f} times its size"
+        )
+        limit = "file" if most == limits.file else "ratio"
+    else:
+        return
+    remedy = f"check what the file holds, or raise corpus.limits.{limit}"
+    raise CorpusError(message, file=path, remedy=remedy)
 
 
 def unreadable(path: Path, error: OSError) -> CorpusError:
@@ -138,6 +132,7 @@ class _ZstandardFile(io.RawIOBase):
         self._frame = self._decompressor.decompressobj()
         self._within_frame = False
         self._ready = b""
+        self._block = _LEAST_BLOCK
 
     def readable(self) -> bool:
         return True
@@ -148,13 +143,15 @@ class _ZstandardFile(io.RawIOBase):
             if self._frame.eof:
                 self._frame = self._decompressor.decompressobj()
                 self._within_frame = False
-            block = block or self._file.read(_BUFFER)
+            block = block or self._file.read(self._block)
             if not block:
                 if self._within_frame:
                     raise EOFError("the last frame is incomplete")
                 return 0
             self._within_frame = True
             self._ready = self._frame.decompress(block)
+            usual = len(self._ready) <= _USUAL * len(block)
+            self._block = min(2 * self._block, _MOST_BLOCK) if usual else _LEAST_BLOCK
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]

@@ -1,6 +1,5 @@
 """Clauses in every order that English and German ask for."""
 
-from transformer_core.data.grammar.names import DIRECTIONS, PLACES
 from transformer_core.data.grammar.phrases import (
     Piece,
     Random,
@@ -12,6 +11,7 @@ from transformer_core.data.grammar.phrases import (
     pick_subject,
     verb_object,
 )
+from transformer_core.data.grammar.proper_names import DIRECTIONS, PLACES
 from transformer_core.data.grammar.times import ADVERBS, times
 from transformer_core.data.grammar.verbs import Form, Tense, Verb, verbs
 

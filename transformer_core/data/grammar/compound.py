@@ -4,7 +4,6 @@ from functools import cache
 
 from transformer_core.data.grammar.clauses import Clause, make_clause, pick_tense
 from transformer_core.data.grammar.inflection import the_phrases
-from transformer_core.data.grammar.names import DIRECTIONS
 from transformer_core.data.grammar.phrases import (
     Random,
     Subject,
@@ -12,6 +11,7 @@ from transformer_core.data.grammar.phrases import (
     pick_subject,
     verb_object,
 )
+from transformer_core.data.grammar.proper_names import DIRECTIONS
 from transformer_core.data.grammar.simple import Pair, verbs_of_doing
 from transformer_core.data.grammar.times import times
 from transformer_core.data.grammar.verbs import THIRD, THIRD_PLURAL, Tense, Verb, verbs

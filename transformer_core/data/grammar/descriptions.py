@@ -4,7 +4,7 @@ from functools import cache
 
 from transformer_core.data.grammar.adjectives import PERSON_ADJECTIVES, Adjective
 from transformer_core.data.grammar.inflection import definite_phrases, names, the_phrases
-from transformer_core.data.grammar.names import DIRECTIONS
+from transformer_core.data.grammar.lexicon import GROUPS
 from transformer_core.data.grammar.phrases import (
     Random,
     Subject,
@@ -12,9 +12,9 @@ from transformer_core.data.grammar.phrases import (
     pick,
     pick_subject,
 )
+from transformer_core.data.grammar.proper_names import DIRECTIONS
 from transformer_core.data.grammar.times import times
 from transformer_core.data.grammar.verbs import THIRD, THIRD_PLURAL, Verb, verbs
-from transformer_core.data.grammar.words import GROUPS
 
 Pair = tuple[str, str]
 

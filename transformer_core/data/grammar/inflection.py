@@ -5,9 +5,9 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from transformer_core.data.grammar.adjectives import Adjective
-from transformer_core.data.grammar.names import FIRST_NAMES, SURNAMES
+from transformer_core.data.grammar.lexicon import GROUPS
 from transformer_core.data.grammar.nouns import Noun
-from transformer_core.data.grammar.words import GROUPS
+from transformer_core.data.grammar.proper_names import FIRST_NAMES, SURNAMES
 
 Case = Literal["nominative", "accusative", "dative"]
 _GENDERS = "mfnp"

@@ -1,9 +1,8 @@
 """Patterns with numbers: prices, ages, dates, distances, quantities and times of day."""
 
 from transformer_core.data.grammar.inflection import definite_phrases
-from transformer_core.data.grammar.names import CITIES, PLACES
 from transformer_core.data.grammar.nouns import ANIMALS, FOOD, GOODS, MACHINES, PERSONS, WRITINGS
-from transformer_core.data.grammar.numbers import (
+from transformer_core.data.grammar.numerals import (
     clock_times,
     counts,
     dates,
@@ -13,6 +12,7 @@ from transformer_core.data.grammar.numbers import (
     grouped,
 )
 from transformer_core.data.grammar.phrases import Random, cities, pick, pick_subject
+from transformer_core.data.grammar.proper_names import CITIES, PLACES
 
 Pair = tuple[str, str]
 

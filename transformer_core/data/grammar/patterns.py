@@ -6,7 +6,7 @@ The first letter of a pair is small unless it is always capital.
 from collections.abc import Callable
 from functools import cache
 
-from transformer_core.data.grammar import compound, descriptions, figures, simple
+from transformer_core.data.grammar import compound, descriptions, numeric_patterns, simple
 from transformer_core.data.grammar.phrases import Random
 
 Pattern = Callable[[Random], tuple[str, str]]
@@ -37,15 +37,15 @@ _WEIGHTS: dict[Pattern, int] = {
     descriptions.comparison: 3,
     descriptions.came_home: 2,
     descriptions.passive: 4,
-    figures.price: 4,
-    figures.age: 1,
-    figures.birth: 1,
-    figures.distance: 1,
-    figures.duration: 2,
-    figures.inhabitants: 1,
-    figures.share: 2,
-    figures.stock: 3,
-    figures.train: 2,
+    numeric_patterns.price: 4,
+    numeric_patterns.age: 1,
+    numeric_patterns.birth: 1,
+    numeric_patterns.distance: 1,
+    numeric_patterns.duration: 2,
+    numeric_patterns.inhabitants: 1,
+    numeric_patterns.share: 2,
+    numeric_patterns.stock: 3,
+    numeric_patterns.train: 2,
 }
 
 

@@ -13,7 +13,7 @@ from transformer_core.data.grammar.inflection import (
     names,
     no_phrases,
 )
-from transformer_core.data.grammar.names import CITIES, FIRST_NAMES
+from transformer_core.data.grammar.proper_names import CITIES, FIRST_NAMES
 from transformer_core.data.grammar.verbs import THIRD, THIRD_PLURAL, Verb
 
 Random = Callable[[], float]

@@ -13,11 +13,11 @@ import os
 import shutil
 from pathlib import Path
 
-from transformer_core.data.store import (
+from transformer_core.data.sharding.shard_store import (
     COPY_MARK,
     PairStore,
     ShardError,
-    check_once,
+    check_quickly,
     check_shard,
     open_shards,
     read_manifest,
@@ -65,7 +65,7 @@ def _copy(manifest: Path, partial: Path, place: Path) -> None:
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(manifest.parent / shard.file, copied)
             try:
-                check_once(partial / manifest.name, shard)
+                check_quickly(partial / manifest.name, shard)
             except ShardError:
                 # If the original is damaged, that is what must be mended.
                 check_shard(manifest, shard)

@@ -1,4 +1,5 @@
-"""One manifest for the parts of a split: ``python -m transformer_core.data.gather``."""
+"""One manifest for the parts of a split:
+``python -m transformer_core.data.sharding.merge_parts``."""
 
 import argparse
 import logging
@@ -8,12 +9,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from schemas.data import Filter
+from schemas.config.corpus import Filter
+from schemas.errors import ConfigError
 from schemas.results import LengthHistogram, ShardManifest
-from transformer_core.data.files import CorpusError
-from transformer_core.data.lengths import add_counts
-from transformer_core.data.pairs import remake
-from transformer_core.data.shards import EXAMPLES, check_any_left, write_manifest
+from transformer_core.common.endings import in_words, program
+from transformer_core.common.reproducing import remake
+from transformer_core.common.seals import check
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.length_histogram import add_counts
+from transformer_core.data.sharding.shard_manifest import EXAMPLES, check_any_left, write_manifest
 
 LOG = logging.getLogger(__name__)
 
@@ -57,16 +61,19 @@ def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
 
 def _read(path: Path) -> ShardManifest:
     try:
-        return ShardManifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        check(path, content)
+        return ShardManifest.model_validate_json(content)
     except (OSError, ValidationError) as error:
         message = f"cannot be read ({error})"
         raise CorpusError(message, file=path, remedy=remake(path)) from None
 
 
+@program
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 if the manifest was written, 2 if a part is at fault."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.gather",
+        prog="python -m transformer_core.data.sharding.merge_parts",
         description="Write the manifest of a split from the manifests of its parts.",
     )
     parser.add_argument(
@@ -81,8 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rules = Filter.model_validate_json(options.filter)
         manifest = gather(options.parts, rules, options.output)
-    except (CorpusError, OSError) as error:
-        print(error, file=sys.stderr)
+    except (ConfigError, CorpusError, OSError) as error:
+        print(in_words(error), file=sys.stderr)
         return 2
     LOG.info(
         "%s: %s pairs in %d shards", options.output, f"{manifest.pairs:,}", len(manifest.shards)

@@ -1,4 +1,5 @@
-"""A tokenized split as one Parquet file: ``python -m transformer_core.data.export``."""
+"""A tokenized split as one Parquet file:
+``python -m transformer_core.data.sharding.parquet_export``."""
 
 import argparse
 import logging
@@ -9,10 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from transformer_core.data.files import CorpusError, atomic_path
-from transformer_core.data.progress import Progress
-from transformer_core.data.store import open_shards
-from transformer_core.data.tokenizer import load_tokenizer
+from transformer_core.common.endings import in_words, program
+from transformer_core.common.files import atomic_path
+from transformer_core.common.progress import Progress
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.sharding.shard_store import open_shards, read_manifest
+from transformer_core.data.tokenizing.job import load_tokenizer
 
 LOG = logging.getLogger(__name__)
 
@@ -27,7 +30,7 @@ def export_parquet(manifest: Path, tokenizer_path: Path, output: Path) -> int:
     row group is in memory at a time. Raises CorpusError for damaged shards.
     """
     store = open_shards(manifest)
-    tokenizer = load_tokenizer(tokenizer_path)
+    tokenizer = load_tokenizer(tokenizer_path, read_manifest(manifest).tokenizer_sha256)
     ids = pa.list_(pa.from_numpy_dtype(store.manifest.id_type))
     schema = pa.schema(
         [(f"{side}_ids", ids) for side in SIDES] + [(side, pa.string()) for side in SIDES],
@@ -53,10 +56,11 @@ def _texts(tokenizer: Tokenizer, ids: pa.ListArray) -> list[str]:
     return texts
 
 
+@program
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 if the file was written, 2 if the input is at fault."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.export",
+        prog="python -m transformer_core.data.sharding.parquet_export",
         description="Write a tokenized split as one Parquet file: source_ids, target_ids, and the "
         "text that they stand for as source, target.",
     )
@@ -68,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         pairs = export_parquet(options.manifest, options.tokenizer, options.output)
     except (CorpusError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(in_words(error), file=sys.stderr)
         return 2
     LOG.info("%s: %s pairs", options.output, f"{pairs:,}")
     return 0

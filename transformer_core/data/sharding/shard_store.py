@@ -1,8 +1,7 @@
 """The shards of a split as arrays over their memory maps."""
 
-import time
+import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from schemas.errors import ConfigError
 from schemas.results import Shard, ShardManifest
+from transformer_core.common import seals
+from transformer_core.common.files import sha256
+from transformer_core.common.reproducing import remake
 from transformer_core.data.arrays import Ragged, ranges
-from transformer_core.data.files import CorpusError, sha256, write_text
-from transformer_core.data.pairs import remake
+from transformer_core.data.corpus.corpus_error import CorpusError
 
 COPY_MARK = ".copy"
 """A file beside a manifest whose shards are a copy: it says of what."""
-
-_YOUNG = 2_000_000_000
-"""Nanoseconds."""
 
 
 class ShardError(CorpusError):
@@ -126,8 +125,8 @@ class PairStore:
 def open_shards(manifest_path: str | Path) -> PairStore:
     """Memory-map the shards of a manifest, after checking their sizes.
 
-    The SHA-256 of a shard is compared when it is first read: a mistake is a ShardError then. A
-    stamp beside the shard says so to all who open it later, until it is changed again.
+    The digest of a shard is compared when it is first read: a mistake is a ShardError then. Of the
+    processes of a run on a host, which all read the same shards, the first one compares.
 
     Raises:
         ShardError: a file is missing, cut off or changed.
@@ -135,11 +134,12 @@ def open_shards(manifest_path: str | Path) -> PairStore:
     path = Path(manifest_path)
     manifest = read_manifest(path)
     batches = [_open(path, manifest, shard) for shard in manifest.shards]
-    unread = set(range(len(batches)))
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    unread = set(range(len(batches)) if first else ())
 
     def check(shard: int) -> None:
         if shard in unread:
-            check_once(path, manifest.shards[shard])
+            check_quickly(path, manifest.shards[shard])
             unread.discard(shard)
 
     return PairStore(manifest, batches, check)
@@ -148,9 +148,14 @@ def open_shards(manifest_path: str | Path) -> PairStore:
 def read_manifest(path: Path) -> ShardManifest:
     """The manifest of a split; ShardError if it is missing or damaged."""
     try:
-        return ShardManifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        seals.check(path, content)
+        return ShardManifest.model_validate_json(content)
     except (OSError, ValidationError) as error:
         raise ShardError(f"cannot be read ({error})", path, path) from None
+    except ConfigError as error:
+        (problem,) = error.problems
+        raise ShardError(problem.message, path, path) from None
 
 
 def check_shard(manifest: Path, shard: Shard) -> None:
@@ -166,21 +171,20 @@ def check_shard(manifest: Path, shard: Shard) -> None:
         raise ShardError(message, file, manifest)
 
 
-def check_once(manifest: Path, shard: Shard) -> None:
-    """:func:`check_shard`, unless that was done since the file was last changed."""
+def check_quickly(manifest: Path, shard: Shard) -> None:
+    """:func:`check_shard` with a digest that is as fast as memory; for shards from earlier times,
+    which have none, :func:`check_shard` itself."""
+    if not shard.xxh3:
+        check_shard(manifest, shard)
+        return
     file = manifest.parent / shard.file
-    changed = file.stat().st_mtime_ns
-    stamp = file.with_name(f".{file.name}.checked")
-    right = f"{shard.sha256} {changed}\n"
-    with suppress(OSError):
-        if stamp.read_text(encoding="ascii") == right:
-            return
-    check_shard(manifest, shard)
-    # A file that is this young could change again within the same tick of the file system's clock.
-    if time.time_ns() - changed > _YOUNG:
-        # A folder that cannot be written has no stamps: everybody checks.
-        with suppress(OSError):
-            write_text(stamp, right)
+    _check_size(manifest, shard)
+    try:
+        found = seals.digest(file)
+    except OSError as error:
+        raise ShardError(f"cannot be read ({error})", file, manifest) from None
+    if found != shard.xxh3:
+        raise ShardError(f"has changed: XXH3 {found} instead of {shard.xxh3}", file, manifest)
 
 
 def _check_size(manifest: Path, shard: Shard) -> None:

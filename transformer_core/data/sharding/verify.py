@@ -1,4 +1,4 @@
-"""Compare every shard with its checksum: ``python -m transformer_core.data.integrity``."""
+"""Compare every shard with its checksum: ``python -m transformer_core.data.sharding.verify``."""
 
 import argparse
 import logging
@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.results import CheckedSplit, DataCheck
-from transformer_core.data.files import write_text
-from transformer_core.data.progress import Progress
-from transformer_core.data.store import ShardError, check_shard, open_shards, read_manifest
+from transformer_core.common.endings import program
+from transformer_core.common.progress import Progress
+from transformer_core.common.seals import write_sealed
+from transformer_core.data.sharding.shard_store import (
+    ShardError,
+    check_shard,
+    open_shards,
+    read_manifest,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -53,10 +59,11 @@ def _check_split(path: Path) -> tuple[CheckedSplit, list[ShardError]]:
     return split, problems
 
 
+@program
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 if everything is whole, 2 after a message for each file that is not."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.integrity",
+        prog="python -m transformer_core.data.sharding.verify",
         description="Compare every shard with the checksum in its manifest. Damaged ones are named "
         "with the command that makes them again.",
     )
@@ -72,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.output.unlink(missing_ok=True)
         return 2
     record = DataCheck(splits=splits, seconds=time.perf_counter() - began)
-    write_text(options.output, record.model_dump_json(indent=2) + "\n")
+    write_sealed(options.output, record.model_dump_json(indent=2) + "\n")
     LOG.info("%s: %s bytes are whole", options.output, f"{sum(s.bytes for s in splits):,}")
     return 0
 

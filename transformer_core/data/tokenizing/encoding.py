@@ -1,9 +1,10 @@
 """Text to token ids, each distinct word encoded once.
 
-Where the words of a text are independent (:mod:`transformer_core.data.word_cuts`), one that was met
+Where the words of a text are independent
+(:mod:`transformer_core.data.tokenizing.word_boundaries`), one that was met
 before needs no tokenizer. Words are found in the raw UTF-8 bytes by
-:mod:`transformer_core.data.words`; new ones alone reach the tokenizer
-(:mod:`transformer_core.data.new_words`).
+:mod:`transformer_core.data.tokenizing.word_table`; new ones alone reach the tokenizer
+(:mod:`transformer_core.data.tokenizing.new_words`).
 """
 
 import threading
@@ -16,11 +17,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from transformer_core.data.arrays import ranges, utf8
-from transformer_core.data.new_words import NewWords, encode_texts
-from transformer_core.data.word_cuts import punctuation_is_independent, words_are_independent
+from transformer_core.data.tokenizing.new_words import NewWords, encode_texts
+from transformer_core.data.tokenizing.word_boundaries import (
+    punctuation_is_independent,
+    words_are_independent,
+)
 
 if TYPE_CHECKING:
-    from transformer_core.data.words import Found, WordTable
+    from transformer_core.data.tokenizing.word_table import Found, WordTable
 
 
 _TRIES = 3
@@ -83,7 +87,7 @@ class Encoder:
         self.by_word = by_word and words_are_independent(tokenizer)
         if self.by_word:
             # Compiled code takes its time to import, which the plain path need not wait for.
-            from transformer_core.data.words import WordTable
+            from transformer_core.data.tokenizing.word_table import WordTable
 
             punctuation = punctuation_is_independent(tokenizer)
             self._new_table = lambda: WordTable(words, size, self.id_type, punctuation)

@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from schemas.data import SentencePieceModel, TokenizerFile
-from transformer_core.data.files import CorpusError
-from transformer_core.data.vocabulary import SPECIAL_NAMES, UNK
+from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.tokenizing.special_tokens import SPECIAL_NAMES, UNK
 
 _MARK = "\ufdd0\ufdd1"
 """Ends the names of special tokens where a model would find the plain ones in text. Two

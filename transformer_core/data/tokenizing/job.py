@@ -1,4 +1,4 @@
-"""One tokenizer for both languages: ``python -m transformer_core.data.tokenizer``.
+"""One tokenizer for both languages: ``python -m transformer_core.data.tokenizing.job``.
 
 It is trained, or one that is there already is taken. What is trained is a byte-level BPE (Sennrich
 et al., arXiv 1508.07909, over UTF-8 bytes): it has a token for every byte, so that any text comes
@@ -19,16 +19,20 @@ from pydantic import TypeAdapter, ValidationError
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
 
-from schemas.data import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
+from schemas.config.tokenizer import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
 from schemas.errors import ConfigError, from_validation
 from schemas.results import TokenizerReport
+from transformer_core.common.endings import in_words, program
+from transformer_core.common.files import sha256
+from transformer_core.common.progress import Progress
+from transformer_core.common.reproducing import remake
+from transformer_core.common.seals import check, write_sealed
 from transformer_core.data.arrays import evenly_spaced
-from transformer_core.data.files import CorpusError, write_text
-from transformer_core.data.foreign import convert, special_names, speller
-from transformer_core.data.pairs import PairFile, remake
-from transformer_core.data.progress import Progress
-from transformer_core.data.vocabulary import EOS, SPECIAL_NAMES, UNK
-from transformer_core.data.word_cuts import PIECES
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.tokenizing.existing_tokenizers import convert, special_names, speller
+from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
+from transformer_core.data.tokenizing.word_boundaries import PIECES
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +44,7 @@ def untrained() -> Bpe:
     """The tokenizer before training: how text is cut and put together again.
 
     The first cut is before every space. It needs no expression, so that
-    :mod:`transformer_core.data.encoding` can make it on raw bytes.
+    :mod:`transformer_core.data.tokenizing.encoding` can make it on raw bytes.
     """
     bpe = Bpe(models.BPE(unk_token="<unk>"))
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -108,20 +112,28 @@ def take(
     return tokenizer, len(sample), different, inexact
 
 
-def load_tokenizer(path: str | Path) -> Bpe:
+def load_tokenizer(path: str | Path, expected: str | None = None) -> Bpe:
     """The tokenizer of ``path``; text that looks like a special token stays text.
 
-    Raises CorpusError if the file is missing, damaged, or has other special tokens.
+    Raises CorpusError if the file is missing, damaged, has other special tokens or another SHA-256
+    than ``expected``, and ConfigError if it is not what its seal says.
     """
+    check(Path(path))
     try:
         bpe = Bpe.from_str(Path(path).read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception on a damaged file
         message = f"is no tokenizer ({error})"
         raise CorpusError(message, file=path, remedy=remake(path)) from None
-    if special_names(bpe) is None:
-        found = [bpe.token_to_id(name) for name in SPECIAL_NAMES]
+    if expected is not None and (found := sha256(Path(path))) != expected:
         raise CorpusError(
-            f"gives {' '.join(SPECIAL_NAMES)} the ids {found} instead of 0 to 3",
+            f"is not the tokenizer of the shards: SHA-256 {found} instead of {expected}",
+            file=path,
+            remedy=remake(path),
+        )
+    if special_names(bpe) is None:
+        ids = [bpe.token_to_id(name) for name in SPECIAL_NAMES]
+        raise CorpusError(
+            f"gives {' '.join(SPECIAL_NAMES)} the ids {ids} instead of 0 to 3",
             file=path,
             remedy="name it in the study, tokenizer: {kind: file, path: ...}; it is then converted",
         )
@@ -140,10 +152,11 @@ def detokenize(bpe: Bpe, ids: Iterable[int]) -> str:
     return bpe.decode(kept)
 
 
+@program
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 if the tokenizer was written, 2 if the input is at fault."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.tokenizer",
+        prog="python -m transformer_core.data.tokenizing.job",
         description="Train one byte-level BPE tokenizer on both sides of the training pairs, "
         "or take one that is there already.",
     )
@@ -158,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _run(options.tokenizer, options.pairs, options.output, options.report)
     except (ConfigError, CorpusError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(in_words(error), file=sys.stderr)
         return 2
     return 0
 
@@ -186,8 +199,8 @@ def _run(settings_json: str, pairs_path: Path, output: Path, report_path: Path) 
         seconds=time.perf_counter() - began,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
-    write_text(output, text)
-    write_text(report_path, report.model_dump_json(indent=2) + "\n")
+    write_sealed(output, text)
+    write_sealed(report_path, report.model_dump_json(indent=2) + "\n")
     _tell(report, settings.vocabulary, output)
 
 

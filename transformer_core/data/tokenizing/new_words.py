@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from transformer_core.data.arrays import ranges, utf8
-from transformer_core.data.word_cuts import PIECES, SPACE, SPACES_BEYOND_ASCII
+from transformer_core.data.tokenizing.word_boundaries import PIECES, SPACE, SPACES_BEYOND_ASCII
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
 """The ids of n texts in a row, and [n] how many each has."""
@@ -35,7 +35,7 @@ class NewWords:
 
     Args:
         tokenizer: one whose words are independent
-            (:func:`transformer_core.data.word_cuts.words_are_independent`).
+            (:func:`transformer_core.data.tokenizing.word_boundaries.words_are_independent`).
         id_type: type of the ids.
     """
 

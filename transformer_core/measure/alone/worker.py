@@ -1,48 +1,53 @@
-"""One process of a timed run. Started by :mod:`transformer_core.measure.run`, not by hand."""
+"""One process of a timed run. Started by :mod:`transformer_core.measure.alone.job`, not by hand."""
 
-import argparse
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from schemas.results import RankMemory, Repeat, ShardManifest, Window
-from schemas.study import RunSpec
-from transformer_core.data.files import atomic_path, write_text
-from transformer_core.data.local_copies import open_nearest
-from transformer_core.measure.clock import WindowClock
-from transformer_core.measure.outcome import CHECKPOINTS, supervised
-from transformer_core.measure.peaks import rank_memory, reset_peak
-from transformer_core.measure.progress import Progress, log_to
-from transformer_core.measure.provenance import collect
-from transformer_core.parallel.sharding import whole_weights
-from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import this_process
+from schemas.results import RankMemory, Repeat, Window
+from transformer_core.common.files import atomic_path, write_text
+from transformer_core.common.progress import RunProgress
+from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.measure.alone.order import TimedRunOrder
+from transformer_core.measure.alone.step_windows import WindowClock
+from transformer_core.measure.machine.peak_memory import rank_memory, reset_peak
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.machine.step_kernels import FirstStep
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.measure.processes.statuses import CHECKPOINTS
+from transformer_core.parallel.strategies.sharded_weights import whole_weights
+from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.assemble import Setup, assemble
 from transformer_core.train.loop import train
+from transformer_core.train.observer import Observer
 
 
-class TimedRun:
-    """The observer of a timed run: clock and progress."""
+class TimedRun(Observer):
+    """Clock and progress of a timed run. In ``updated`` it reads nothing: a clock must not wait for
+    the device."""
 
-    def __init__(self, clock: WindowClock, progress: Progress) -> None:
+    def __init__(
+        self, clock: WindowClock, progress: RunProgress, kernels: FirstStep | None = None
+    ) -> None:
         self.clock = clock
         self.progress = progress
+        self.kernels = kernels
         self.first_step_at: float | None = None
 
     def start(self, step: int) -> None:
-        """See :class:`transformer_core.train.loop.Observer`; likewise below."""
         self.progress.start(step)
         self.clock.start(step)
         self.first_step_at = time.time()
+        # The first step is of the warm-up; without one, nobody looks.
+        if self.kernels is not None and step == 0:
+            self.kernels.begin()
 
-    def updated(
-        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
-    ) -> None:
-        pass  # a clock must not wait for the device
+    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
+        if self.kernels is not None:
+            self.kernels.end()
 
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
@@ -69,53 +74,40 @@ class TimedRun:
         self.clock.load(state)
 
 
-def run(arguments: argparse.Namespace, began: float) -> None:
+def run(order: TimedRunOrder, began: float) -> None:
     """Train, and on the main rank write model, steps and metrics, in this order."""
     started = datetime.now(UTC)
-    spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    process = this_process(spec.machine, spec.processes_per_node)
-    output: Path = arguments.output
-    if process.is_main:
-        log_to(arguments.log_file)
-    if spec.machine.threads:
-        torch.set_num_threads(spec.machine.threads)
-    shards = arguments.data / "shards"
-    manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
-    setup = assemble(
-        spec,
-        process,
-        manifest.vocabulary,
-        open_nearest(shards / "train/manifest.json"),
-        open_nearest(shards / "validation/manifest.json"),
-    )
+    process = take_place(order)
+    shards = open_training_shards(order.data)
+    setup = assemble(order.spec, process, shards.vocabulary, *shards.stores)
     for device in setup.strategy.devices:
         reset_peak(device)
-    measurement = spec.measurement
+    measurement = order.spec.measurement
     clock = WindowClock(
         measurement.warmup_steps, measurement.window_steps, setup.strategy.synchronise
     )
-    name = f"{spec.variant}, repeat {arguments.repeat}"
-    progress = Progress(name, spec.training.steps, show=process.is_main)
-    observer = TimedRun(clock, progress)
-    history = train(setup, observer, output / CHECKPOINTS)
+    progress = RunProgress(order.title, order.spec.training.steps, show=process.is_main)
+    with FirstStep() as kernels:
+        observer = TimedRun(clock, progress, kernels if measurement.warmup_steps else None)
+        history = train(setup, observer, order.output / CHECKPOINTS)
     progress.close()
     memory = _memory_of_all(setup)
     windows = _windows_of_all(clock.windows, setup.strategy)
     communication = setup.strategy.communication()
     weights = whole_weights(setup.model, keep=process.is_main)
     if process.is_main:
-        with atomic_path(output / "model.safetensors") as temporary:
+        with atomic_path(order.output / "model.safetensors") as temporary:
             save_file(weights, temporary, {"format": "pt"})
-        history.write(output / "steps.parquet")
+        history.write(order.output / "steps.parquet")
         repeat = Repeat(
-            variant=spec.variant,
-            repeat=arguments.repeat,
+            variant=order.spec.variant,
+            repeat=order.repeat,
             status="ok",
             reason=None,
             traceback=None,
             topology=setup.strategy.topology(),
             parameters=setup.parameters,
-            steps=spec.training.steps,
+            steps=order.spec.training.steps,
             resumed_at=history.resumed_at,
             startup_seconds=observer.first_step_at and observer.first_step_at - began,
             warmup_seconds=clock.warmup_seconds,
@@ -125,9 +117,10 @@ def run(arguments: argparse.Namespace, began: float) -> None:
             memory=memory,
             communication=communication,
             numerics=setup.precision.report(),
-            provenance=collect(spec, arguments.command, started),
+            kernels=kernels.read(setup.model) if kernels.names else None,
+            provenance=collect(order.spec, order.command, started),
         )
-        write_text(output / "metrics.json", repeat.model_dump_json(indent=2) + "\n")
+        write_text(order.output / "metrics.json", repeat.model_dump_json(indent=2) + "\n")
     setup.strategy.synchronise()
     setup.strategy.close()
 
@@ -170,16 +163,7 @@ def _windows_of_all(windows: list[Window], strategy: Strategy) -> list[Window]:
 
 def main() -> None:
     began = time.time()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--repeat", type=int, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--command", required=True)
-    parser.add_argument("--log-file", type=Path)
-    arguments = parser.parse_args()
-    with supervised(arguments.output):
-        run(arguments, began)
+    carry_out(TimedRunOrder, lambda order: run(order, began))
 
 
 if __name__ == "__main__":

@@ -1,31 +1,31 @@
-"""One process that times its own work. Started by :mod:`transformer_core.measure.compute_times`."""
+"""One process that times its own work. Started by :mod:`transformer_core.measure.compute.job`."""
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from schemas.parallel import Single
-from schemas.projection import Projecting
-from schemas.results import ComputeTimes, ReadyGradient, ShardManifest
-from schemas.study import RunSpec
-from transformer_core.data.feeding import GlobalBatch
-from transformer_core.data.files import write_text
-from transformer_core.data.local_copies import open_nearest
-from transformer_core.measure.followed_step import watched_step
-from transformer_core.measure.outcome import supervised
-from transformer_core.measure.provenance import collect
-from transformer_core.parallel.fsdp import repeated_layers
-from transformer_core.parallel.topology import Process, this_process
+from schemas.config.parallel import Single
+from schemas.config.projection import Projecting
+from schemas.results import ComputeTimes, ReadyGradient
+from transformer_core.common.files import write_text
+from transformer_core.data.batching.feeding import GlobalBatch
+from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.measure.compute.order import RESULT, ComputeOrder
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.memory.anatomy.followed_step import watched_step
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.fsdp import repeated_layers
 from transformer_core.train.assemble import Setup, assemble
 
 Moment = float | torch.cuda.Event
@@ -96,7 +96,10 @@ def slowest(ranks: Sequence[Times]) -> Times:
 
 
 class StepTimes:
-    """Times the parts of steps."""
+    """Times the parts of steps.
+
+    Gradients are ``followed`` by a hook for each parameter, until :meth:`unfollow`.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -104,8 +107,17 @@ class StepTimes:
         self.parameters = [p for p in setup.model.parameters() if p.requires_grad]
         self.times = Times()
         self._found: dict[int, Moment] = {}
-        for number, parameter in enumerate(self.parameters):
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._note(number))
+            for number, parameter in enumerate(self.parameters)
+        ]
+
+    def unfollow(self) -> Times:
+        """Let no hook disturb the steps from now on; the times of those before."""
+        followed, self.times = self.times, Times()
+        for hook in self._hooks:
+            hook.remove()
+        return followed
 
     def step(self, batch: GlobalBatch, record: bool) -> None:
         """Train one step, and keep its times if they are to ``record``."""
@@ -162,6 +174,17 @@ class StepTimes:
         return sorted(found, key=lambda gradient: gradient.seconds)
 
 
+def undisturbed(followed: Times, plain: Times) -> Times:
+    """The times of steps without hooks, ``plain``, with the gradients of those with, ``followed``.
+
+    On a GPU a hook for each of some 200 parameters makes backward wait for the host. So when a
+    gradient is ready is taken as its share of backward, whose length is that without hooks.
+    """
+    stretch = median(plain.backward) / median(followed.backward)
+    ready = [[stretch * seconds for seconds in moments] for moments in followed.ready]
+    return replace(plain, ready=ready)
+
+
 def _layers(model: nn.Module) -> dict[int, int]:
     """Number of the repeated layer of each parameter that belongs to one."""
     return {
@@ -171,69 +194,77 @@ def _layers(model: nn.Module) -> dict[int, int]:
     }
 
 
-def run(arguments: argparse.Namespace) -> None:
+def timed(
+    setup: Setup, times: StepTimes, settings: Projecting
+) -> tuple[Times, list[int], list[int]]:
+    """The times of this rank's steps, and source and target tokens of their micro-batches."""
+    setup.module.train()
+    source, target = [], []
+    # Once more without hooks where they disturb.
+    passes = 2 if setup.device.type == "cuda" else 1
+    followed = None
+    with closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
+        for number in range(settings.warmup_steps + passes * settings.steps):
+            if number == settings.warmup_steps + settings.steps:
+                followed = times.unfollow()
+            batch = next(batches)
+            if dist.is_initialized():
+                dist.barrier()
+            times.step(batch, record=number >= settings.warmup_steps)
+            source += [micro.source.numel() for micro in batch.micro_batches]
+            target += [micro.target_output.numel() for micro in batch.micro_batches]
+    own = times.times if followed is None else undisturbed(followed, times.times)
+    return own, source, target
+
+
+def run(order: ComputeOrder) -> None:
     """Time the steps; the first process writes them."""
     started = datetime.now(UTC)
-    spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    settings = Projecting.model_validate_json(arguments.settings)
-    process = this_process(spec.machine, spec.processes_per_node)
-    if spec.machine.threads:
-        torch.set_num_threads(spec.machine.threads)
-    shards = arguments.data / "shards"
-    manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
+    spec, settings = order.spec, order.settings
+    process = take_place(order)
+    shards = open_training_shards(order.data)
     setup = assemble(
         spec.model_copy(update={"parallel": Single()}),
         # As one of all processes of the run it gets its share of the batches, and no more.
-        replace(process, world_size=arguments.shares),
-        manifest.vocabulary,
-        open_nearest(shards / "train/manifest.json"),
-        open_nearest(shards / "validation/manifest.json"),
+        replace(process, world_size=order.shares),
+        shards.vocabulary,
+        *shards.stores,
     )
     times = StepTimes(setup)
-    setup.module.train()
-    source, target = [], []
-    batches = setup.strategy.batches(setup.feed, 0, 0)
     # Beside their work they only wait for one another, so that all work at the same time.
     together = process.world_size > 1
     if together:
         dist.init_process_group("gloo", timeout=timedelta(seconds=spec.machine.timeout))
-    for number in range(settings.warmup_steps + settings.steps):
-        batch = next(batches)
-        if together:
-            dist.barrier()
-        times.step(batch, record=number >= settings.warmup_steps)
-        source += [micro.source.numel() for micro in batch.micro_batches]
-        target += [micro.target_output.numel() for micro in batch.micro_batches]
-    batches.close()
-    ranks = [times.times]
+    own, source, target = timed(setup, times, settings)
+    ranks = [own]
     if together:
         ranks *= process.world_size
-        dist.all_gather_object(ranks, times.times)
+        dist.all_gather_object(ranks, own)
         dist.destroy_process_group()
     if process.is_main:
         found = slowest(ranks)
-        gradients = times.gradients(found.ready)
-        tokens = fmean(source), fmean(target)
-        _write(arguments, spec, process, found, gradients, tokens, manifest.vocabulary, started)
+        record = _record(
+            order,
+            process,
+            found,
+            gradients=times.gradients(found.ready),
+            source_tokens=fmean(source),
+            target_tokens=fmean(target),
+            vocabulary=shards.vocabulary,
+            provenance=collect(spec, order.command, started),
+        )
+        write_text(order.output / RESULT, record.model_dump_json(indent=1) + "\n")
 
 
-def _write(
-    arguments: argparse.Namespace,
-    spec: RunSpec,
-    process: Process,
-    times: Times,
-    gradients: list[ReadyGradient],
-    tokens: tuple[float, float],
-    vocabulary: int,
-    started: datetime,
-) -> None:
-    micro_batches = spec.training.accumulation.micro_batches
+def _record(order: ComputeOrder, process: Process, times: Times, **known: Any) -> ComputeTimes:
+    """The record of the slowest rank's times, with what is ``known`` besides."""
+    micro_batches = order.spec.training.accumulation.micro_batches
     forward, backward, update = (
         median(values) for values in (times.forward, times.backward, times.update)
     )
     rest = median(times.whole) - micro_batches * (forward + backward) - update
-    record = ComputeTimes(
-        variant=spec.variant,
+    return ComputeTimes(
+        variant=order.spec.variant,
         status="ok",
         reason=None,
         micro_batches=micro_batches,
@@ -241,27 +272,13 @@ def _write(
         backward_seconds=backward,
         update_seconds=update,
         other_seconds=max(0.0, rest),
-        gradients=gradients,
-        source_tokens=tokens[0],
-        target_tokens=tokens[1],
-        vocabulary=vocabulary,
         topology=process.describe(None, [process.place], None),
-        provenance=collect(spec, arguments.command, started),
+        **known,
     )
-    write_text(arguments.output / "times.json", record.model_dump_json(indent=1) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--settings", required=True)
-    parser.add_argument("--shares", type=int, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--command", required=True)
-    arguments = parser.parse_args()
-    with supervised(arguments.output):
-        run(arguments)
+    carry_out(ComputeOrder, run)
 
 
 if __name__ == "__main__":

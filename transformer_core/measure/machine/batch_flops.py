@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.model import AnyModel, ImportedModel
+from schemas.config.model import AnyModel, ImportedModel
 from transformer_core.data.arrays import group_sums
-from transformer_core.data.rows import WindowRows
+from transformer_core.data.batching.window_rows import WindowRows
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The machine of a job: ``python -m transformer_core.measure.hardware --output FILE``.
+"""The machine of a job: ``python -m transformer_core.measure.machine.hardware --output FILE``.
 
 Everything is read inside the job and from where the kernel says what *this process* may use:
 affinity and control groups bound cores and memory below what the host has.
@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 
 from schemas.results import Hardware
-from transformer_core.data.files import write_text
-from transformer_core.measure import nvml
+from transformer_core.common.endings import program
+from transformer_core.common.seals import write_sealed
+from transformer_core.parallel.devices import nvml
 
 _X86_FEATURES = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
@@ -211,10 +212,11 @@ def _output(command: list[str], **environment: str) -> str:
     return done.stdout
 
 
+@program
 def main(arguments: list[str] | None = None) -> int:
     """Write the description of this machine to a file; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.hardware",
+        prog="python -m transformer_core.measure.machine.hardware",
         description="Describe the machine that this job runs on: CPU, memory, GPUs, allocator.",
     )
     parser.add_argument(
@@ -225,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     output: Path = parser.parse_args(arguments).output
     try:
-        write_text(output, read_hardware().model_dump_json(indent=2) + "\n")
+        write_sealed(output, read_hardware().model_dump_json(indent=2) + "\n")
     except OSError as error:
         print(f"{output}: cannot be written: {error}", file=sys.stderr)
         return 1

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import Provenance
-from schemas.study import RunSpec
-from transformer_core.measure.hardware import read_hardware
+from transformer_core.measure.machine.hardware import read_hardware
+
+CHANGES_NO_RESULT = True  # it says where a number comes from
 
 DISTRIBUTIONS = (
     "numpy",

@@ -1,7 +1,7 @@
 """GPUs for a job: those it may see, and a lease on some of them.
 
-``python -m transformer_core.measure.gpus --count 1 -- COMMAND`` runs a command that sees GPUs which
-no other leased command on this host sees.
+``python -m transformer_core.measure.processes.gpu_leases --count 1 -- COMMAND`` runs a command
+that sees GPUs which no other leased command on this host sees.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from transformer_core.measure import nvml
+from transformer_core.parallel.devices import nvml
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _POLL = 0.5
@@ -78,7 +78,7 @@ def _lock(path: Path) -> IO[str] | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.gpus",
+        prog="python -m transformer_core.measure.processes.gpu_leases",
         description="Run a command that sees GPUs which no other such command on this host sees. "
         "Without a GPU it runs as it stands.",
     )

@@ -1,24 +1,23 @@
 """How the processes of a run are started, on one host or on several."""
 
-import os
 import sys
 
+from schemas.config.link import Link, LinkKind
+from schemas.config.parallel import CompressHook, Ddp
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.link import Link, LinkKind
-from schemas.parallel import CompressHook, Ddp
-from schemas.study import RunSpec
-from transformer_core.measure import namespaces, one_host, slurm
-from transformer_core.measure.gpus import visible_gpus
-from transformer_core.measure.hardware import read_hardware
+from transformer_core.measure.processes.gpu_leases import visible_gpus
+from transformer_core.measure.processes.hosts import namespaces, one_host, slurm
 
-ONE_HOST = "transformer_core.measure.one_host"
-LINKED_HOSTS = "transformer_core.measure.linked_hosts"
+ONE_HOST = "transformer_core.measure.processes.hosts.one_host"
+LINKED_HOSTS = "transformer_core.measure.processes.hosts.linked_hosts"
 QUICK_START = one_host.QUICK_START
 
 
 def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
     """The start of the command line: Python for a single process, torchrun for more, or where there
-    are no GPUs forks, which start faster (see :mod:`transformer_core.measure.quick_start`).
+    are no GPUs forks, which start faster (see
+    :mod:`transformer_core.measure.processes.quick_start`).
 
     ``worker`` is the module that the processes run. Runs at the same time need a ``place`` of their
     own, which is added to the port of the rendezvous. With ``anew``, every process is a Python of
@@ -27,7 +26,8 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
     A run over several hosts is started
 
     - with ``machine.link``: on two hosts that are made on this machine;
-    - by hand, or by srun on every host: on this one (see :mod:`transformer_core.measure.one_host`);
+    - by hand, or by srun on every host: on this one (see
+      :mod:`transformer_core.measure.processes.hosts.one_host`);
     - in a Slurm job: by srun, on all hosts of the job.
 
     Raises Unsupported where none of them is possible.
@@ -38,7 +38,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
     if machine.nodes == 1:
         if not anew and _no_gpus(spec):
             return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
-        start = [*one_host.torchrun(processes), "--standalone", "-m"]
+        start = [*one_host.torchrun(processes), "-m"]
         return [*start, *([] if anew else [QUICK_START]), worker]
     hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
     hosts += [f"--timeout={machine.timeout}"]
@@ -67,16 +67,10 @@ def spans_machines(spec: RunSpec) -> bool:
     return spec.machine.nodes > 1 and spec.machine.link is None
 
 
-def threads_per_process(spec: RunSpec) -> int:
-    """CPU threads for each process: as the spec says, else an even share of the cores.
-
-    A job that Snakemake gave fewer cores says so in OMP_NUM_THREADS.
-    """
-    sharing = spec.world_size if spec.machine.link else spec.processes_per_node
-    cores = read_hardware().cores
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    cores = min(cores, int(given)) if given.isdigit() and int(given) else cores
-    return spec.machine.threads or max(1, cores // sharing)
+def uses_gpus(spec: RunSpec) -> bool:
+    """Whether processes of the run use CUDA, or would if this host had GPUs."""
+    device = spec.machine.device
+    return device == "cuda" or (device == "auto" and bool(visible_gpus()))
 
 
 def _no_gpus(spec: RunSpec) -> bool:

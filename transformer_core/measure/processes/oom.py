@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from transformer_core.measure.hardware import control_groups
+from transformer_core.measure.machine.hardware import control_groups
 
 HINT = (
     "Try a smaller batch, more micro-batches (training.accumulation), activation checkpointing "
@@ -18,6 +18,13 @@ HINT = (
 _ROOT = Path("/")
 _CUDA_ASKED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
 _CUDA_FREE = re.compile(r"GPU (\d+).*? of which ([\d.]+ [KMGT]?i?B) is free", re.DOTALL)
+_OTHER_CUDA = re.compile(
+    r"CUDA error: out of memory"
+    r"|CU(BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
+    r"|Failed to CUDA (calloc|malloc|host alloc)"
+    r"|(Cuda|CUDA) failure.*out of memory"
+)
+"""How CUDA, its libraries and NCCL say it where torch's allocator was not asked."""
 _CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
 
@@ -28,6 +35,8 @@ def reason_of(error: BaseException) -> str | None:
         asked, free = _CUDA_ASKED.search(text), _CUDA_FREE.search(text)
         place = f"GPU {free[1]}" if free else "The GPU"
         return _sentence(place, asked and asked[1], free and free[2])
+    if isinstance(error, RuntimeError) and _OTHER_CUDA.search(text):
+        return _sentence("The GPU", None, None)
     if isinstance(error, RuntimeError) and "can't allocate memory" in text:
         asked = _CPU_ASKED.search(text)
         return _sentence("The host", asked and plain_size(int(asked[1])), plain_size(free_bytes()))

@@ -1,6 +1,7 @@
 """A worker, or several of one host, without the time that starting and ending Python takes.
 
-``python -m transformer_core.measure.quick_start MODULE ...`` does what ``python -m MODULE ...``
+``python -m transformer_core.measure.processes.quick_start MODULE ...`` does what ``python -m
+MODULE ...``
 does. Garbage is not looked for while torch is imported, and nothing is taken apart at the end: both
 take as long as the import itself, in which there is no garbage, and the kernel takes back all at
 once.
@@ -8,6 +9,9 @@ once.
 With ``--fork 2`` it does what ``torchrun --standalone --nproc-per-node=2 -m MODULE ...`` does, with
 the same agent. But torchrun starts every process anew, and each of them imports torch, as the agent
 has done before. A process that has used CUDA may not be forked: this is for hosts without GPUs.
+
+Where Snakemake offers warm starts on this host, all this happens in a fork of a process that has
+imported torch: see :mod:`transformer_core.measure.processes.warm_starts`.
 """
 
 import argparse
@@ -18,8 +22,11 @@ import signal
 import sys
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import NoReturn, Protocol
+
+from transformer_core.measure.processes.warm_starts.client import start_warm
 
 
 def imported(worker: str, *others: str) -> ModuleType:
@@ -48,17 +55,21 @@ def work(worker: str, options: Sequence[str]) -> None:
 
 def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     """Run ``processes`` forks of this process as ``worker``; the exit code."""
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
+    from transformer_core.measure.processes.hosts import agent
+
+    agent.register()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=processes,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_backend=agent.BACKEND,
+        rdzv_endpoint="127.0.0.1:0",
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else they stay in /tmp
         max_restarts=0,
         start_method="fork",
     )
@@ -71,39 +82,65 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     return 0
 
 
+class Program(Protocol):
+    """A module to run as a program."""
+
+    @property
+    def module(self) -> str:
+        """Its dotted name."""
+
+    @property
+    def options(self) -> Sequence[str]:
+        """Its command line."""
+
+    @property
+    def processes(self) -> int | None:
+        """As many forks at once, under torchrun's agent; None for this process."""
+
+
+def carry_out(program: Program) -> int:
+    """Run it here; the exit code."""
+    if program.processes is not None:
+        # The optimizers of torch import the second when they are first used, in every fork.
+        imported(program.module, "torch._dynamo")
+        return fork(program.processes, program.module, program.options)
+    module = imported(program.module)
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{program.module}.__main__")
+    sys.argv = [program.module, *program.options]
+    return module.main() or 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.quick_start",
+        prog="python -m transformer_core.measure.processes.quick_start",
         description="Run a module as a program, or several times at once under torchrun's agent.",
     )
-    parser.add_argument("--fork", type=int, metavar="N", help="processes, on a host without GPUs")
-    parser.add_argument("worker", help="module whose main() is run")
+    parser.add_argument(
+        "--fork", type=int, metavar="N", dest="processes", help="processes, on a host without GPUs"
+    )
+    parser.add_argument("module", help="module whose main() is run")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="its options")
-    arguments = parser.parse_args()
-    if arguments.fork is not None:
-        # The optimizers of torch import the second when they are first used, in every fork.
-        imported(arguments.worker, "torch._dynamo")
-        return fork(arguments.fork, arguments.worker, arguments.options)
-    module = imported(arguments.worker)
-    sys.argv = [arguments.worker, *arguments.options]
-    module.main()
-    return 0
+    program = parser.parse_args()
+    start_warm(program.module, program.options, program.processes)
+    return carry_out(program)
 
 
-def end(code: int) -> None:
-    """End this process here and now."""
+def to_the_end(run: Callable[[], int]) -> NoReturn:
+    """Run something, and end this process with its exit code, here and now."""
+    try:
+        code = run()
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    try:
-        end(main())
-    except SystemExit as error:
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-        end(error.code if isinstance(error.code, int) else int(error.code is not None))
-    except BaseException:
-        traceback.print_exc()
-        end(1)
+    to_the_end(main)

@@ -1,15 +1,14 @@
-"""The protocol of comparisons, tested: ``python -m transformer_core.measure.self_test``.
+"""The protocol of comparisons, tested: ``python -m transformer_core.measure.turns.self_test_job``.
 
 One run spec takes turns under several names: as it is, as it is once more, and with steps that are
 made longer on purpose. What must come out is known, and
-:mod:`transformer_core.analysis.self_test` says whether it does.
+:mod:`transformer_core.analysis.comparisons.self_test_report` says whether it does.
 
 Several sides in one session give a comparison of each kind at the price of fewer processes. Each
 comparison has as many sessions as those of a study have at least. A session that is complete is
 kept: a job that was killed goes on with the next one.
 """
 
-import argparse
 import shutil
 import sys
 import time
@@ -17,28 +16,33 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.measure import Comparing, SelfTest
+from schemas.config.measurement import Comparing, SelfTest
+from schemas.config.run_spec import RunSpec
 from schemas.results import Session
 from schemas.results.self_test import SelfTestRun
-from schemas.study import RunSpec
-from transformer_core.data.files import write_text
-from transformer_core.measure.launch import spans_machines
-from transformer_core.measure.paired import Kept, Lines, end_on_request, enough
-from transformer_core.measure.progress import log, log_to
-from transformer_core.measure.provenance import collect
-from transformer_core.measure.run import exclusive, reproducing_command
-from transformer_core.measure.session import DESK, SessionEndedError, Sessions, Side
-from transformer_core.measure.turns import Desk
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.job_options import job_parser
+from transformer_core.measure.processes.launcher import spans_machines
+from transformer_core.measure.processes.supervisor import end_on_request, exclusive
+from transformer_core.measure.turns.kept_sessions import Kept
+from transformer_core.measure.turns.session import DESK, Lines, SessionEndedError, Sessions
+from transformer_core.measure.turns.sides import Side, for_devices
+from transformer_core.measure.turns.stopping_rule import enough
+from transformer_core.measure.turns.turn_taking import Desk
 
 REFERENCE = "reference"
 EQUAL = "equal"
 
 
-def sides_of(file: Path, planted: Sequence[float]) -> list[Side]:
+def sides_of(spec: RunSpec, planted: Sequence[float]) -> list[Side]:
     """The reference, the same once more, and those that are slowed down."""
-    spec = RunSpec.model_validate_json(file.read_text())
-    slowed = [Side(f"slowed_{round(1000 * share)}", file, spec, share) for share in planted]
-    return [Side(REFERENCE, file, spec, 0.0), Side(EQUAL, file, spec, 0.0), *slowed]
+    slowed = [Side(f"slowed_{round(1000 * share)}", spec, share) for share in planted]
+    return [Side(REFERENCE, spec, 0.0), Side(EQUAL, spec, 0.0), *slowed]
 
 
 def measure(
@@ -80,40 +84,35 @@ def measure(
     )
 
 
+@program
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--spec", type=Path, required=True, help="spec.json of any variant")
+    parser = job_parser(
+        "transformer_core.measure.turns.self_test_job",
+        "Compare a variant with itself, as it is and slowed down on purpose.",
+        "file of all sessions",
+    )
     parser.add_argument("--self-test", required=True, help="self_test of the study, as JSON")
     parser.add_argument("--comparing", required=True, help="comparison of the study, as JSON")
-    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
     parser.add_argument("--command-target", type=Path, required=True, help="file that is asked for")
-    parser.add_argument("--output", type=Path, required=True, help="file of all sessions")
-    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
-    arguments = parser.parse_args()
-    log_to(arguments.log_file)
+    given = parser.parse_args()
+    log_to(given.log_file)
     end_on_request()
-    asked = SelfTest.model_validate_json(arguments.self_test)
-    comparing = Comparing.model_validate_json(arguments.comparing)
-    output: Path = arguments.output
-    folder = output.with_suffix("")
+    asked = SelfTest.model_validate_json(given.self_test)
+    comparing = Comparing.model_validate_json(given.comparing)
+    sides = sides_of(read_record(given.spec, RunSpec), asked.planted)
+    comparing = for_devices(comparing, [sides[0].spec])
+    folder: Path = given.output.with_suffix("")
     count = asked.comparisons * comparing.sessions_least
-    command = reproducing_command(arguments.command_target)
+    command = reproducing_command(given.command_target)
     with exclusive(folder):
         try:
-            run = measure(
-                sides_of(arguments.spec, asked.planted),
-                comparing,
-                count,
-                arguments.data,
-                folder,
-                command,
-            )
+            run = measure(sides, comparing, count, given.data, folder, command)
         except SessionEndedError as error:
-            print(f"{arguments.spec}: {error}\n{error.traceback or ''}", file=sys.stderr)
+            print(f"{given.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
             sys.exit(1)
-        write_text(output, run.model_dump_json() + "\n")
+        write_sealed(given.output, run.model_dump_json() + "\n")
     shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,25 +14,25 @@ from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from schemas.config.measurement import Comparing
 from schemas.errors import Unsupported
-from schemas.measure import Comparing
-from schemas.results import (
-    MachineState,
-    Probe,
-    Provenance,
-    Round,
-    Session,
-    Status,
-    TurnWindow,
-)
+from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
-from schemas.study import RunSpec
-from transformer_core.measure.machine_state import cpu_time, machine_state
-from transformer_core.measure.outcome import classify, clear_outcomes, read_outcomes
-from transformer_core.measure.probe import probe_cpu
-from transformer_core.measure.run import how_ended, start_workers
-from transformer_core.measure.turns import (
+from transformer_core.common.progress import log
+from transformer_core.measure.machine.machine_state import cpu_time, machine_state
+from transformer_core.measure.machine.speed_probe import probe_cpu
+from transformer_core.measure.memory.predicted.sides_together import (
+    DoesNotFit,
+    Keeping,
+    keeping_here,
+)
+from transformer_core.measure.processes.launcher import uses_gpus
+from transformer_core.measure.processes.statuses import Outcome, clear_outcomes, read_outcomes
+from transformer_core.measure.processes.supervisor import how_ended
+from transformer_core.measure.turns.sides import Side, in_order, start_side, stop_sides
+from transformer_core.measure.turns.turn_taking import (
     Desk,
     ProbeDevices,
     Report,
@@ -41,13 +41,10 @@ from transformer_core.measure.turns import (
     TellProvenance,
     Turn,
 )
+from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
 
-WORKER = "transformer_core.measure.paired_worker"
 DESK = "desk.json"
 """File that tells the processes where the desk is, in the folder of a comparison."""
-LEAD_STEPS = 1
-"""Steps of a turn before those that are timed: caches and clocks are another side's at first."""
-
 PILOT_STEPS = 3
 """Steps of the turn that tells how long a step takes."""
 ROUNDS_IN_A_ROW = 4
@@ -56,34 +53,37 @@ side two turns one after the other, the second of which finds its caches warm.""
 
 Enough = Callable[[Sequence[Round], float], bool]
 """Whether a session needs no more than these rounds, at this many seconds since its beginning."""
+Ask = Callable[[Side, Any], list[Any]]
+"""Gives a side a task; what each of its ranks answers."""
 
 _LAST_WORDS_SECONDS = 5.0
 """How long a side that ended may take to say why."""
-_LEAVE_SECONDS = 1.0
-"""How long a side may take to end that is not needed any more. All it has to tell is told."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison: a name for a run spec."""
-
-    name: str
-    file: Path
-    spec: RunSpec
-    planted: float | None = None
-    """Share by which its steps are slowed down; None where nothing is tested, and no step waits
-    for its device."""
+LINE_SECONDS = 10.0
+"""Lines of progress in the log are this far apart at least."""
 
 
 class SessionEndedError(Exception):
     """A side ended before the session did: with a status, like a run."""
 
-    def __init__(self, side: str, status: Status, reason: str, traceback: str | None) -> None:
-        super().__init__(f"{side}: {status}, {reason}")
+    def __init__(self, side: str, outcome: Outcome) -> None:
+        super().__init__(f"{side}: {outcome.status}, {outcome.reason}")
         self.side = side
-        self.status = status
-        self.reason = reason
-        self.traceback = traceback
+        self.outcome = outcome
+
+
+class Lines:
+    """Progress as lines of the log, not too many of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.session = 1
+        self.said = -LINE_SECONDS
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self.said >= LINE_SECONDS:
+            self.said = now
+            log.info("%s, session %d: %s", self.name, self.session, text)
 
 
 @dataclass
@@ -103,6 +103,8 @@ class Sessions:
     progress: Callable[[str], None]
     provenance: dict[str, Provenance] = field(default_factory=dict)
     """By side, as its processes of the first session told."""
+    keeps: Keeping | None = None
+    """What sides keep on GPUs between their turns; null until the first session begins."""
 
     def run(self, number: int, enough: Enough) -> Session:
         """A whole session; SessionEndedError if a side does not reach its end."""
@@ -125,6 +127,8 @@ class Sessions:
     def _in_turns(
         self, children: dict[str, subprocess.Popen[bytes]], began: float, enough: Enough
     ) -> dict[str, Any]:
+        """What the sides did, from their start to the last of their turns."""
+
         def check() -> None:
             for name, child in children.items():
                 if child.poll() is not None or read_outcomes(self.folder / name):
@@ -137,85 +141,105 @@ class Sessions:
         ranks = {side.name: side.spec.world_size for side in self.sides}
         longest = max(side.spec.machine.timeout for side in self.sides)
         seated = self.desk.seat(ranks, check, longest)
-        widest = max(self.sides, key=lambda side: side.spec.parts)
         on_gpu = any(topology.device == "cuda" for topology, _ in seated.values())
-
-        def state() -> MachineState:
-            probes: list[Probe] = [probe_cpu()]
-            if on_gpu:
-                probes = [p for of_rank in ask(widest, ProbeDevices()) for p in of_rank]
-            return machine_state(probes)
-
         # Before the first turn: from then on a side may have fewer cores than there are.
         if not self.provenance:
             self.provenance |= {
                 side.name: ask(side, TellProvenance(self.command, self.started))[0]
                 for side in self.sides
             }
-        before = state()
+        before = self._state(ask, on_gpu)
+        warm, steps = self._warm_up(ask)
+        made = self._rounds(ask, began, steps, enough)
+        # Memory first: on a GPU a probe takes some too.
+        memory = {side.name: ask(side, TellMemory()) for side in self.sides}
+        after = self._state(ask, on_gpu)
+        records = [
+            _record(side, seated[side.name], began, warm[side.name], memory[side.name])
+            for side in self.sides
+        ]
+        return {"sides": records, **made, "before": before, "after": after}
+
+    def _state(self, ask: Ask, on_gpu: bool) -> MachineState:
+        """The state of the machine, with the speed of its devices."""
+        probes: list[Probe] = [probe_cpu()]
+        if on_gpu:
+            widest = max(self.sides, key=lambda side: side.spec.parts)
+            probes = [p for of_rank in ask(widest, ProbeDevices()) for p in of_rank]
+        return machine_state(probes)
+
+    def _warm_up(self, ask: Ask) -> tuple[dict[str, float], int]:
+        """Seconds that the first steps of every side take, and how many steps a turn has."""
         self.progress("warm-up")
+        comparing = self.comparing
         warm = {
-            side.name: _slowest(ask(side, Turn(0, self.comparing.warmup_steps))).seconds
+            side.name: _slowest(ask(side, Turn(0, comparing.warmup_steps))).seconds
             for side in self.sides
         }
         steps = 1
         for side in self.sides:
-            pilot = ask(side, Turn(LEAD_STEPS, PILOT_STEPS))[0]
+            pilot = ask(side, Turn(comparing.lead_steps, PILOT_STEPS))[0]
             if side is self.sides[0]:
-                steps = ceil(self.comparing.window_seconds / (pilot.seconds / PILOT_STEPS))
+                steps = ceil(comparing.window_seconds / (pilot.seconds / PILOT_STEPS))
+                steps = max(steps, comparing.window_steps)
+        return warm, steps
+
+    def _rounds(self, ask: Ask, began: float, steps: int, enough: Enough) -> dict[str, Any]:
+        """All rounds, and what of the processor others took during them."""
         order = in_order(self.sides)
-        before_rounds, rounds_began = cpu_time(), time.monotonic()
+        before, rounds_began = cpu_time(), time.monotonic()
         rounds: list[Round] = []
         while not enough(rounds, time.monotonic() - began):
             backwards = len(rounds) // ROUNDS_IN_A_ROW % 2
             windows = []
             for side in order[::-1] if backwards else order:
                 at = time.monotonic() - began
-                report = _slowest(ask(side, Turn(LEAD_STEPS, steps)))
+                report = _slowest(ask(side, Turn(self.comparing.lead_steps, steps)))
                 windows.append(_window(side, at, steps, report))
             rounds.append(Round(windows=windows))
             self.progress(f"round {len(rounds)}")
-        rounds_seconds, after_rounds = time.monotonic() - rounds_began, cpu_time()
+        rounds_seconds, after = time.monotonic() - rounds_began, cpu_time()
         foreign = None
-        if before_rounds is not None and after_rounds is not None:
-            foreign = before_rounds.foreign_until(after_rounds)
-        # Memory first: on a GPU a probe takes some too.
-        memory = {side.name: ask(side, TellMemory()) for side in self.sides}
-        after = state()
-        return {
-            "sides": [
-                SideRecord(
-                    name=side.name,
-                    planted=side.planted or 0.0,
-                    topology=seated[side.name][0],
-                    startup_seconds=seated[side.name][1] - began,
-                    warmup_seconds=warm[side.name],
-                    peak_memory_bytes=max(
-                        (peak for peak in memory[side.name] if peak is not None), default=None
-                    ),
-                )
-                for side in self.sides
-            ],
-            "rounds": rounds,
-            "before": before,
-            "after": after,
-            "foreign_cpu_seconds": foreign,
-            "rounds_seconds": rounds_seconds,
-        }
+        if before is not None and after is not None:
+            foreign = before.foreign_until(after)
+        return {"rounds": rounds, "foreign_cpu_seconds": foreign, "rounds_seconds": rounds_seconds}
 
     def _start(self) -> dict[str, subprocess.Popen[bytes]]:
         """Start the processes of all sides; SessionEndedError where this host cannot."""
         children: dict[str, subprocess.Popen[bytes]] = {}
+        session = uuid4().hex
+        if self.keeps is None:
+            self.keeps = self._keeping()
         for place, side in enumerate(self.sides):
             clear_outcomes(self.folder / side.name)
             try:
                 children[side.name] = start_side(
-                    side, place, self.data, self.folder, self.desk.file
+                    side,
+                    place,
+                    self.data,
+                    self.folder,
+                    self.desk.file,
+                    self.command,
+                    session,
+                    self.keeps,
                 )
             except Unsupported as error:
                 stop_sides(children)
-                raise SessionEndedError(side.name, *classify(error), None) from None
+                raise SessionEndedError(side.name, Outcome.of(error)) from None
         return children
+
+    def _keeping(self) -> Keeping:
+        """What sides keep on GPUs between turns; SessionEndedError where they cannot share them."""
+        reference = self.sides[0].name
+        specs = {side.name: side.spec for side in self.sides}
+        try:
+            if any(map(uses_gpus, specs.values())):
+                require_shared_gpus(len(specs))
+            return keeping_here(specs, self.data, self.folder)
+        except Unsupported as error:
+            raise SessionEndedError(reference, Outcome.of(error)) from None
+        except DoesNotFit as error:
+            raise SessionEndedError(error.side, Outcome(status="oom", reason=str(error))) from None
 
     def _why(
         self, error: SideEndedError, children: dict[str, subprocess.Popen[bytes]]
@@ -231,52 +255,9 @@ class Sessions:
         code = child.poll()
         for other in children.values():
             other.kill()
-        if outcome:
-            status, reason, traceback = (outcome[key] for key in ("status", "reason", "traceback"))
-            return SessionEndedError(error.side, status, reason, traceback)
         how = f" ({how_ended(code)})" if code is not None else ""
-        return SessionEndedError(error.side, "failed", f"{error.reason}{how}", None)
-
-
-def in_order(sides: Sequence[Side]) -> list[Side]:
-    """The order of turns: the first of ``sides`` in the middle."""
-    reference, *others = sides
-    middle = len(others) // 2
-    return [*others[:middle], reference, *others[middle:]]
-
-
-def start_side(
-    side: Side, place: int, data: Path, folder: Path, desk: Path
-) -> subprocess.Popen[bytes]:
-    """Start this host's processes of a side, which come to the desk that the file ``desk`` names,
-    and leave below ``folder`` how they ended.
-
-    ``place`` is the number of the side; Unsupported where this host cannot.
-    """
-    output = folder / side.name
-    output.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {
-        "spec": side.file,
-        "data": data,
-        "side": side.name,
-        "desk": desk,
-        "output": output,
-    }
-    if side.planted is not None:
-        options["planted"] = side.planted
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return start_workers(side.spec, WORKER, words, place)
-
-
-def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Wait until all processes have ended, but not long."""
-    end = time.monotonic() + _LEAVE_SECONDS
-    for child in children.values():
-        try:
-            child.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        unsaid = Outcome(status="failed", reason=f"{error.reason}{how}", again=True)
+        return SessionEndedError(error.side, outcome or unsaid)
 
 
 def _slowest(reports: Sequence[Report]) -> Report:
@@ -294,4 +275,23 @@ def _window(side: Side, began: float, steps: int, report: Report) -> TurnWindow:
         tokens=report.tokens,
         padded_tokens=report.padded_tokens,
         input_wait_seconds=report.input_wait_seconds,
+    )
+
+
+def _record(
+    side: Side,
+    seated: tuple[Topology, float],
+    began: float,
+    warmup_seconds: float,
+    memory: Sequence[int | None],
+) -> SideRecord:
+    """What is said of a side in the record of its session."""
+    topology, ready = seated
+    return SideRecord(
+        name=side.name,
+        planted=side.planted or 0.0,
+        topology=topology,
+        startup_seconds=ready - began,
+        warmup_seconds=warmup_seconds,
+        peak_memory_bytes=max((peak for peak in memory if peak is not None), default=None),
     )

@@ -1,26 +1,25 @@
-"""One process of a side that takes turns. Started by :mod:`transformer_core.measure.paired`.
+"""One process of a side that takes turns. Started by :mod:`transformer_core.measure.turns.job`.
 
 It trains with the same loop as a timed run; its observer waits between the turns.
 """
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from schemas.results import Probe, ShardManifest
-from schemas.study import RunSpec
-from transformer_core.data.local_copies import open_nearest
-from transformer_core.measure.cores import keep_to
-from transformer_core.measure.outcome import supervised
-from transformer_core.measure.peaks import rank_memory, reset_peak
-from transformer_core.measure.planted import PlantedDelay
-from transformer_core.measure.probe import probe_cuda
-from transformer_core.measure.provenance import collect
-from transformer_core.measure.turns import (
+from schemas.config.run_spec import RunSpec
+from schemas.results import Probe
+from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.measure.machine.core_affinity import keep_to
+from transformer_core.measure.machine.peak_memory import rank_memory, reset_peak
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.machine.speed_probe import probe_cuda
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.measure.turns.order import TurnsOrder
+from transformer_core.measure.turns.planted_slowdown import PlantedDelay
+from transformer_core.measure.turns.turn_taking import (
     Hello,
     Leave,
     ProbeDevices,
@@ -30,10 +29,10 @@ from transformer_core.measure.turns import (
     TellProvenance,
     Turn,
 )
-from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import this_process
+from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.assemble import Setup, assemble
 from transformer_core.train.loop import train
+from transformer_core.train.observer import Observer
 
 ENDLESS_STEPS = 1_000_000
 """More steps than any session has."""
@@ -43,12 +42,13 @@ class TurnsOver(Exception):
     """There is no further turn: the training ends here, in the middle of it."""
 
 
-class TurnTaker:
-    """The observer of a training that works in turns.
+class TurnTaker(Observer):
+    """Lets a training work in turns.
 
     The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks to where
-    they are in the middle of a training. The clock is read at synchronised points only. ``prepare``
-    is called once, before the first of them.
+    they are in the middle of a training. The clock is read at synchronised points only; ``updated``
+    is left out, since a clock must not wait for the device. ``prepare`` is called once, before the
+    first of them, and ``rest`` at the end of each.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class TurnTaker:
         strategy: Strategy,
         planted: PlantedDelay | None,
         prepare: Callable[[], None] = lambda: None,
+        rest: Callable[[], None] = lambda: None,
         now: Any = time.perf_counter,
     ) -> None:
         self._seat = seat
@@ -65,19 +66,14 @@ class TurnTaker:
         self._strategy = strategy
         self._planted = planted
         self._prepare = prepare
+        self._rest = rest
         self._now = now
         self._turn = Turn(0, 0)
         self._step = 0
 
     def start(self, step: int) -> None:
-        """See :class:`transformer_core.train.loop.Observer`; likewise below."""
         self._wait()
         self._prepare()
-
-    def updated(
-        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
-    ) -> None:
-        pass  # a clock must not wait for the device
 
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
@@ -94,28 +90,11 @@ class TurnTaker:
         if self._step == self._turn.lead + self._turn.steps:
             self._strategy.synchronise()
             seconds = self._now() - self._began
+            self._rest()
             self._seat.answer(
                 Report(seconds, self._tokens, self._padded_tokens, self._input_wait_seconds)
             )
             self._wait()
-
-    def logged(self, step: int, loss: float) -> None:
-        pass
-
-    def validated(self, step: int, loss: float) -> None:
-        pass
-
-    def pause(self) -> None:
-        pass
-
-    def resume(self) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        pass
 
     def _wait(self) -> None:
         """Do what is asked for until it is a turn; TurnsOver if there is none."""
@@ -167,55 +146,50 @@ def endless(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"training": spec.training.model_copy(update=changes)})
 
 
-def run(arguments: argparse.Namespace) -> None:
+def give_memory_back(setup: Setup) -> None:
+    """Leave the devices to others, but for what the next step cannot do without."""
+    # Each step begins without gradients anyway.
+    setup.optimizer.zero_grad(set_to_none=True)
+    for device in setup.strategy.devices:
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.empty_cache()
+
+
+def run(order: TurnsOrder) -> None:
     """Set the training up, take a seat, and train whenever it is this side's turn."""
-    spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    process = this_process(spec.machine, spec.processes_per_node)
-    if spec.machine.threads:
-        torch.set_num_threads(spec.machine.threads)
-    shards = arguments.data / "shards"
-    manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
-    setup: Setup = assemble(
-        endless(spec),
-        process,
-        manifest.vocabulary,
-        open_nearest(shards / "train/manifest.json"),
-        open_nearest(shards / "validation/manifest.json"),
-    )
+    process = take_place(order)
+    shards = open_training_shards(order.data)
+    setup = assemble(endless(order.spec), process, shards.vocabulary, *shards.stores)
     strategy = setup.strategy
     for device in strategy.devices:
         reset_peak(device)
     topology = strategy.topology()
-    seat = Seat(arguments.desk, Hello(arguments.side, process.rank, topology))
+    seat = Seat(order.desk, Hello(order.side, process.rank, topology))
     planted = None
-    if arguments.planted is not None:
+    if order.planted is not None:
         # The base class waits for the devices of this process, and not for other ranks.
-        planted = PlantedDelay(arguments.planted, lambda: Strategy.synchronise(strategy))
+        planted = PlantedDelay(order.planted, lambda: Strategy.synchronise(strategy))
 
     def prepare() -> None:
         # Of several ranks, gloo's threads take the cores that are left, as in any training.
         if process.world_size == 1 and topology.device == "cpu":
             keep_to(torch.get_num_threads())
 
-    taker = TurnTaker(seat, spec, strategy, planted, prepare)
+    def rest() -> None:
+        if order.keeps == "state":
+            give_memory_back(setup)
+
+    taker = TurnTaker(seat, order.spec, strategy, planted, prepare, rest)
     try:
-        train(setup, taker, arguments.output / "no-checkpoints")
+        train(setup, taker, order.output / "no-checkpoints")
     except TurnsOver:
         strategy.synchronise()
         strategy.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--side", required=True)
-    parser.add_argument("--desk", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--planted", type=float)
-    arguments = parser.parse_args()
-    with supervised(arguments.output):
-        run(arguments)
+    carry_out(TurnsOrder, run)
 
 
 if __name__ == "__main__":

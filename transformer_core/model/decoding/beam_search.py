@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_core.data.vocabulary import BOS, EOS, PAD
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.model.interface import Cache, Model
 
 Translations = list[list[int]]
@@ -65,19 +65,12 @@ def beam_search(
     included; only if nothing is finished then, the best unfinished one is taken. With ``beam_size``
     1 this is greedy decoding. ValueError if the model is in training mode.
     """
-    device = source.device
-    found = _Found(source, max_length)
+    found = _Found(source, max_length, alpha)
     # What follows has one row per sentence still going; ``rows`` are their places in the batch.
-    rows = torch.arange(len(source), device=device)
-    finished = torch.zeros_like(rows)
-    # The hypotheses of a sentence start equal: only the first may go on, or all would stay so.
-    scores = torch.full((len(rows), beam_size), -torch.inf, device=device)
-    scores[:, 0] = 0.0
-    tokens = source.new_full((len(rows), beam_size, 1), BOS)
-
+    rows, finished, scores, tokens = _first_beam(source, beam_size)
     memory, cache = model.encode(source), model.new_cache()
     memory, source = (x.repeat_interleave(beam_size, dim=0) for x in (memory, source))
-    for length in range(1, max_length + 1):
+    for _ in range(max_length):
         last = tokens[:, :, -1].reshape(-1, 1)
         log_p = _log_probabilities(model, memory, source, last, cache)
         candidates = scores[:, :, None] + log_p.unflatten(0, (-1, beam_size))
@@ -89,15 +82,12 @@ def beam_search(
         counted = ends & top.isfinite()
         counted[:, beam_size:] = False
         finished = finished + counted.sum(dim=1)
-        # All hypotheses of a step are equally long, so only the best of them can win.
-        score, place = top.masked_fill(~counted, -torch.inf).max(dim=1)
-        ended = _rows_of(tokens, origin.gather(1, place[:, None])).squeeze(1)
-        found.offer(rows, score / ((5 + length) / 6) ** alpha, ended[:, 1:])
+        found.offer(rows, top.masked_fill(~counted, -torch.inf), tokens, origin)
 
         scores, place = top.masked_fill(ends, -torch.inf).topk(beam_size)
         origin, token = origin.gather(1, place), token.gather(1, place)
         tokens = torch.cat([_rows_of(tokens, origin), token[:, :, None]], dim=2)
-        flat = origin + torch.arange(0, origin.numel(), beam_size, device=device)[:, None]
+        flat = origin + torch.arange(0, origin.numel(), beam_size, device=origin.device)[:, None]
         going = (finished < beam_size).nonzero().squeeze(1)
         if len(going) == len(rows):
             cache.reorder(flat.flatten())
@@ -114,18 +104,41 @@ def beam_search(
     return _to_lists(found.tokens)
 
 
+def _first_beam(source: Tensor, beam_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Before the first step, for source [b, s]: rows [b], finished [b], scores and tokens.
+
+    ``finished`` counts the finished hypotheses of each sentence; scores [b, n] and tokens [b, n, 1]
+    are those of its ``beam_size`` hypotheses.
+    """
+    rows = torch.arange(len(source), device=source.device)
+    finished = torch.zeros_like(rows)
+    # The hypotheses of a sentence start equal: only the first may go on, or all would stay so.
+    scores = torch.full((len(rows), beam_size), -torch.inf, device=source.device)
+    scores[:, 0] = 0.0
+    return rows, finished, scores, source.new_full((len(rows), beam_size, 1), BOS)
+
+
 class _Found:
     """The best hypothesis of each sentence so far."""
 
-    def __init__(self, source: Tensor, max_length: int) -> None:
+    def __init__(self, source: Tensor, max_length: int, alpha: float) -> None:
+        self._alpha = alpha
         self.scores = torch.full((len(source),), -torch.inf, device=source.device)
         self.tokens = source.new_full((len(source), max_length), PAD)
 
-    def offer(self, rows: Tensor, scores: Tensor, tokens: Tensor) -> None:
-        """Take tokens [n, length - 1], with an EOS after them, where they score higher."""
-        better = scores > self.scores[rows]
-        ended = F.pad(tokens, (0, 1), value=EOS)
+    def offer(self, rows: Tensor, log_p: Tensor, tokens: Tensor, origin: Tensor) -> None:
+        """Take the most probable of m hypotheses of a sentence where it scores higher.
+
+        Hypothesis ``origin`` [b, m] of tokens [b, n, length], which begin with BOS, with an EOS
+        after it, has the log-probability ``log_p`` [b, m].
+        """
+        # All hypotheses of a step are equally long, so only the best of them can win.
+        best, place = log_p.max(dim=1)
+        chosen = _rows_of(tokens, origin.gather(1, place[:, None])).squeeze(1)
+        ended = F.pad(chosen[:, 1:], (0, 1), value=EOS)
         length = ended.size(1)
+        scores = best / ((5 + length) / 6) ** self._alpha
+        better = scores > self.scores[rows]
         self.scores[rows] = torch.where(better, scores, self.scores[rows])
         self.tokens[rows, :length] = torch.where(better[:, None], ended, self.tokens[rows, :length])
 
@@ -147,7 +160,9 @@ def _log_probabilities(
     """Log-probabilities [n, v] of the token after ``token`` [n, 1]; PAD and BOS are never next."""
     logits = model.decode(memory, source, token, cache)[:, -1]
     log_p = logits.float().log_softmax(dim=-1)
-    log_p[:, [PAD, BOS]] = -torch.inf
+    # One by one: a list of columns would be copied to the device at every step.
+    for never in (PAD, BOS):
+        log_p[:, never].fill_(-torch.inf)
     return log_p
 
 

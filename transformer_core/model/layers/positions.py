@@ -26,15 +26,17 @@ class Positions(nn.Module):
         super().__init__()
         self.d_model = d_model
         self.length = length
-        # Not a buffer: DDP broadcasts buffers, and those of two ranks may differ in length.
-        self._table: Tensor | None = None
+        # Not buffers: DDP broadcasts those, and two ranks' may differ in length. By device, in a
+        # dictionary that DataParallel's short-lived replicas share with the module they are of.
+        self._tables: dict[torch.device, Tensor] = {}
 
     def forward(self, x: Tensor, start: int = 0, places: Tensor | None = None) -> Tensor:
         """``x`` [b, t, d] plus positions: of tokens that follow each other, the first one at
         position ``start``, or of tokens at ``places`` [b, t], each below t."""
         end = start + x.size(1)
-        table = self._table
-        if table is None or table.device != x.device or len(table) < end:
+        table = self._tables.get(x.device)
+        if table is None or len(table) < end:
             self.length = max(end, self.length if table is None else 2 * len(table))
-            table = self._table = sinusoidal_positions(self.length, self.d_model, x.device)
+            table = sinusoidal_positions(self.length, self.d_model, x.device)
+            self._tables[x.device] = table
         return x + (table[start:end] if places is None else table[places]).to(x.dtype)

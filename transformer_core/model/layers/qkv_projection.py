@@ -9,10 +9,15 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.model import AnyQkv, FusedQkv, LayoutQkv, SeparateQkv, StreamsQkv
-from transformer_core.model.streams import between_synchronisations, concurrently, require_cuda
+from schemas.config.model import AnyQkv, FusedQkv, LayoutQkv, SeparateQkv, StreamsQkv
+from transformer_core.model.layers.cuda_streams import (
+    between_synchronisations,
+    concurrently,
+    require_cuda,
+)
 
 
 class Projection(nn.Module):
@@ -158,6 +163,21 @@ PROJECTIONS: dict[str, Callable[[Any, int, int, Sequence[str]], Projection]] = {
 def build_projection(spec: AnyQkv, d_model: int, heads: int, parts: Sequence[str]) -> Projection:
     """The projection of ``spec`` into ``parts``, in the order in which they are returned."""
     return PROJECTIONS[spec.kind](spec, d_model, heads, parts)
+
+
+def project_together(projections: Sequence[Projection], x: Tensor) -> list[tuple[Tensor, ...]]:
+    """What each of ``projections`` gives of the same x [b, n, d], by one matrix product for all.
+
+    Weights stay with their layers and are laid side by side for the product.
+    """
+    blocks = [block for projection in projections for block in projection.blocks()]
+    weight = torch.cat([weight for _, weight, _ in blocks])
+    bias = torch.cat([bias for _, _, bias in blocks])
+    heads = projections[0].heads
+    product = F.linear(x, weight, bias).unflatten(-1, (len(blocks), heads, -1))
+    parts = product.transpose(1, 3).unbind(2)
+    step = len(blocks) // len(projections)
+    return [parts[start : start + step] for start in range(0, len(parts), step)]
 
 
 def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:

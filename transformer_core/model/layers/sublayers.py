@@ -2,14 +2,26 @@
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.model import Transformer
-from transformer_core.model.attention import ATTENTIONS
-from transformer_core.model.cache import LayerCache
-from transformer_core.model.dropout import Dropout
-from transformer_core.model.projection import build_projection
+from schemas.config.model import Transformer
+from transformer_core.model.decoding.key_value_cache import LayerCache
+from transformer_core.model.layers.attention import (
+    build_attention,
+    flash_over_sentences,
+    in_decoding,
+    takes_sentences,
+)
+from transformer_core.model.layers.dropout import DROPOUTS, Dropout
+from transformer_core.model.layers.normalization import build_norm
+from transformer_core.model.layers.qkv_projection import build_projection
+from transformer_core.model.unpadded import Blocks
+
+Mask = Tensor | Blocks
+"""Which keys each query sees: boolean, or told by the sentences in a list of tokens."""
+
+Memory = Tensor | tuple[Tensor, ...]
+"""Output of the encoder [b, s, d], or its keys and values [b, h, s, k] for one layer."""
 
 
 class Attention(nn.Module):
@@ -17,16 +29,25 @@ class Attention(nn.Module):
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
-        self.attend = ATTENTIONS[spec.attention.kind]
+        self.spec = spec.attention
+        self.attend = build_attention(spec.attention)
+        self.attend_in_decoding = build_attention(in_decoding(spec.attention))
         self.dropout = spec.dropout
+        self.drop = DROPOUTS[spec.dropout_method.kind]
         self.output = nn.Linear(spec.d_model, spec.d_model)
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, causal: bool = False
     ) -> Tensor:
         """q [b, h, n, k], k and v [b, h, m, k] -> [b, n, d]."""
         dropout = self.dropout if self.training else 0.0
-        heads = self.attend(q, k, v, mask, causal, dropout)
+        if isinstance(mask, Blocks) and takes_sentences(self.spec, q):
+            heads = mask.sentence_by_sentence(flash_over_sentences, q, k, v, dropout)
+        elif isinstance(mask, Blocks):
+            heads = mask.attention(self.attend, q, k, v, dropout, self.drop)
+        else:
+            attend = self.attend if self.training else self.attend_in_decoding
+            heads = attend(q, k, v, mask, causal, dropout, self.drop)
         return self.output(heads.transpose(1, 2).flatten(2))
 
 
@@ -38,12 +59,12 @@ class SelfAttention(Attention):
         parts = ("query", "key", "value")
         self.project = build_projection(spec.qkv, spec.d_model, spec.heads, parts)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         """x [b, n, d] -> [b, n, d]: every token sees the tokens that ``mask`` shows."""
         q, k, v = self.project(x)
         return self.attention(q, k, v, mask)
 
-    def causal(self, x: Tensor, cache: LayerCache | None, mask: Tensor | None = None) -> Tensor:
+    def causal(self, x: Tensor, cache: LayerCache | None, mask: Mask | None = None) -> Tensor:
         """x [b, n, d] -> [b, n, d]: a token sees itself, those before it, the cached ones; of
         these, where ``mask`` is given, what it shows."""
         q, k, v = self.project(x)
@@ -65,11 +86,13 @@ class CrossAttention(Attention):
         self.project_memory = build_projection(qkv, d_model, heads, ("key", "value"))
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Tensor, cache: LayerCache | None = None
+        self, x: Tensor, memory: Memory, mask: Mask | None, cache: LayerCache | None = None
     ) -> Tensor:
         """x [b, t, d], memory [b, s, d] -> [b, t, d]; keys and values are computed once a cache."""
         (q,) = self.project_state(x)
-        if cache is None:
+        if not isinstance(memory, Tensor):
+            k, v = memory
+        elif cache is None:
             k, v = self.project_memory(memory)
         else:
             if cache.memory is None:
@@ -85,11 +108,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(spec.d_model, spec.d_ff)
         self.outer = nn.Linear(spec.d_ff, spec.d_model)
-        self.dropout = Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout, spec.dropout_method)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [b, n, d] -> [b, n, d]."""
-        return self.outer(self.dropout(F.relu(self.inner(x))))
+        return self.outer(self.dropout.of_relu(self.inner(x)))
 
 
 class Residual(nn.Module):
@@ -101,14 +124,14 @@ class Residual(nn.Module):
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
         self.pre = spec.norm == "pre"
-        self.norm = nn.LayerNorm(spec.d_model)
-        self.dropout = Dropout(spec.dropout)
+        self.norm = build_norm(spec.norm_method, spec.d_model)
+        self.dropout = Dropout(spec.dropout, spec.dropout_method)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """x [b, n, d] -> [b, n, d]."""
         if self.pre:
-            return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+            return self.dropout.added(x, sublayer(self.norm(x)))
+        return self.norm(self.dropout.added(x, sublayer(x)))
 
 
 class EncoderLayer(nn.Module):
@@ -120,7 +143,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(spec)
         self.residuals = nn.ModuleList(Residual(spec) for _ in range(2))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         """x [b, s, d], mask [b, 1, 1 or s, s] -> [b, s, d]."""
         x = self.residuals[0](x, lambda y: self.self_attention(y, mask))
         return self.residuals[1](x, self.feed_forward)
@@ -139,10 +162,10 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Tensor,
-        mask: Tensor,
+        memory: Memory,
+        mask: Mask | None,
         cache: LayerCache | None = None,
-        own_mask: Tensor | None = None,
+        own_mask: Mask | None = None,
     ) -> Tensor:
         """x [b, t, d], memory [b, s, d], mask [b, 1, 1 or t, s] of the source -> [b, t, d].
 

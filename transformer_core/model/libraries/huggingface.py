@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from schemas.config.model import HuggingFace
 from schemas.errors import Unsupported
-from schemas.model import HuggingFace
-from transformer_core.data.vocabulary import BOS, EOS, PAD
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 POSITIONS = 1024
 """Length of the table of positions: MarianMT's own default."""

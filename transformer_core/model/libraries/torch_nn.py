@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.model import TorchTransformer, Transformer
-from transformer_core.data.vocabulary import PAD
-from transformer_core.model.dropout import Dropout
-from transformer_core.model.positions import Positions
-from transformer_core.model.prefix import PrefixCache
-from transformer_core.model.projection import canonical_state_dict
+from schemas.config.model import TorchTransformer, Transformer
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.model.decoding.prefix_decoding import PrefixCache
+from transformer_core.model.layers.dropout import Dropout
+from transformer_core.model.layers.positions import Positions
+from transformer_core.model.layers.qkv_projection import canonical_state_dict
 from transformer_core.model.transformer import build_transformer
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from schemas.config.model import ImportedModel
 from schemas.errors import nearest
-from schemas.model import ImportedModel
+from transformer_core.model.decoding.prefix_decoding import PrefixCache
 from transformer_core.model.interface import Cache
-from transformer_core.model.prefix import PrefixCache
 
 _DECODING = ("encode", "decode", "new_cache")
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_core.parallel.topology import Process
-from transformer_core.parallel.traffic import Traffic
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.communication.traffic import Traffic
 
 
 class Hub:
@@ -24,6 +24,9 @@ class Hub:
         self.world_size = process.world_size
         self.device = process.device
         self.traffic = Traffic()
+        # Numbers for the host go from host to host: through the device they would stop both.
+        on_gpus = dist.is_initialized() and dist.get_backend() == "nccl"
+        self.hosts = dist.new_group(backend="gloo") if on_gpus else None
 
     def broadcast(self, name: str, values: Tensor) -> None:
         """Overwrite the contiguous ``values`` with those of rank 0."""
@@ -32,8 +35,10 @@ class Hub:
 
     def broadcast_numbers(self, name: str, numbers: Sequence[int]) -> list[int]:
         """The integers of rank 0; others give as many of any value."""
-        message = torch.tensor(numbers, dtype=torch.int64, device=self.device)
-        self.broadcast(name, message)
+        device = torch.device("cpu") if self.hosts is not None else self.device
+        message = torch.tensor(numbers, dtype=torch.int64, device=device)
+        dist.broadcast(_bytes(message), src=0, group=self.hosts)
+        self._count(f"broadcast of {name}", message.nbytes, from_main=True)
         return list(numbers) if self.is_main else message.tolist()
 
     def scatter(
@@ -100,4 +105,5 @@ class _Gather(torch.autograd.Function):
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor."""
-    return tensor.detach().view(-1).view(torch.uint8)
+    # A single element counts as contiguous whatever its stride, which is 0 in an expanded gradient.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

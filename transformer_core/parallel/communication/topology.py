@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkModel
+from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
-from schemas.link import HOST_VARIABLE, LINK_VARIABLE, PAYLOAD_SHARE, LinkModel
-from schemas.parallel import Machine
 from schemas.results import LinkUse, RankPlace, Topology
+from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE
+from transformer_core.parallel.devices.shared_gpus import busy
+from transformer_core.parallel.devices.usable_gpus import require_usable_gpus
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,10 @@ def emulated_link(machine: Machine) -> LinkModel | None:
 def this_process(machine: Machine, processes_per_node: int) -> Process:
     """The process described by torchrun's environment; a lone process without one.
 
-    Raises Unsupported where the devices that ``machine`` asks for are not there, and RuntimeError
-    where the environment contradicts it.
+    Raises Unsupported where the devices that ``machine`` asks for are not there, let nobody else
+    in or cannot be used by this torch, and RuntimeError where the environment contradicts it.
     """
+    require_usable_gpus(machine)
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -112,5 +116,10 @@ def _device(machine: Machine, local_rank: int) -> torch.device:
     needed = machine.devices_per_node
     if found < needed:
         raise Unsupported(f"needs {needed} CUDA device{'s'[: needed > 1]}, this host has {found}")
-    torch.cuda.set_device(local_rank)
+    try:
+        torch.cuda.set_device(local_rank)
+    except RuntimeError as error:
+        if reason := busy(error):
+            raise Unsupported(reason) from error
+        raise
     return torch.device("cuda", local_rank)

@@ -9,7 +9,8 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from schemas.results import Gpu, GpuState
+from schemas.results.comparisons import GpuState
+from schemas.results.machine import Gpu
 
 
 class NvmlUnavailableError(Exception):
@@ -90,6 +91,22 @@ def uuids() -> list[str]:
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 found.append(_text(nvml.nvmlDeviceGetUUID(handle)))
+    return found
+
+
+_EXCLUSIVE_PROCESS = 3
+"""NVML_COMPUTEMODE_EXCLUSIVE_PROCESS of nvml.h."""
+
+
+def exclusive_gpus() -> list[int]:
+    """Indexes, in NVML's order, of the GPUs that let in one process at a time."""
+    found: list[int] = []
+    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                if _optional(nvml, "nvmlDeviceGetComputeMode", handle) == _EXCLUSIVE_PROCESS:
+                    found.append(index)
     return found
 
 

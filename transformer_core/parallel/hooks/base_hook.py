@@ -5,13 +5,15 @@ ranks. It averages the bucket over ranks and gives a future of the result; backw
 meanwhile.
 """
 
+from collections.abc import Mapping
+
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_core.parallel.traffic import Traffic
+from transformer_core.parallel.communication.traffic import Traffic
 
 
 class Hook:
@@ -36,6 +38,18 @@ class Hook:
         """A future of the bucket's buffer, averaged over ranks."""
         self.traffic.add_all_reduce(self.payload(bucket), dist.get_world_size())
         return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+    def held_back(self) -> dict[Tensor, Tensor] | None:
+        """See :meth:`transformer_core.parallel.strategies.strategy.Strategy.held_back`."""
+        return None
+
+    def memory(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+        """See :meth:`transformer_core.parallel.strategies.strategy.Strategy.memory`; the parameters
+        have these ``names``."""
+        return {}
+
+    def remember(self, memory: Mapping[str, Tensor], names: Mapping[Tensor, str]) -> None:
+        """Take up what :meth:`memory` gave."""
 
     def close(self) -> None:
         """End what the hook started."""

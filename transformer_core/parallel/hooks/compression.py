@@ -7,14 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 
-from schemas.parallel import AnyHook, CompressHook, EmulatedLinkHook, PowerSgdHook, RingHook
-from transformer_core.parallel.emulated_link import EmulatedLink
-from transformer_core.parallel.hook import Hook
-from transformer_core.parallel.ring import ring_all_reduce
-from transformer_core.parallel.traffic import Traffic
+from schemas.config.parallel import AnyHook, CompressHook, EmulatedLinkHook, PowerSgdHook, RingHook
+from transformer_core.parallel.communication.traffic import Traffic
+from transformer_core.parallel.hooks.base_hook import Hook
+from transformer_core.parallel.hooks.emulated_link import EmulatedLink
+from transformer_core.parallel.hooks.power_sgd import PowerSgd
+from transformer_core.parallel.hooks.ring_all_reduce import ring_all_reduce
 
 
 class Ring(Hook):
@@ -82,39 +83,6 @@ class Compressed(Hook):
     def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
         self.traffic.add_all_reduce(self.payload(bucket), dist.get_world_size())
         return self.hook(None, bucket)
-
-
-class PowerSgd(Hook):
-    """torch's PowerSGD: two thin factors of every gradient matrix in its place.
-
-    What a step leaves out is added to the next one (error feedback). That memory starts anew when
-    a run is resumed, and with it the first steps of plain all-reduce. On a CPU, backward waits for
-    every bucket.
-    """
-
-    def __init__(self, traffic: Traffic, spec: PowerSgdHook, reductions_per_step: int) -> None:
-        super().__init__(traffic)
-        self.state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=spec.rank,
-            start_powerSGD_iter=spec.start_step * reductions_per_step,
-            random_seed=0,  # of the first factors, which must be the same on all ranks
-        )
-
-    def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        plain = self.state.iter < self.state.start_powerSGD_iter
-        before = self.state.total_numel_after_compression
-        future = powerSGD_hook.powerSGD_hook(self.state, bucket)
-        buffer = bucket.buffer()
-        if buffer.device.type != "cuda":
-            # The second and third all-reduce are started by whatever thread of gloo ends the one
-            # before. Ranks would not agree on their order with the first of the next bucket.
-            future.wait()
-        compressed = self.state.total_numel_after_compression - before
-        payload = (buffer.numel() if plain else compressed) * buffer.element_size()
-        # Compressed, a bucket takes three: what does not pay to compress, and the two factors.
-        self.traffic.add_all_reduce(payload, dist.get_world_size(), calls=1 if plain else 3)
-        return future
 
 
 def build_hook(

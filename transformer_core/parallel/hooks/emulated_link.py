@@ -1,6 +1,7 @@
 """A slower link than there is: buckets come back no earlier than it would bring them."""
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -8,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from schemas.link import LinkModel
-from transformer_core.parallel.hook import Hook
+from schemas.config.link import LinkModel
+from transformer_core.parallel.communication.link_times import all_reduce_seconds
+from transformer_core.parallel.hooks.base_hook import Hook
 
 
 class EmulatedLink(Hook):
@@ -51,7 +53,7 @@ class EmulatedLink(Hook):
         return self.inner.payload(bucket)
 
     def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        seconds = self.model.all_reduce_seconds(self.payload(bucket), self.devices)
+        seconds = all_reduce_seconds(self.model, self.payload(bucket), self.devices)
         everybody = dist.all_reduce(torch.zeros(1, device=self.device), async_op=True)
         assert everybody is not None, "it is asynchronous, and of the whole group"
         result = self.inner.average(bucket)
@@ -83,18 +85,42 @@ class EmulatedLink(Hook):
         else:
             held.set_result(averaged)
 
+    def held_back(self) -> dict[Tensor, Tensor] | None:
+        return self.inner.held_back()
+
+    def memory(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+        return self.inner.memory(names)
+
+    def remember(self, memory: Mapping[str, Tensor], names: Mapping[Tensor, str]) -> None:
+        self.inner.remember(memory, names)
+
     def close(self) -> None:
         self.thread.shutdown()
         self.inner.close()
 
 
 def _cycles_per_second(device: torch.device, cycles: int = 50_000_000) -> float:
-    """How many cycles of the spinning kernel are a second on a CUDA device."""
+    """How many cycles of the spinning kernel are a second on a CUDA device at work.
+
+    An idle device may have other clocks than one that trains: so matrix products run beside, from
+    before the spinning until after it.
+    """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.device(device):
-        torch.cuda._sleep(cycles)  # the first one loads the kernel and wakes the clocks
+        beside = torch.cuda.Stream(device)
+        factor = torch.randn(_LOAD_SIZE, _LOAD_SIZE, device=device)
+        with torch.cuda.stream(beside):
+            for _ in range(_LOAD_PRODUCTS):
+                torch.mm(factor, factor)
+        torch.cuda._sleep(cycles)  # the first one loads the kernel and waits for the clocks
         start.record()
         torch.cuda._sleep(cycles)
         end.record()
         end.synchronize()
+        beside.synchronize()
     return cycles / start.elapsed_time(end) * 1000
+
+
+_LOAD_SIZE, _LOAD_PRODUCTS = 4096, 100
+"""Width and number of the matrix products beside: 14 TFLOP, longer than the spinning on all but
+the fastest devices, and not so long that a start takes notice."""

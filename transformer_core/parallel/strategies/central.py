@@ -7,15 +7,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from schemas.parallel import Central, Machine
-from schemas.train import Accumulation
-from transformer_core.data.feeding import Batch, Feed, GlobalBatch
-from transformer_core.data.vocabulary import BOS, EOS, PAD
-from transformer_core.parallel.flat import MIB, buckets, copy_back, flatten, gradients
-from transformer_core.parallel.hub import Hub, gather_with_gradient
-from transformer_core.parallel.process_group import ProcessGroupStrategy
-from transformer_core.parallel.strategy import Objective
-from transformer_core.parallel.topology import Process
+from schemas.config.parallel import Central, Machine
+from schemas.config.training import Accumulation
+from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.parallel.communication.flat_buffers import (
+    MIB,
+    buckets,
+    copy_back,
+    flatten,
+    gradients,
+)
+from transformer_core.parallel.communication.rank_zero_collectives import Hub, gather_with_gradient
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+from transformer_core.parallel.strategies.strategy import Objective
 
 BUCKET_BYTES = 10 * MIB
 """Size of a message with weights or gradients, as in torch.nn.DataParallel."""
@@ -113,10 +119,17 @@ class CentralObjective(nn.Module):
         self.hub = hub
         self.local_loss = local_loss
 
-    def forward(self, source: Tensor, target_input: Tensor, target_output: Tensor) -> Tensor:
+    def forward(
+        self,
+        source: Tensor,
+        target_input: Tensor,
+        target_output: Tensor,
+        source_full: bool = False,
+    ) -> Tensor:
         """Loss sum, a scalar, from source [b, s] and target input and output [b, t].
 
-        Only their shapes count on ranks other than 0.
+        Only their shapes count on ranks other than 0. Rows that are added have padding, so that
+        ``source_full`` counts nowhere.
         """
         columns = [source, target_input, target_output]
         firsts = [EOS, BOS, PAD]

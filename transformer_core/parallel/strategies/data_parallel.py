@@ -5,10 +5,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from schemas.config.parallel import DataParallel, Machine
 from schemas.errors import Unsupported
-from schemas.parallel import DataParallel, Machine
-from transformer_core.parallel.strategy import Objective, Strategy
-from transformer_core.parallel.topology import Process
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.strategy import Objective, Strategy
 
 
 class DataParallelStrategy(Strategy):
@@ -57,12 +57,18 @@ class DataParallelObjective(nn.Module):
         self.replicas = nn.DataParallel(Replica(module, local_loss), devices)
         self.local_loss = local_loss
 
-    def forward(self, source: Tensor, target_input: Tensor, target_output: Tensor) -> Tensor:
+    def forward(
+        self,
+        source: Tensor,
+        target_input: Tensor,
+        target_output: Tensor,
+        source_full: bool = False,
+    ) -> Tensor:
         """Loss sum, a scalar, from source [b, s] and target input and output [b, t]."""
         # Replicas run in threads of their own, of which torch tells whether autocast is on, but
         # not its dtype.
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        gathered = self.replicas(source, target_input, target_output, *autocast)
+        gathered = self.replicas(source, target_input, target_output, source_full, *autocast)
         if self.local_loss:
             return gathered.sum()
         return cast(Objective, self.replicas.module.objective).loss(gathered, target_output)
@@ -81,6 +87,7 @@ class Replica(nn.Module):
         source: Tensor,
         target_input: Tensor,
         target_output: Tensor,
+        source_full: bool,
         autocast: bool,
         dtype: torch.dtype,
     ) -> Tensor:
@@ -88,5 +95,5 @@ class Replica(nn.Module):
         with torch.autocast(source.device.type, dtype=dtype, enabled=autocast):
             if self.local_loss:
                 # DataParallel gathers tensors of at least one dimension.
-                return self.objective(source, target_input, target_output)[None]
-            return cast(Objective, self.objective).model(source, target_input)
+                return self.objective(source, target_input, target_output, source_full)[None]
+            return cast(Objective, self.objective).logits(source, target_input, source_full)

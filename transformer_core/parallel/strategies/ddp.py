@@ -1,7 +1,7 @@
 """DistributedDataParallel (Li et al., VLDB 2020, arXiv 2006.15704)."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,16 +9,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from schemas.link import burst_seconds
-from schemas.parallel import Ddp, Machine
-from schemas.train import Accumulation
-from transformer_core.parallel.emulated_link import EmulatedLink
-from transformer_core.parallel.flat import MIB, buckets, copy_back, flatten, gradients
-from transformer_core.parallel.hook import Hook
-from transformer_core.parallel.hooks import build_hook
-from transformer_core.parallel.process_group import ProcessGroupStrategy
-from transformer_core.parallel.topology import Process, emulated_link
-from transformer_core.parallel.traffic import Traffic
+from schemas.config.parallel import Ddp, Machine
+from schemas.config.training import Accumulation
+from transformer_core.parallel.communication.flat_buffers import (
+    MIB,
+    buckets,
+    copy_back,
+    flatten,
+    gradients,
+)
+from transformer_core.parallel.communication.link_times import burst_seconds
+from transformer_core.parallel.communication.topology import Process, emulated_link
+from transformer_core.parallel.communication.traffic import Traffic
+from transformer_core.parallel.hooks.base_hook import Hook
+from transformer_core.parallel.hooks.compression import build_hook
+from transformer_core.parallel.hooks.emulated_link import EmulatedLink
+from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
 
 
 class DdpStrategy(ProcessGroupStrategy):
@@ -100,6 +106,20 @@ class DdpStrategy(ProcessGroupStrategy):
             copy_back(flat, group)
             self.traffic.add_all_reduce(flat.nbytes, world_size)
             self.reduced_buckets += 1
+
+    def held_back(self) -> dict[torch.Tensor, torch.Tensor] | None:
+        return None if self.hook is None else self.hook.held_back()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        return {} if self.hook is None else self.hook.memory(self._names())
+
+    def remember(self, memory: Mapping[str, torch.Tensor]) -> None:
+        if self.hook is not None:
+            self.hook.remember(memory, self._names())
+
+    def _names(self) -> dict[torch.Tensor, str]:
+        assert self.replica is not None, "wrap comes first"
+        return {p: name for name, p in self.replica.named_parameters() if p.requires_grad}
 
     def communication(self) -> dict[str, Any] | None:
         first, rebuilt = self._buckets()

@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from schemas.config.parallel import Fsdp, Machine
 from schemas.errors import Unsupported
-from schemas.parallel import Fsdp, Machine
-from transformer_core.parallel.process_group import ProcessGroupStrategy
-from transformer_core.parallel.topology import Process
-from transformer_core.parallel.traffic import Traffic
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.communication.traffic import Traffic
+from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
 
 
 def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:

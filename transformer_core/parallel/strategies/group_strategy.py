@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from schemas.parallel import Machine
+from schemas.config.parallel import Machine
 from schemas.results import RankPlace, Topology
-from transformer_core.data.feeding import Feed, GlobalBatch
-from transformer_core.parallel import roll_call
-from transformer_core.parallel.flat import MIB, buckets, flatten
-from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import Process, link_in_use
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
+from transformer_core.parallel.communication import lost_ranks
+from transformer_core.parallel.communication.flat_buffers import MIB, buckets, flatten
+from transformer_core.parallel.communication.topology import Process, link_in_use
+from transformer_core.parallel.strategies.strategy import Strategy
 
 
 class ProcessGroupStrategy(Strategy):
@@ -36,11 +36,11 @@ class ProcessGroupStrategy(Strategy):
         # gloo raises an exception when it runs out of time. NCCL ends the process without one, so
         # the roll is called before that.
         deadline = machine.timeout if self.backend == "nccl" else None
-        self.roll_call = roll_call.begin(process.rank, self.places, deadline)
+        self.roll_call = lost_ranks.begin(process.rank, self.places, deadline)
 
     def _join(self, machine: Machine) -> None:
         process = self.process
-        margin = roll_call.MARGIN if self.backend == "nccl" else 0.0
+        margin = lost_ranks.MARGIN if self.backend == "nccl" else 0.0
         dist.init_process_group(
             self.backend,
             rank=process.rank,

@@ -1,15 +1,15 @@
 """What the training loop asks of every parallel strategy."""
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from schemas.results import Topology
-from transformer_core.data.feeding import Feed, GlobalBatch
-from transformer_core.parallel.topology import Process
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
+from transformer_core.parallel.communication.topology import Process
 
 
 class Objective(Protocol):
@@ -17,6 +17,9 @@ class Objective(Protocol):
 
     model: nn.Module
     """Logits [b, t, v] from source [b, s] and target input [b, t]."""
+
+    def logits(self, source: Tensor, target_input: Tensor, source_full: bool = False) -> Tensor:
+        """The same from the model, told whether no source is known to have padding."""
 
     def loss(self, logits: Tensor, target_output: Tensor) -> Tensor:
         """Loss sum, a scalar, of logits [b, t, v] and target output [b, t]."""
@@ -76,6 +79,20 @@ class Strategy:
         Called on every rank. Null where there is one copy of the parameters only.
         """
         return None
+
+    def held_back(self) -> dict[Tensor, Tensor] | None:
+        """By parameter, what lossy messages have left out of the gradients so far and will return
+        in later steps, averaged over ranks. Called on every rank; null where nothing is left out.
+        """
+        return None
+
+    def memory(self) -> dict[str, Tensor]:
+        """What this rank keeps of its messages from step to step, by name: a checkpoint has it, so
+        that a run goes on as if it had never stopped."""
+        return {}
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`memory` gave on this rank."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum of a small tensor over all ranks, on every rank."""

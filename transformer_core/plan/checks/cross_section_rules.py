@@ -4,14 +4,23 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.data import FixedSize, PackedRows, TokenBudget
-from schemas.model import StreamsQkv, Transformer
-from schemas.parallel import Central, DataParallel
-from schemas.study import RunSpec
-from schemas.train import ChunkedLoss
+from schemas.config.batching import FixedSize, PackedRows, TokenBudget
+from schemas.config.model import SdpaAttention, StreamsQkv, Transformer, UnpaddedTokens
+from schemas.config.parallel import Central, DataParallel, Ddp, Fsdp, PowerSgdHook
+from schemas.config.run_spec import RunSpec
+from schemas.config.training import Bf16, ChunkedLoss, Fp16, OnePassLoss
+from transformer_core.plan.reservations import parameters
 
 Violation = tuple[str, Any, str, str]
 """Field, value, what is wrong, what to do."""
+
+MOST_WEIGHTS = 10**12
+"""Weights of a model: 4 TB in 32 bits, with training state 16 TB."""
+MOST_THREADS = 4_096
+"""Threads of a run on one host: ten times the cores of a large one. Systems allow some 32,000
+processes and threads in all, and what takes them all can no longer be stopped."""
+MOST_TOKENS = 1_000_000_000
+"""Tokens or pairs of a global batch."""
 
 
 def violations(spec: RunSpec) -> Iterator[Violation]:
@@ -21,6 +30,15 @@ def violations(spec: RunSpec) -> Iterator[Violation]:
     yield from _batching(spec)
     yield from _rows(spec)
     yield from _training(spec)
+    yield from _parallel(spec)
+    if spec.evaluation.beam_size > spec.tokenizer.vocabulary:
+        yield (
+            "evaluation.beam_size",
+            spec.evaluation.beam_size,
+            f"is more than there are tokens to go on with "
+            f"(tokenizer.vocabulary = {spec.tokenizer.vocabulary})",
+            f"take at most {spec.tokenizer.vocabulary}",
+        )
 
 
 def _model(spec: RunSpec) -> Iterator[Violation]:
@@ -41,6 +59,24 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
             "is odd, but sinusoidal positions come in pairs of sine and cosine",
             f"take {model.d_model + 1}",
         )
+    together = isinstance(model, Transformer) and model.memory_products == "together"
+    if together and isinstance(spec.parallel, Fsdp):
+        yield (
+            "model.memory_products",
+            "together",
+            "needs the weights of all decoder layers at once, which FSDP gathers layer by layer",
+            "take per_layer, or another strategy",
+        )
+    weights = parameters(spec, spec.tokenizer.vocabulary)
+    if weights > MOST_WEIGHTS:
+        yield (
+            "model.d_model",
+            model.d_model,
+            f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and "
+            f"{model.encoder_layers} + {model.decoder_layers} layers",
+            f"take sizes that make at most {MOST_WEIGHTS:.0e}",
+        )
+    yield from _attention(spec)
     on_streams = isinstance(model, Transformer) and isinstance(model.qkv, StreamsQkv)
     if on_streams and spec.machine.device == "cpu":
         yield (
@@ -48,6 +84,36 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
             "streams",
             "needs CUDA streams, but machine.device is cpu",
             "take separate or fused, or set machine.device to auto or cuda",
+        )
+
+
+def _attention(spec: RunSpec) -> Iterator[Violation]:
+    model = spec.model
+    if not isinstance(model, Transformer) or not isinstance(model.attention, SdpaAttention):
+        return
+    field, backend = "model.attention.backend", model.attention.backend
+    if backend == "auto":
+        return
+    if spec.machine.device == "cpu":
+        yield (
+            field,
+            backend,
+            "names a kernel of CUDA devices, but machine.device is cpu",
+            "take auto, or set machine.device to auto or cuda",
+        )
+    if backend in ("flash", "cudnn") and not isinstance(spec.training.precision, Bf16 | Fp16):
+        yield (
+            field,
+            backend,
+            f"computes in 16 bits, but training.precision is {spec.training.precision.kind}",
+            "take precision: {kind: bf16}, or the backend efficient",
+        )
+    if backend == "flash" and not isinstance(model.tokens, UnpaddedTokens):
+        yield (
+            field,
+            backend,
+            "takes no mask, and with tokens: {kind: padded} there is one",
+            "take tokens: {kind: unpadded}, or the backend efficient",
         )
 
 
@@ -60,6 +126,16 @@ def _machine(spec: RunSpec) -> Iterator[Violation]:
             "is not 2, but machine.link joins two hosts",
             "take nodes: 2, or link: null",
         )
+    hosts = machine.nodes if machine.link is not None else 1
+    processes = hosts * machine.devices_per_node
+    if machine.threads * processes > MOST_THREADS:
+        yield (
+            "machine.threads",
+            machine.threads,
+            f"makes {machine.threads * processes} threads on one host "
+            f"(machine.devices_per_node = {machine.devices_per_node})",
+            f"take at most {MOST_THREADS // processes}, or 0 for an even share of the cores",
+        )
 
 
 def _batching(spec: RunSpec) -> Iterator[Violation]:
@@ -69,6 +145,15 @@ def _batching(spec: RunSpec) -> Iterator[Violation]:
         f"({spec.machine.nodes} nodes x {spec.machine.devices_per_node} devices x "
         f"{spec.training.accumulation.micro_batches} micro-batches)"
     )
+    unit = "pairs" if isinstance(batching, FixedSize) else "tokens"
+    size = batching.scaled_pairs if isinstance(batching, FixedSize) else batching.scaled_tokens
+    if size > MOST_TOKENS:
+        yield (
+            "batching.scale",
+            batching.scale,
+            f"makes global batches of {size:,} {unit}",
+            f"take at most {MOST_TOKENS / (size / batching.scale):g}, or fewer {unit}",
+        )
     if isinstance(batching, FixedSize) and batching.scaled_pairs < parts:
         yield _small_batch(
             "pairs",
@@ -127,8 +212,8 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
             f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}",
             f"take at least {needed} steps, or shorten the warm-up or the window",
         )
-    if isinstance(training.loss, ChunkedLoss):
-        yield from _chunked_loss(spec)
+    if isinstance(training.loss, ChunkedLoss | OnePassLoss):
+        yield from _loss_of_hidden(spec)
     warmup = training.schedule.warmup
     if warmup > training.steps:
         yield (
@@ -139,18 +224,30 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
         )
 
 
-def _chunked_loss(spec: RunSpec) -> Iterator[Violation]:
+def _parallel(spec: RunSpec) -> Iterator[Violation]:
+    hook = spec.parallel.hook if isinstance(spec.parallel, Ddp) else None
+    if isinstance(hook, PowerSgdHook) and hook.start_step >= spec.training.steps:
+        yield (
+            "parallel.hook.start_step",
+            hook.start_step,
+            f"comes after the training (training.steps = {spec.training.steps}): nothing would be "
+            "compressed",
+            "take a smaller start_step, or more steps",
+        )
+
+
+def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
     if not isinstance(spec.model, Transformer):
         yield (
             "training.loss.kind",
-            "chunked",
+            spec.training.loss.kind,
             f"needs the decoder's output, and a model of kind {spec.model.kind} gives logits",
             "take loss: {kind: whole}, or model: {kind: transformer}",
         )
     if isinstance(spec.parallel, Central | DataParallel) and not spec.parallel.local_loss:
         yield (
             "training.loss.kind",
-            "chunked",
+            spec.training.loss.kind,
             f"holds no logits that {spec.parallel.kind} could gather",
             "set parallel.local_loss: true, or take loss: {kind: whole}",
         )

@@ -1,27 +1,24 @@
 """Time, FLOPs and bytes by class of operators, and backward against forward."""
 
-from collections.abc import Mapping
-
-import pandas as pd
 from numpy.typing import NDArray
 
 from schemas.results import ForwardBackward, OperatorClass
-from transformer_core.profiling import operators, phases
-from transformer_core.profiling.columns import NULL
-
-Columns = Mapping[str, NDArray]
+from transformer_core.profiling.events import phases
+from transformer_core.profiling.events.rows import Rows
+from transformer_core.profiling.operators import operator_classes as operators
+from transformer_core.profiling.readers.columns import NULL
 
 _LINEAR = ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scaled_mm")
 _ATTENTION = ("bmm", "baddbmm", "scaled_dot_product", "attention")
 
 
-def operator_classes(rows: Columns) -> list[OperatorClass]:
+def operator_classes(rows: Rows) -> list[OperatorClass]:
     """The classes that ran on a device, in the order of :data:`operators.OPERATOR_CLASSES`."""
-    durations = rows["t1_ns"] - rows["t0_ns"]
-    total = int(durations[~pd.isna(rows["operator_class"])].sum())
+    durations = rows.durations
+    total = int(durations[~rows.missing("operator_class")].sum())
     found = []
     for name in operators.OPERATOR_CLASSES:
-        mine = rows["operator_class"] == name
+        mine = rows.equal("operator_class", name)
         if not mine.any():
             continue
         time = int(durations[mine].sum())
@@ -46,18 +43,20 @@ def operator_classes(rows: Columns) -> list[OperatorClass]:
     return found
 
 
-def forward_backward(rows: Columns) -> list[ForwardBackward]:
+def forward_backward(rows: Rows) -> list[ForwardBackward]:
     """Backward against forward, by group of operators."""
-    durations = rows["t1_ns"] - rows["t0_ns"]
-    contraction = rows["operator_class"] == operators.CONTRACTION
-    kinds = {name: _contraction(name) for name in set(rows["operator"][contraction])}
-    groups = rows["operator_class"].copy()
-    groups[contraction] = [kinds[name] for name in rows["operator"][contraction]]
-    forward = (rows["phase"] == phases.FORWARD) | (rows["phase"] == phases.LOSS)
-    backward = rows["phase"] == phases.BACKWARD
+    durations = rows.durations
+    contraction = rows.equal("operator_class", operators.CONTRACTION)
+    known = [name for name in rows.texts["operator"] if name is not None]
+    forward = rows.equal("phase", phases.FORWARD, phases.LOSS)
+    backward = rows.equal("phase", phases.BACKWARD)
     found = []
     for group in ("linear", "attention", operators.NORMALIZATION, operators.ELEMENT_WISE):
-        mine = groups == group
+        if group in (operators.NORMALIZATION, operators.ELEMENT_WISE):
+            mine = rows.equal("operator_class", group)
+        else:
+            named = [name for name in known if _contraction(name) == group]
+            mine = contraction & rows.equal("operator", *named)
         times = [int(durations[mine & phase].sum()) for phase in (forward, backward)]
         ratios = [
             _ratio(rows[column][mine & forward], rows[column][mine & backward])

@@ -8,17 +8,26 @@ from schemas.results import (
     CollectiveUse,
     DeviceBreakdown,
     ForwardBackward,
+    LayerUse,
     OperatorClass,
     PhaseUse,
     ProfileSummary,
+    ShapeUse,
+    StepBound,
+    Straggler,
 )
-from transformer_core.profiling.events import COMMUNICATION
+from transformer_core.profiling.events.event_table import COMMUNICATION
 
 Devices = Sequence[DeviceBreakdown]
 Item = TypeVar("Item")
 
 
-def summarise(devices: Devices) -> ProfileSummary | None:
+def summarise(
+    devices: Devices,
+    stragglers: Sequence[Straggler] = (),
+    layers: Sequence[LayerUse] = (),
+    shapes: Sequence[ShapeUse] = (),
+) -> ProfileSummary | None:
     """The summary of the devices of a profile; null if there is none."""
     if not devices:
         return None
@@ -44,7 +53,19 @@ def summarise(devices: Devices) -> ProfileSummary | None:
         collectives=collectives(devices),
         phases=phases(devices),
         forward_backward=forward_backward(devices),
+        stragglers=list(stragglers),
+        bound=bound([device.bound for device in devices if device.bound]),
+        layers=list(layers),
+        shapes=list(shapes),
     )
+
+
+def bound(parts: Sequence[StepBound]) -> StepBound | None:
+    """What the steps wait for, summed over devices."""
+    if not parts:
+        return None
+    names = StepBound.model_fields
+    return StepBound(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
 def _share(devices: Devices, part: str, of: str = "window_ns") -> float | None:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from transformer_core.profiling import events, phases
-from transformer_core.profiling.breakdown import Rows, rows_of, step_windows
-from transformer_core.profiling.intervals import innermost
-from transformer_core.profiling.operators import OPERATOR_CLASSES
+from transformer_core.common.tables import read_table
+from transformer_core.profiling.breakdown.device_breakdown import step_windows
+from transformer_core.profiling.events import event_table, phases
+from transformer_core.profiling.events.rows import Rows, rows_of
+from transformer_core.profiling.events.time_intervals import innermost
+from transformer_core.profiling.operators.operator_classes import OPERATOR_CLASSES
 
 COPIES = "copies"
 GRAPHS = "graphs"
@@ -55,11 +56,10 @@ def read_timeline(path: Path) -> Timeline | None:
     picture of thousands of events stays small. At most the first ranks are shown, and of each the
     busiest streams.
     """
-    table = pq.read_table(path)
+    table = read_table(path)
     table = table.filter(pc.less(table.column("rank"), _RANKS))
     everything = rows_of(table)
-    ranges = everything["kind"] == "range"
-    marks, work = everything.where(ranges), everything.where(~ranges)
+    marks, work = everything.where(everything.equal("kind", "range")), everything.work
     first = work.where(work["rank"] == 0)
     windows = step_windows(first, marks.where(marks["rank"] == 0))
     if not windows:
@@ -95,7 +95,7 @@ def _streams(rows: Rows, start: int, end: int) -> list[tuple[str, Rows]]:
     if not len(inside):
         return []
     if str(inside["device"][0]) == "cpu":
-        talks = inside["class"] == events.COMMUNICATION
+        talks = inside["class"] == event_table.COMMUNICATION
         lanes = [("operators", inside.where(~talks)), ("communication", inside.where(talks))]
         return [(label, lane) for label, lane in lanes if len(lane)]
     found = []
@@ -138,6 +138,6 @@ def _spans(rows: Rows, start: int, end: int) -> dict[str, list[Span]]:
 
 
 def _colours(rows: Rows) -> NDArray[np.object_]:
-    copies = (rows["class"] == events.MEMCPY) | (rows["class"] == events.MEMSET)
+    copies = (rows["class"] == event_table.MEMCPY) | (rows["class"] == event_table.MEMSET)
     found = np.where(copies, COPIES, rows["operator_class"])
-    return np.where(rows["class"] == events.GRAPH, GRAPHS, found)
+    return np.where(rows["class"] == event_table.GRAPH, GRAPHS, found)

@@ -1,4 +1,4 @@
-"""The profile of a variant: ``python -m transformer_core.profiling.capture``.
+"""The profile of a variant: ``python -m transformer_core.profiling.capture.job``.
 
 A few warmed-up steps in a run of their own, never the timed one, recorded by Nsight Systems or by
 torch.profiler: one trace per rank. Like a timed run it always has a result: the traces, or a status
@@ -9,10 +9,8 @@ of the run: keep them to yourself. What the breakdown and the report of a study 
 not.
 """
 
-import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,27 +20,38 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from schemas.config.profiling import Profiling
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.parallel import Ddp, PowerSgdHook
-from schemas.profile import Profiling
 from schemas.results import Capture, RankCapture, Topology
-from schemas.study import RunSpec
-from transformer_core.data.files import write_text
-from transformer_core.measure import nvml
-from transformer_core.measure.launch import launcher, lends_processes_only, threads_per_process
-from transformer_core.measure.outcome import clear_outcomes, end_with_parent, read_outcomes
-from transformer_core.measure.progress import log, log_to
-from transformer_core.measure.provenance import collect
-from transformer_core.measure.run import (
-    ALLOCATOR,
+from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import program
+from transformer_core.common.files import write_text
+from transformer_core.common.progress import log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.job_options import job_parser
+from transformer_core.measure.processes.launcher import launcher, lends_processes_only
+from transformer_core.measure.processes.statuses import (
+    Outcome,
+    clear_outcomes,
+    end_with_parent,
+    read_outcomes,
+)
+from transformer_core.measure.processes.supervisor import (
     attempt,
+    end_as_stopped,
     exclusive,
     how_ended,
-    reproducing_command,
-    run_workers,
-    worker_options,
+    lend_processes,
+    wait_for,
+    write_order,
 )
-from transformer_core.profiling.capture_nsys import (
+from transformer_core.measure.processes.worker_environment import worker_environment
+from transformer_core.parallel.devices import nvml
+from transformer_core.profiling.capture.nsys_program import (
     Nsys,
     environment,
     find_nsys,
@@ -50,8 +59,9 @@ from transformer_core.profiling.capture_nsys import (
     rows,
     telling_lines,
 )
+from transformer_core.profiling.capture.order import CaptureOrder, rank_file
 
-WORKER = "transformer_core.profiling.capture_worker"
+WORKER = "transformer_core.profiling.capture.worker"
 NSYS_LOG = "nsys.log"
 
 
@@ -103,63 +113,41 @@ def uses_cuda(spec: RunSpec) -> bool:
     return spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(nvml.gpus()[0]))
 
 
-def warmup_of(spec: RunSpec, profiling: Profiling) -> int:
-    """Steps before the profiled ones: enough for what a technique does differently at first."""
-    parallel = spec.parallel
-    if isinstance(parallel, Ddp) and isinstance(parallel.hook, PowerSgdHook):
-        return max(profiling.warmup_steps, parallel.hook.start_step + 1)
-    return profiling.warmup_steps
-
-
-def capture_with_torch(
-    spec: RunSpec, options: Sequence[str], output: Path
-) -> dict[str, Any] | None:
+def capture_with_torch(order: CaptureOrder) -> Outcome | None:
     """Let torch.profiler record; None if it did, else how it ended."""
-    return attempt(spec, WORKER, [*options, "--profiler", "torch"], output / rank_file(0))
+    order = order.model_copy(update={"profiler": "torch"})
+    return attempt(order, WORKER, order.output / rank_file(0))
 
 
-def capture_with_nsys(
-    spec: RunSpec, options: Sequence[str], output: Path, nsys: Nsys
-) -> dict[str, Any] | None:
+def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
     """Let Nsight Systems record; None if it did, else how it ended.
 
     Ends this process if it was asked to stop.
     """
+    order, spec = order.model_copy(update={"profiler": "nsys"}), order.spec
     try:
-        within = nsys.command(output, uses_cuda(spec))
-    except ValueError as error:
-        return ended("unsupported", f"{error}.")
-    stopped = False
-    with (output / NSYS_LOG).open("wb") as text:
-        threads = str(threads_per_process(spec))
+        within = nsys.command(order.output, uses_cuda(spec))
+        variables = worker_environment(spec, environment())
+    except (ValueError, Unsupported) as error:
+        return unusable(f"{error}.")
+    command = under(within, launcher(spec, WORKER, anew=True))
+    with (order.output / NSYS_LOG).open("wb") as text:
         child = subprocess.Popen(
-            [*under(within, launcher(spec, WORKER, anew=True)), *options, "--profiler", "nsys"],
-            env=ALLOCATOR
-            | environment()
-            | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            [*command, str(write_order(order))],
+            env=variables,
             stdout=text,
             stderr=subprocess.STDOUT,
             preexec_fn=end_with_parent,
         )
-
-        def hand_on(number: int, _: object) -> None:
-            nonlocal stopped
-            stopped = True
-            child.send_signal(number)
-
-        before = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
-        code = child.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if stopped or code < 0:
-        print(f"{output}: stopped before it was done ({how_ended(code)}).", file=sys.stderr)
-        sys.exit(1)
-    if outcome := read_outcomes(output):
+        code = wait_for(child)
+    if code < 0:
+        end_as_stopped(order.output, code)
+    if outcome := read_outcomes(order.output):
         return outcome
-    said = telling_lines((output / NSYS_LOG).read_text(errors="replace"))
-    if not (output / rank_file(0)).exists():
-        return ended("unsupported", f"nsys ended with {how_ended(code)} before training: {said}")
-    return judge(nsys, output, spec.world_size, said)
+    said = telling_lines((order.output / NSYS_LOG).read_text(errors="replace"))
+    if not (order.output / rank_file(0)).exists():
+        return unusable(f"nsys ended with {how_ended(code)} before training: {said}")
+    return judge(nsys, order.output, spec.world_size, said)
 
 
 def under(within: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -170,7 +158,7 @@ def under(within: Sequence[str], command: Sequence[str]) -> list[str]:
     return program if start == [sys.executable] else [*start, "--no-python", *program]
 
 
-def judge(nsys: Nsys, output: Path, world_size: int, said: str) -> dict[str, Any] | None:
+def judge(nsys: Nsys, output: Path, world_size: int, said: str) -> Outcome | None:
     """None if every rank has an export with a kernel, else what is missing.
 
     The names of the files go into the ranks' records. ``said`` is what nsys told.
@@ -178,13 +166,12 @@ def judge(nsys: Nsys, output: Path, world_size: int, said: str) -> dict[str, Any
     for rank in range(world_size):
         files = rank_files(nsys, output, rank)
         if not files:
-            return ended("unsupported", f"nsys left no SQLite export for rank {rank}: {said}")
+            return unusable(f"nsys left no SQLite export for rank {rank}: {said}")
         kernels, ranges = rows(output / files[0])
         if not kernels:
-            return ended(
-                "unsupported",
+            return unusable(
                 f"nsys recorded no kernel on rank {rank}, but {ranges} NVTX events: there is no "
-                "CUDA device in the run, or its kernels may not be traced here.",
+                "CUDA device in the run, or its kernels may not be traced here."
             )
         path = output / rank_file(rank)
         record = json.loads(path.read_text())
@@ -193,80 +180,67 @@ def judge(nsys: Nsys, output: Path, world_size: int, said: str) -> dict[str, Any
     return None
 
 
-def ended(status: str, reason: str | None) -> dict[str, Any]:
-    """How a capture ended, as the workers would tell it."""
-    return {"status": status, "reason": reason, "traceback": None}
+def unusable(reason: str) -> Outcome:
+    """The end of a capture whose profiler cannot be used here."""
+    return Outcome(status="unsupported", reason=reason)
 
 
-def supervise(arguments: argparse.Namespace, spec: RunSpec, profiling: Profiling) -> None:
+def supervise(order: CaptureOrder) -> None:
     """Choose a profiler, let it record, and make sure that capture.json says how it ended."""
     started = datetime.now(UTC)
-    output: Path = arguments.output
+    output, spec, profiling = order.output, order.spec, order.profiling
     clear(output)
     (output / "capture.json").unlink(missing_ok=True)
-    options = worker_options(arguments)
-    outcome: dict[str, Any] | None
+    outcome: Outcome | None
     try:
-        nodes = spec.machine.nodes
-        choice = choose(profiling, find_nsys(), uses_cuda(spec), nodes)
+        choice = choose(profiling, find_nsys(), uses_cuda(spec), spec.machine.nodes)
     except Unsupported as error:
-        choice, outcome = Choice("nsys", "The study asks for it."), ended("unsupported", str(error))
+        choice, outcome = Choice("nsys", "The study asks for it."), unusable(str(error))
     else:
-        log.info("%s, profile: %s. %s", spec.variant, choice.profiler, choice.reason)
+        log.info("%s: %s. %s", order.title, choice.profiler, choice.reason)
         if choice.nsys is None:
-            outcome = capture_with_torch(spec, options, output)
+            outcome = capture_with_torch(order)
         else:
-            outcome = capture_with_nsys(spec, options, output, choice.nsys)
+            outcome = capture_with_nsys(order, choice.nsys)
             # With a rank, it is the run itself that ended so, under whatever profiler.
-            if outcome and "rank" not in outcome and profiling.profiler == "auto":
-                log.info("%s, profile: %s Trying torch.profiler.", spec.variant, outcome["reason"])
+            if outcome and outcome.rank is None and profiling.profiler == "auto":
+                log.info("%s: %s Trying torch.profiler.", order.title, outcome.reason)
                 clear(output)
-                choice = Choice("torch", f"Nsight Systems could not: {outcome['reason']}")
-                outcome = capture_with_torch(spec, options, output)
-    record = result(arguments, spec, profiling, choice, outcome, started)
+                choice = Choice("torch", f"Nsight Systems could not: {outcome.reason}")
+                outcome = capture_with_torch(order)
+    record = result(order, choice, outcome, started)
     if outcome is not None:
-        log.info("%s, profile: %s, %s", spec.variant, outcome["status"], outcome["reason"])
+        log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
         clear(output)
-    write_text(output / "capture.json", record.model_dump_json(indent=1) + "\n")
+        if outcome.again:
+            count_failure(output / "capture.json")
+    write_sealed(output / "capture.json", record.model_dump_json(indent=1) + "\n")
     for path in output.glob("rank-*[0-9].json"):
         path.unlink()
 
 
 def result(
-    arguments: argparse.Namespace,
-    spec: RunSpec,
-    profiling: Profiling,
-    choice: Choice,
-    outcome: dict[str, Any] | None,
-    started: datetime,
+    order: CaptureOrder, choice: Choice, outcome: Outcome | None, started: datetime
 ) -> Capture:
     """The record of a capture that ended as ``outcome`` says; well, if that is None."""
     done: list[dict[str, Any]] = []
-    ended_as = outcome or ended("ok", None)
     if outcome is None:
-        paths = (arguments.output / rank_file(rank) for rank in range(spec.world_size))
+        paths = (order.output / rank_file(rank) for rank in range(order.spec.world_size))
         done = [json.loads(path.read_text()) for path in paths]
-    warmup = warmup_of(spec, profiling)
+    outcome = outcome or Outcome(status="ok", reason=None)
     return Capture(
-        variant=spec.variant,
-        status=ended_as["status"],
-        reason=ended_as["reason"],
-        traceback=ended_as["traceback"],
+        variant=order.spec.variant,
+        **outcome.of_a_result,
         profiler=choice.profiler if done else None,
         profiler_version=choice.version if done else None,
         profiler_reason=choice.reason,
         topology=Topology.model_validate(done[0]["topology"]) if done else None,
-        warmup_steps=warmup,
-        first_step=warmup + 1,
-        last_step=warmup + profiling.steps,
+        warmup_steps=order.warmup_steps,
+        first_step=order.warmup_steps + 1,
+        last_step=order.warmup_steps + order.profiling.steps,
         ranks=[RankCapture.model_validate(record["rank"]) for record in done],
-        provenance=collect(spec, arguments.command, started),
+        provenance=collect(order.spec, order.command, started),
     )
-
-
-def rank_file(rank: int) -> str:
-    """What a worker writes last, when all went well."""
-    return f"rank-{rank}.json"
 
 
 def clear(output: Path) -> None:
@@ -276,35 +250,37 @@ def clear(output: Path) -> None:
         path.unlink()
 
 
+@program
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.profiling.capture",
-        description="Profile a few steps of a variant, in a run of their own.",
+    parser = job_parser(
+        "transformer_core.profiling.capture.job",
+        "Profile a few steps of a variant, in a run of their own.",
+        "folder of the traces",
     )
-    parser.add_argument("--spec", type=Path, required=True, help="spec.json of the variant")
-    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
     parser.add_argument(
         "--profiling",
         default=Profiling().canonical_json(),
         help="profiler, warmup_steps and steps, as JSON (default: %(default)s)",
     )
-    parser.add_argument("--output", type=Path, required=True, help="folder of the traces")
-    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
-    arguments = parser.parse_args()
-    arguments.command = reproducing_command(arguments.output / "capture.json")
-    log_to(arguments.log_file)
+    given = parser.parse_args()
+    log_to(given.log_file)
     # torch.profiler announces its start and stop to standard error, on every rank.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    profiling = Profiling.model_validate_json(arguments.profiling)
-    if lends_processes_only():
-        if profiling.profiler == "nsys":
-            sys.exit()  # as the first host will say, it cannot be
-        options = [*worker_options(arguments), "--profiler", "torch"]
-        sys.exit(run_workers(spec, WORKER, options))
-    with exclusive(arguments.output):
-        supervise(arguments, spec, profiling)
+    order = CaptureOrder(
+        spec=read_record(given.spec, RunSpec),
+        data=given.data,
+        output=given.output,
+        command=reproducing_command(given.output / "capture.json"),
+        log_file=given.log_file,
+        profiling=Profiling.model_validate_json(given.profiling),
+        profiler="torch",
+    )
+    if lends_processes_only() and order.profiling.profiler == "nsys":
+        sys.exit()  # as the first host will say, it cannot be
+    lend_processes(order, WORKER)
+    with exclusive(order.output):
+        supervise(order)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,26 +11,31 @@ from typing import Any
 
 import torch
 
-from transformer_core.data.feeding import Feed, GlobalBatch
-from transformer_core.profiling.capture_nsys import DOMAIN
-from transformer_core.profiling.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER, label
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
+from transformer_core.profiling.capture.nsys_program import DOMAIN
+from transformer_core.profiling.events.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER, label
 from transformer_core.train.assemble import Setup
 from transformer_core.train.objective import Objective
 
 Mark = Callable[[str], contextlib.AbstractContextManager[Any]]
-"""Makes the range of a phase, named by its :func:`label`."""
+"""Makes a range by its name, or that of a phase, which its :func:`label` names."""
 
 
-def torch_mark(phase: str) -> contextlib.AbstractContextManager[Any]:
+def torch_range(name: str) -> contextlib.AbstractContextManager[Any]:
     """A range for torch.profiler."""
-    return torch.profiler.record_function(label(phase))
+    return torch.profiler.record_function(name)
 
 
-def nvtx_mark(phase: str) -> contextlib.AbstractContextManager[Any]:
+def nvtx_range(name: str) -> contextlib.AbstractContextManager[Any]:
     """A range for Nsight Systems."""
     import nvtx  # only where Nsight Systems records
 
-    return nvtx.annotate(label(phase), domain=DOMAIN)
+    return nvtx.annotate(name, domain=DOMAIN)
+
+
+def of_phases(range_named: Mark) -> Mark:
+    """Makes the range of a phase with what makes one by its name."""
+    return lambda phase: range_named(label(phase))
 
 
 def mark_phases(setup: Setup, mark: Mark) -> None:

@@ -1,6 +1,5 @@
-"""One process of a profiled run. Started by :mod:`transformer_core.profiling.capture`."""
+"""One process of a profiled run. Started by :mod:`transformer_core.profiling.capture.job`."""
 
-import argparse
 import json
 import time
 from contextlib import AbstractContextManager
@@ -10,21 +9,27 @@ from typing import Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.profile import Profiling
-from schemas.results import DdpTimes, RankCapture, ShardManifest
-from schemas.study import RunSpec
-from transformer_core.data.files import write_text
-from transformer_core.data.local_copies import open_nearest
-from transformer_core.measure.outcome import CHECKPOINTS, supervised
-from transformer_core.measure.progress import Progress, log_to
-from transformer_core.parallel.topology import this_process
-from transformer_core.profiling.capture import rank_file, warmup_of
-from transformer_core.profiling.capture_nsys import CAPTURE_RANGE, DOMAIN
-from transformer_core.profiling.capture_phases import mark_phases, nvtx_mark, torch_mark
-from transformer_core.profiling.phases import STEP
+from schemas.results import DdpTimes, RankCapture
+from transformer_core.common.files import write_text
+from transformer_core.common.progress import RunProgress
+from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.measure.processes.statuses import CHECKPOINTS
+from transformer_core.profiling.capture.layer_ranges import allocated_mark, mark_layers
+from transformer_core.profiling.capture.nsys_program import CAPTURE_RANGE, DOMAIN
+from transformer_core.profiling.capture.order import CaptureOrder, rank_file
+from transformer_core.profiling.capture.phase_ranges import (
+    mark_phases,
+    nvtx_range,
+    of_phases,
+    torch_range,
+)
+from transformer_core.profiling.events.phases import STEP, label
 from transformer_core.train.assemble import Setup, assemble
 from transformer_core.train.loop import train
+from transformer_core.train.observer import Observer
 
 
 class Enough(Exception):
@@ -35,8 +40,8 @@ class Recording(Protocol):
     """A profiler as this process sees it."""
 
     @staticmethod
-    def mark(phase: str) -> AbstractContextManager[Any]:
-        """The range of a phase."""
+    def range_named(name: str) -> AbstractContextManager[Any]:
+        """A range."""
 
     def prepare(self) -> None:
         """Do what takes time, so that :meth:`start` does not."""
@@ -68,8 +73,8 @@ class TorchRecording:
         )
 
     @staticmethod
-    def mark(phase: str) -> AbstractContextManager[Any]:
-        return torch_mark(phase)
+    def range_named(name: str) -> AbstractContextManager[Any]:
+        return torch_range(name)
 
     def prepare(self) -> None:
         self.profiler.prepare_trace()
@@ -103,8 +108,8 @@ class NsysRecording:
         self.range: Any = None
 
     @staticmethod
-    def mark(phase: str) -> AbstractContextManager[Any]:
-        return nvtx_mark(phase)
+    def range_named(name: str) -> AbstractContextManager[Any]:
+        return nvtx_range(name)
 
     def prepare(self) -> None:
         pass
@@ -127,29 +132,27 @@ class NsysRecording:
         return []  # nsys writes them when this process has ended
 
 
-class Capturing:
-    """The observer of a profiled run: starts and stops the recording between steps."""
+class Capturing(Observer):
+    """Starts and stops the recording of a profiled run between steps."""
 
     def __init__(
-        self, setup: Setup, recording: Recording, progress: Progress, warmup: int, steps: int
+        self, setup: Setup, recording: Recording, progress: RunProgress, warmup: int, steps: int
     ) -> None:
         self.setup = setup
         self.recording = recording
         self.progress = progress
         self.first, self.last = warmup + 1, warmup + steps
+        self.timed = range(self.first, self.last + 1)
+        """Steps that DDP's own timers describe."""
+        if has_slow_timers(setup):
+            self.timed = range(self.last + 1, self.last + steps + 1)
         self.seconds: list[float] = []
         self.ddp: list[DdpTimes] = []
         self.step: Any = None
         self.began = 0.0
 
     def start(self, step: int) -> None:
-        """See :class:`transformer_core.train.loop.Observer`; likewise below."""
         self.progress.start(step)
-
-    def updated(
-        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
-    ) -> None:
-        pass
 
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
@@ -171,32 +174,31 @@ class Capturing:
                     torch.cuda.synchronize(device)
             self.recording.stop()
         if self.first - 1 <= step < self.last:
-            self.step = self.recording.mark(STEP)
+            self.step = self.recording.range_named(label(STEP))
             self.step.__enter__()
             self.began = time.perf_counter()
+        if step == self.timed[0] - 1:
+            switch_on_timers(self.setup)
         described = step - ddp_delay(self.setup.spec)
-        if self.first <= described <= self.last and (times := ddp_times(self.setup, described)):
+        if described in self.timed and (times := ddp_times(self.setup, described)):
             self.ddp.append(times)
-        if step > self.last:
+        if step > self.timed[-1]:
             raise Enough
 
     def logged(self, step: int, loss: float) -> None:
         self.progress.logged(step, loss)
 
-    def validated(self, step: int, loss: float) -> None:
-        pass
 
-    def pause(self) -> None:
-        pass
+def has_slow_timers(setup: Setup) -> bool:
+    """Whether DistributedDataParallel's timers change what they measure: on CUDA the host waits
+    for their events in every step, and the device for the host."""
+    return isinstance(setup.module, DistributedDataParallel) and setup.device.type == "cuda"
 
-    def resume(self) -> None:
-        pass
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        pass
+def switch_on_timers(setup: Setup) -> None:
+    """Let DistributedDataParallel time every step from now on."""
+    if isinstance(setup.module, DistributedDataParallel):
+        setup.module._set_ddp_runtime_logging_sample_rate(1)
 
 
 def ddp_delay(spec: RunSpec) -> int:
@@ -236,38 +238,25 @@ def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
     return spec.model_copy(update={"training": spec.training.model_copy(update=update)})
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(order: CaptureOrder) -> None:
     """Train a few steps, the last of them recorded, and write rank-<r>.json."""
-    spec = RunSpec.model_validate_json(arguments.spec.read_text())
-    profiling = Profiling.model_validate_json(arguments.profiling)
-    process = this_process(spec.machine, spec.processes_per_node)
-    output: Path = arguments.output
-    if process.is_main:
-        log_to(arguments.log_file)
-    if spec.machine.threads:
-        torch.set_num_threads(spec.machine.threads)
-    shards = arguments.data / "shards"
-    manifest = ShardManifest.model_validate_json((shards / "train/manifest.json").read_text())
-    warmup, steps = warmup_of(spec, profiling), profiling.steps
+    process = take_place(order)
+    shards = open_training_shards(order.data)
+    warmup, steps = order.warmup_steps, order.profiling.steps
     setup = assemble(
-        uninterrupted(spec, warmup + steps),
-        process,
-        manifest.vocabulary,
-        open_nearest(shards / "train/manifest.json"),
-        open_nearest(shards / "validation/manifest.json"),
+        uninterrupted(order.spec, warmup + 2 * steps), process, shards.vocabulary, *shards.stores
     )
-    if isinstance(setup.module, DistributedDataParallel):
-        setup.module._set_ddp_runtime_logging_sample_rate(1)
     recording: Recording
-    if arguments.profiler == "nsys":
+    if order.profiler == "nsys":
         recording = NsysRecording(process.device)
     else:
-        recording = TorchRecording(output, process.rank, process.device)
-    mark_phases(setup, recording.mark)
-    progress = Progress(f"{spec.variant}, profile", warmup + steps + 1, show=process.is_main)
+        recording = TorchRecording(order.output, process.rank, process.device)
+    mark_layers(setup.model, recording.range_named, allocated_mark(process.device))
+    mark_phases(setup, of_phases(recording.range_named))
+    progress = RunProgress(order.title, warmup + 2 * steps + 1, show=process.is_main)
     observer = Capturing(setup, recording, progress, warmup, steps)
     try:
-        train(setup, observer, output / CHECKPOINTS)
+        train(setup, observer, order.output / CHECKPOINTS)
     except Enough:
         progress.close()
     rank = RankCapture(
@@ -278,23 +267,13 @@ def run(arguments: argparse.Namespace) -> None:
     )
     topology = setup.strategy.topology()
     done = {"rank": rank.model_dump(), "topology": topology.model_dump()}
-    write_text(output / rank_file(process.rank), json.dumps(done))
+    write_text(order.output / rank_file(process.rank), json.dumps(done))
     setup.strategy.synchronise()
     setup.strategy.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--profiling", required=True)
-    parser.add_argument("--profiler", choices=("nsys", "torch"), required=True)
-    parser.add_argument("--command", required=True)
-    parser.add_argument("--log-file", type=Path)
-    arguments = parser.parse_args()
-    with supervised(arguments.output):
-        run(arguments)
+    carry_out(CaptureOrder, run)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,18 @@ OPTIMIZER = "optimizer"
 PHASES = (DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER)
 """The phases of a step, in order. The loss may lie inside the forward: the innermost range owns."""
 
+LOADER = "loader"
+"""Where the phases are listed: what threads did that launch no kernel of the step."""
+
 PREFIX = "phase:"
 """What the project's own ranges start with, in NVTX and in torch.profiler alike."""
+
+LAYER_PREFIX = "layer:"
+"""What the project's ranges of modules start with; the path of the module follows."""
+
+ALLOCATED_PREFIX = "allocated:"
+"""What the project's marks of allocated memory start with; the number of the device and the bytes
+follow, with a colon between."""
 
 _FOREIGN = (
     (re.compile(r"ProfilerStep#\d+"), STEP),

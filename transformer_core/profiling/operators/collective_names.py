@@ -47,6 +47,22 @@ def collective_named(name: str) -> str:
     return _named(name.lower())
 
 
+_POINT_TO_POINT = ("send_recv", "send", "recv")
+_OF_POINT_TO_POINT = ("all_to_all", "gather", "scatter")
+
+
+def refined(own: str | None, told: str) -> str:
+    """The collective of a kernel whose name says ``own`` and whose launch ``told``.
+
+    NCCL runs an all-to-all, a gather and a scatter as a kernel of sends and receives.
+    """
+    if own is None or own == OTHER:
+        return told
+    if own in _POINT_TO_POINT and told in _OF_POINT_TO_POINT:
+        return told
+    return own
+
+
 def _named(lower: str) -> str:
     flat = lower.replace("_", "")
     if "crossdevicereduce" in flat:

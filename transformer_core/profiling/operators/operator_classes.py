@@ -60,40 +60,6 @@ def operator_class(name: str) -> str:
     return OTHER
 
 
-_KERNELS = (
-    (
-        re.compile(
-            r"gemm|gemv|matmul|cutlass(?!.*(softmax|norm))|xmma|cublas|flash_(fwd|bwd)|fmha|"
-            r"attention|conv(olution)?[_23d]|wgrad|dgrad|splitk|nvjet"
-        ),
-        CONTRACTION,
-    ),
-    (
-        re.compile(
-            r"softmax|layer_?norm|rms_?norm|batch_?norm|group_?norm|reduce|norm_kernel|nll_loss|"
-            r"gammabeta|rowwisemoments"
-        ),
-        NORMALIZATION,
-    ),
-    (
-        re.compile(r"copy|memcpy|gather|scatter|index|embedding|\bcat|transpose|fill|permute"),
-        OTHER,
-    ),
-    (
-        re.compile(
-            r"elementwise|dropout|multi_tensor_apply|foreach|pointwise|adam|gelu|relu|binary|unary"
-        ),
-        ELEMENT_WISE,
-    ),
-)
-
-
-def kernel_class(name: str) -> str:
-    """The class of a kernel by its own name, for traces that do not say what launched it."""
-    lower = name.lower()
-    return next((found for pattern, found in _KERNELS if pattern.search(lower)), OTHER)
-
-
 @dataclass(frozen=True)
 class Work:
     """The arithmetic and the traffic of one call; null where its shapes do not tell."""
@@ -130,6 +96,28 @@ def element_bytes(kind: str) -> int | None:
     return _ELEMENT_BYTES.get(kind.lower())
 
 
+_FORMATS = {
+    "float": "fp32",
+    "double": "fp64",
+    "c10::half": "fp16",
+    "half": "fp16",
+    "c10::bfloat16": "bf16",
+    "bfloat16": "bf16",
+    "c10::float8_e4m3fn": "fp8",
+    "c10::float8_e5m2": "fp8",
+}
+
+
+FORMATS = frozenset(_FORMATS.values())
+"""The usual names of formats of numbers."""
+
+
+def format_of(kind: str) -> str | None:
+    """The usual name of a format of numbers, by the name that a trace gives it; null for whole
+    numbers and for what is no tensor."""
+    return _FORMATS.get(kind.lower())
+
+
 _OPERATIONS = {
     "softmax": 5,
     "log_softmax": 5,
@@ -159,7 +147,8 @@ def work_of(name: str, shapes: Sequence[Shape | None], kinds: Sequence[str]) -> 
 
     ``shapes`` holds an empty shape where an input is a number or no tensor; ``kinds`` the types by
     the names of the trace, empty where it has none: then only the FLOPs are known. Operators that
-    do no arithmetic have bytes alone. The result of a reduction is not counted as traffic.
+    do no arithmetic have bytes alone. The result of a reduction is not counted as traffic. Shapes
+    that do not fit the operator, such as those of another library's of the same name, tell nothing.
     """
     found = operator_class(name)
     base = name.rpartition("::")[2].rstrip("_").lstrip("_")
@@ -168,21 +157,30 @@ def work_of(name: str, shapes: Sequence[Shape | None], kinds: Sequence[str]) -> 
         return _contraction(base, tensors, kinds)
     if found not in (NORMALIZATION, ELEMENT_WISE) or not any(tensors):
         return UNKNOWN
-    sizes = [math.prod(shape) for shape in tensors if shape]
-    largest = max(sizes)
+    largest = max(math.prod(shape) for shape in tensors if shape)
     flops = largest * _OPERATIONS.get(base, 1)
-    widths = [
-        element_bytes(kind) if shape else 0 for shape, kind in zip(tensors, kinds, strict=False)
-    ]
-    if len(widths) < len(tensors) or None in widths:
+    read = _bytes(tensors, kinds)
+    if read is None:
         return Work(flops, None)
-    read = sum(
-        math.prod(shape) * (width or 0) for shape, width in zip(tensors, widths, strict=True)
-    )
-    width = next(width for width in widths if width)
+    width = next(_width(kinds, place) for place, shape in enumerate(tensors) if shape)
     # A reduction's result is small; a backward of layer norm writes what the forward read.
-    written = 0 if _reduces(base) else largest * width
+    written = 0 if _reduces(base) else largest * (width or 0)
     return Work(flops, read + written)
+
+
+def _width(kinds: Sequence[str], place: int) -> int | None:
+    return element_bytes(kinds[place]) if place < len(kinds) else None
+
+
+def _bytes(shapes: Sequence[Shape], kinds: Sequence[str]) -> int | None:
+    """Bytes of tensors; null if the type of one is unknown."""
+    total = 0
+    for place, shape in enumerate(shapes):
+        width = _width(kinds, place)
+        if shape and width is None:
+            return None
+        total += math.prod(shape) * (width or 0) if shape else 0
+    return total
 
 
 def _reduces(base: str) -> bool:
@@ -190,51 +188,65 @@ def _reduces(base: str) -> bool:
 
 
 def _contraction(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
-    matrices = [shape for shape in shapes if len(shape) >= 2]
     if "scaled_dot_product" in base or "attention" in base:
         return _attention(base, shapes, kinds)
-    first = 1 if base.startswith(("addmm", "baddbmm", "addmv")) else 0
-    operands = shapes[first : first + 2]
-    if base in ("linear", "mkldnn_linear") and len(matrices) >= 2:
-        (*rows, k), (n, _) = shapes[0], shapes[1]
-        m = math.prod(rows)
-        return _product(m, k, n, 1, shapes, kinds)
-    if len(operands) < 2 or base not in ("mm", "addmm", "bmm", "baddbmm", "scaled_mm", "int_mm"):
+    if base in ("linear", "mkldnn_linear"):
+        return _linear(shapes, kinds)
+    if base not in ("mm", "addmm", "bmm", "baddbmm", "scaled_mm", "int_mm"):
         return UNKNOWN
-    a, b = operands
-    if len(a) != len(b) or len(a) not in (2, 3) or a[-1] != b[-2]:
+    first = 1 if base in ("addmm", "baddbmm") else 0
+    if len(shapes) < first + 2:
+        return UNKNOWN
+    a, b = shapes[first : first + 2]
+    sides = 3 if base in ("bmm", "baddbmm") else 2
+    if len(a) != sides or len(b) != sides or a[-1] != b[-2] or a[:-2] != b[:-2]:
         return UNKNOWN
     return _product(a[-2], a[-1], b[-1], math.prod(a[:-2]), shapes, kinds)
+
+
+def _linear(shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
+    """``input @ weight.T + bias``; a weight of one row may be a vector."""
+    if len(shapes) < 2 or not shapes[0] or len(shapes[1]) not in (1, 2):
+        return UNKNOWN
+    *rows, k = shapes[0]
+    n = shapes[1][0] if len(shapes[1]) == 2 else 1
+    if shapes[1][-1] != k:
+        return UNKNOWN
+    return _product(math.prod(rows), k, n, 1, shapes, kinds)
 
 
 def _product(
     m: int, k: int, n: int, batch: int, shapes: Sequence[Shape], kinds: Sequence[str]
 ) -> Work:
     flops = 2 * batch * m * k * n
-    widths = [element_bytes(kind) for kind in kinds[: len(shapes)]]
-    known = [
-        (math.prod(shape), width)
-        for shape, width in zip(shapes, widths, strict=False)
-        if shape and width
-    ]
-    if len(known) < sum(1 for shape in shapes if shape):
+    read = _bytes(shapes, kinds)
+    width = next((_width(kinds, place) for place, shape in enumerate(shapes) if shape), None)
+    if read is None or width is None:
         return Work(flops, None)
-    return Work(flops, sum(size * width for size, width in known) + batch * m * n * known[0][1])
+    return Work(flops, read + batch * m * n * width)
+
+
+_HEADS_THIRD = ("flash_attention", "efficient_attention")
+"""Operators whose inputs are [batch, length, heads, width], not [batch, heads, length, width]."""
 
 
 def _attention(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
     """Two products forward; five backward, one of which computes the scores anew."""
     backward = "backward" in base
     first = 1 if backward else 0
-    four = shapes[first : first + 3]
-    if len(four) < 3 or any(len(shape) != 4 for shape in four):
+    query, key, value = (*shapes[first : first + 3], (), (), ())[:3]
+    if any(len(shape) != 4 for shape in (query, key, value)):
         return UNKNOWN
-    (b, h, s, d), (_, _, t, _), (_, _, _, e) = four
+    if base.startswith(_HEADS_THIRD):
+        query, key, value = ((s[0], s[2], s[1], s[3]) for s in (query, key, value))
+    (b, h, s, d), (_, _, t, k), (_, _, u, e) = query, key, value
+    if d != k or t != u or key[0] != b or value[0] != b:
+        return UNKNOWN
     products = 3 * d + 2 * e if backward else d + e
     flops = 2 * b * h * s * t * products
-    width = element_bytes(kinds[first]) if len(kinds) > first else None
+    width = _width(kinds, first)
     if width is None:
         return Work(flops, None)
     read = sum(math.prod(shape) for shape in shapes if len(shape) == 4)
-    written = sum(math.prod(shape) for shape in four) if backward else b * h * s * e
+    written = sum(math.prod(x) for x in (query, key, value)) if backward else b * h * s * e
     return Work(flops, (read + written) * width)

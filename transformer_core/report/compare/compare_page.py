@@ -1,4 +1,7 @@
-"""These results against others as a page: ``python -m transformer_core.report.compare_page``."""
+"""These results against others as a page.
+
+``python -m transformer_core.report.compare.compare_page``
+"""
 
 import argparse
 import sys
@@ -11,10 +14,12 @@ from markupsafe import Markup
 
 from schemas.errors import ConfigError
 from schemas.results import Against, Change
-from transformer_core.analysis.files import read_record
-from transformer_core.data.files import write_text
-from transformer_core.report import svg
-from transformer_core.report.drawing import rows
+from transformer_core.common.endings import program
+from transformer_core.common.files import write_text
+from transformer_core.common.records import read_record
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import rows
+from transformer_core.report.kit.palette import BLUE, ORANGE
 from transformer_core.report.page import environment
 
 BETTER = {"FASTER", "LESS"}
@@ -32,12 +37,13 @@ def render(found: Against) -> str:
     quantities = [name for name in TITLES if any(c.quantity == name for c in found.changes)]
     return (
         environment()
-        .get_template("compare.html")
+        .get_template("compare/compare_page.html")
         .render(
             found=found,
             titles=TITLES,
             by_quantity={q: [c for c in found.changes if c.quantity == q] for q in quantities},
             pictures={q: Markup(draw(found, q)) for q in quantities},
+            judged=[change for change in found.changes if change.verdict],
             better=[change for change in found.changes if change.verdict in BETTER],
             worse=[change for change in found.changes if change.verdict in WORSE],
             versions={
@@ -57,9 +63,8 @@ def draw(found: Against, quantity: str) -> str:
     ]
     with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
         figure, axes = rows(len(shown))
-        blue, orange, *_ = sns.color_palette("colorblind")
         for row, (change, ratio) in enumerate(shown):
-            color = _color(change, blue, orange)
+            color = _color(change, BLUE, ORANGE)
             axes.plot([ratio.low, ratio.high], [row, row], color=color)
             axes.plot(ratio.median, row, "o", color=color, ms=6)
         if shown:
@@ -80,9 +85,10 @@ def _color(change: Change, better: object, worse: object) -> object:
     return worse if change.verdict in WORSE else svg.INK
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.report.compare_page",
+        prog="python -m transformer_core.report.compare.compare_page",
         description="Write the comparison of two sets of results as one HTML file.",
     )
     parser.add_argument("--against", type=Path, required=True, help="against.json")

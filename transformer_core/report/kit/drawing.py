@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from transformer_core.report.inputs import Results
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit.said import NOTHING, Said, say
 
 WIDTH = 5.2
 """Inches. Narrow, so that text stays legible when a phone shrinks the figure to its width."""
@@ -22,8 +23,8 @@ class Drawing:
     """A figure with the words that describe it."""
 
     figure: Figure
-    title: str
-    description: str
+    title: Said
+    description: Said
 
 
 def rows(count: int) -> tuple[Figure, Axes]:
@@ -63,17 +64,27 @@ def legend_below(axes: Axes, title: str | None) -> None:
     )
 
 
-def present(results: Results, frame: pd.DataFrame) -> list[str]:
+def present(results: StudyResults, frame: pd.DataFrame) -> list[str]:
     """The variants in ``frame``, in the order of the study."""
     shown = set(frame["variant"])
     return [name for name in results.variants if name in shown]
 
 
-def left_out(results: Results, names: Sequence[str]) -> str:
+def left_out(results: StudyResults, names: Sequence[str]) -> Said:
     """A sentence on the variants that are not among ``names``, or nothing."""
     missing = [
         f"{result.variant} ({result.status if result.status != 'ok' else 'nothing measured'})"
         for result in results.ordered
         if result.variant not in names
     ]
-    return f" Left out: {', '.join(missing)}." if missing else ""
+    return (
+        Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))
+        if missing
+        else NOTHING
+    )
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """A name for each row, the first at the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)

@@ -52,10 +52,12 @@ def ratio_interval(value: Interval | None) -> Markup:
     """Median and interval of a factor, with a third decimal where two would hide the interval."""
     if value is None:
         return MISSING
-    places = 3 if value.high - value.low < 0.02 else 2
-    return _with_limits(
-        value, f"{value.median:.{places}f}×", f"{value.low:.{places}f}", f"{value.high:.{places}f}"
-    )
+    return _with_limits(value, *_plain_ratio(value))
+
+
+def plain_ratio_interval(value: Interval) -> str:
+    """Text of the same, such as 1.62× [1.59, 1.65]."""
+    return "{} [{}, {}]".format(*_plain_ratio(value))
 
 
 def plain_number(value: float, digits: int = 3) -> str:
@@ -89,14 +91,28 @@ def plain_size(count: int) -> str:
 
 
 def _tagged(value: Any, text: str, unit: str = "") -> Markup:
-    return Markup('<data value="{0!r}" title="{0!r}{1}">{2}</data>').format(value, unit, text)
+    return Markup('<data value="{}" title="{}{}">{}</data>').format(
+        repr(value), _longer(value), unit, text
+    )
+
+
+def _longer(value: float) -> str:
+    """All digits of a count, and six of a measured number: more only takes room on the page."""
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def _plain_ratio(value: Interval) -> tuple[str, str, str]:
+    places = 3 if value.high - value.low < 0.02 else 2
+    median, low, high = (f"{x:.{places}f}" for x in (value.median, value.low, value.high))
+    return f"{median}×", low, high
 
 
 def _with_limits(value: Interval, median: str, low: str, high: str) -> Markup:
-    title = f"{value.median!r}, interval {value.low!r} to {value.high!r}, {value.samples} samples"
+    middle, least, most = map(_longer, (value.median, value.low, value.high))
+    title = f"{middle}, interval {least} to {most}, {value.samples} samples"
     return Markup(
-        '<data value="{0!r}" title="{1}">{2}</data> <span class="interval">[{3}, {4}]</span>'
-    ).format(value.median, title, median, low, high)
+        '<data value="{}" title="{}">{}</data> <span class="interval">[{}, {}]</span>'
+    ).format(repr(value.median), title, median, low, high)
 
 
 FILTERS = {

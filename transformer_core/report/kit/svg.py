@@ -12,9 +12,16 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from schemas.errors import ConfigError, ConfigProblem
+from transformer_core.common.seals import check
+from transformer_core.report.kit.language import both
+from transformer_core.report.kit.palette import SHADES, declarations, with_variables
+from transformer_core.report.kit.said import in_korean
+from transformer_core.report.kit.svg_size import compact
 
 INK = "#010203"
 """Stands for the colour of the surrounding text; replaced by currentColor in the file."""
+
+INKS = SHADES["ink"]
 
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -43,6 +50,7 @@ STYLE: dict[Any, Any] = {
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
+_KOREAN_TITLE, _KOREAN_DESCRIPTION = "data-title-ko", "data-description-ko"
 _ACTIVE = {f"{{{_SVG}}}{name}" for name in ("script", "foreignObject")}
 ElementTree.register_namespace("", _SVG)
 ElementTree.register_namespace("xlink", _XLINK)
@@ -56,6 +64,15 @@ class Picture:
     title: str
     description: str
     markup: Markup
+    korean: tuple[str, str] = ("", "")
+    """Title and description in Korean, where they are known."""
+
+    @property
+    def caption(self) -> Markup:
+        """Title and description in both languages."""
+        form = Markup("<strong>{}.</strong> {}")
+        korean = form.format(*self.korean) if all(self.korean) else None
+        return both(form.format(self.title, self.description), korean)
 
 
 def render(figure: Figure, name: str, title: str, description: str) -> str:
@@ -68,13 +85,16 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue().replace(INK, "currentColor")
+    text = with_variables(buffer.getvalue().replace(INK, "currentColor"))
     root = ElementTree.fromstring(text)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
     _prefix_ids(root, f"{name}-")
+    compact(root, f"#figure-{name}")
     root.set("id", f"figure-{name}")
     root.set("role", "img")
+    root.set(_KOREAN_TITLE, in_korean(title))
+    root.set(_KOREAN_DESCRIPTION, in_korean(description))
     root.set("aria-labelledby", f"{name}-title {name}-description")
     root.insert(0, _element("title", title, id=f"{name}-title"))
     root.insert(1, _element("desc", description, id=f"{name}-description"))
@@ -82,8 +102,9 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
         2,
         _element(
             "style",
-            f"#figure-{name}{{color:#1f2328}}"
-            f"@media screen and (prefers-color-scheme:dark){{#figure-{name}{{color:#d8dee4}}}}",
+            f"#figure-{name}{{color:{INKS.light};{declarations(series_only=True)}}}"
+            f"@media screen and (prefers-color-scheme:dark){{#figure-{name}"
+            f"{{color:{INKS.dark};{declarations(dark=True, series_only=True)}}}}}",
         ),
     )
     return ElementTree.tostring(root, encoding="unicode") + "\n"
@@ -91,6 +112,7 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
 
 def read(path: Path) -> Picture:
     """A figure that :func:`render` made; ConfigError if it is missing, not SVG or has scripts."""
+    check(path)
     try:
         root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ElementTree.ParseError) as error:
@@ -100,8 +122,12 @@ def read(path: Path) -> Picture:
     for element in root.iter():
         if element.tag in _ACTIVE or any(key.startswith("on") for key in element.attrib):
             raise _problem(path, "contains a script")
+    korean = root.get(_KOREAN_TITLE, ""), root.get(_KOREAN_DESCRIPTION, "")
+    for key in (_KOREAN_TITLE, _KOREAN_DESCRIPTION):
+        root.attrib.pop(key, None)  # the page says it below
     return Picture(
         name=path.stem,
+        korean=korean,
         title=root.findtext(f"{{{_SVG}}}title", default=path.stem),
         description=root.findtext(f"{{{_SVG}}}desc", default=""),
         markup=Markup(ElementTree.tostring(root, encoding="unicode")),

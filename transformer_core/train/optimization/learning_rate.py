@@ -2,7 +2,7 @@
 
 import math
 
-from schemas.train import AnySchedule, Constant, Cosine, Linear, Noam
+from schemas.config.training import AnySchedule, Constant, Cosine, Linear, Noam
 
 
 def learning_rate(spec: AnySchedule, step: int, steps: int, d_model: int) -> float:

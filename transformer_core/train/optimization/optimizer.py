@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from schemas.config.training import Adam, AdamW, AdamW8bit, AnyOptimizer, Sgd
 from schemas.errors import Unsupported
-from schemas.train import AdamW, AdamW8bit, AnyOptimizer, Sgd
-from transformer_core.parallel.sharding import is_sharded
+from transformer_core.parallel.strategies.sharded_weights import is_sharded
 
 
 def build_optimizer(
@@ -26,6 +26,10 @@ def build_optimizer(
         case AdamW():
             adam = _adam_arguments(spec)
             return torch.optim.AdamW(_group(parameters), fused=spec.fused and fused, **adam)
+        case Adam():
+            return torch.optim.Adam(
+                _group(parameters), lr=0.0, betas=spec.betas, eps=spec.eps, foreach=False
+            )
         case Sgd():
             group = _group(parameters, spec.rate_factor)
             # torch has a fused step on shards for Adam only.
@@ -84,7 +88,7 @@ def _eight_bit(
         )
     try:
         # Here, because the library is optional and takes a second to import.
-        from transformer_core.train.eight_bit import BlockwiseAdamW
+        from transformer_core.train.optimization.eight_bit_adamw import BlockwiseAdamW
     except ImportError as error:
         raise Unsupported(
             f"8-bit AdamW needs bitsandbytes 0.50 or newer ({error}): "

@@ -1,20 +1,27 @@
 """Number formats of the forward and backward pass."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from schemas.train import AnyPrecision, Bf16, Bf16Matmul, Fp16, Fp32, Tf32
-from transformer_core.parallel.sharding import whole
-from transformer_core.train.matmul import set_matmul
+from schemas.config.training import AnyPrecision, Bf16, Bf16Matmul, Clipping, Fp16, Fp32, Tf32
+from transformer_core.parallel.strategies.sharded_weights import is_sharded, whole
+from transformer_core.train.precision.matmul_mode import set_matmul
+
+_EPSILON = 1e-6
+"""What torch.nn.utils.clip_grad_norm_ adds to the norm."""
 
 
 class Precision:
     """32-bit weights and activations; other precisions override what they do differently."""
+
+    def __init__(self, clipping: Clipping = "apart") -> None:
+        """``clipping``: whether the optimizer's kernel scales gradients down, where it can."""
+        self.clipping = clipping
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context of the forward pass."""
@@ -32,10 +39,20 @@ class Precision:
         ``clip_norm`` of 0 does not clip.
         """
         self.unscale(optimizer)
-        limit = clip_norm or float("inf")
         # Of parameters in shards, each rank has a part of the norm.
-        norm = whole(nn.utils.clip_grad_norm_(parameters, limit))
-        self.update(optimizer, norm)
+        weights = [parameter for parameter in parameters if parameter.grad is not None]
+        part = nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
+        norm = whole(part)
+        if not clip_norm:
+            self.update(optimizer, norm)
+        elif self.clipping == "folded" and _divides(optimizer, weights):
+            # The kernel divides each gradient by this as it reads it.
+            optimizer.grad_scale = ((norm + _EPSILON) / clip_norm).clamp(min=1.0)  # type: ignore[attr-defined]
+            self.update(optimizer, norm)
+            del optimizer.grad_scale  # type: ignore[attr-defined]
+        else:
+            nn.utils.clip_grads_with_norm_(weights, clip_norm, part)
+            self.update(optimizer, norm)
         return norm
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -60,7 +77,8 @@ class Precision:
 class Autocast(Precision):
     """Matrix products in a 16-bit format, weights and reductions in 32 bit."""
 
-    def __init__(self, device_type: str, dtype: torch.dtype) -> None:
+    def __init__(self, device_type: str, dtype: torch.dtype, clipping: Clipping = "apart") -> None:
+        super().__init__(clipping)
         self.device_type = device_type
         self.dtype = dtype
 
@@ -72,7 +90,8 @@ class ScaledAutocast(Autocast):
     """float16 autocast with a loss scale (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
 
     The scale lifts small gradients into the range of float16. Where it makes one overflow, that
-    step is skipped on every rank and the scale is halved.
+    step is skipped on every rank and the scale is halved. The scale has the optimizer's factor for
+    itself, so gradients are clipped apart.
     """
 
     def __init__(self, device: torch.device, spec: Fp16) -> None:
@@ -105,7 +124,9 @@ class ScaledAutocast(Autocast):
         self.skipped.fill_(state["skipped_steps"])
 
 
-def build_precision(spec: AnyPrecision, device: torch.device) -> Precision:
+def build_precision(
+    spec: AnyPrecision, device: torch.device, clipping: Clipping = "apart"
+) -> Precision:
     """The precision that ``spec`` names, which is switched on for the whole process.
 
     Raises Unsupported where the device cannot compute in it.
@@ -113,8 +134,17 @@ def build_precision(spec: AnyPrecision, device: torch.device) -> Precision:
     set_matmul(spec, device)
     match spec:
         case Bf16():
-            return Autocast(device.type, torch.bfloat16)
+            return Autocast(device.type, torch.bfloat16, clipping)
         case Fp16():
             return ScaledAutocast(device, spec)
         case Fp32() | Tf32() | Bf16Matmul():
-            return Precision()
+            return Precision(clipping)
+
+
+def _divides(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> bool:
+    """Whether the optimizer's kernel can divide gradients by a factor of its own.
+
+    torch's fused kernels can, which have it for loss scales; not those of shards.
+    """
+    fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return fused and not any(map(is_sharded, weights))

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from schemas.config.training import AnyPrecision, Bf16Matmul, Tf32
 from schemas.errors import Unsupported
-from schemas.train import AnyPrecision, Bf16Matmul, Tf32
 
 _AMPERE = (8, 0)
 """First CUDA compute capability with TensorFloat-32."""
@@ -54,8 +54,8 @@ def _require_bf16_products(device: torch.device) -> None:
     _ONEDNN.matmul.fp32_precision = "ieee"
     if not rounded:
         raise Unsupported(
-            "32-bit matrix products in bfloat16 need a CPU with AMX-BF16 or AVX-512 BF16 and a "
-            "torch with oneDNN; here they stay in 32 bit"
+            "32-bit matrix products in bfloat16 need a CPU with AMX-BF16 (AVX-512 BF16 does "
+            "not suffice) and a torch with oneDNN; here they stay in 32 bit"
         )
 
 

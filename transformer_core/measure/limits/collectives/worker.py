@@ -1,33 +1,31 @@
 """One process of the measurement of collective operations.
 
-Started by :mod:`transformer_core.measure.collectives`, not by hand. Sizes and bandwidths are those
+Started by :mod:`transformer_core.measure.limits.collectives.job`, not by hand. Sizes and
+bandwidths are those
 of nccl-tests (doc/PERFORMANCE.md there): the algorithm bandwidth is the size S of the largest
 buffer over the time, and the bus bandwidth corrects it for the number of ranks p, so that it can be
 compared with what the links carry.
 """
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from schemas.config.profiling import Limits
 from schemas.errors import Unsupported
-from schemas.parallel import Machine
-from schemas.profile import Limits
 from schemas.results import CollectiveRun
-from transformer_core.measure.collectives import joined, write_table
-from transformer_core.measure.hardware import cpu_name
-from transformer_core.measure.outcome import supervised
-from transformer_core.measure.progress import log, log_to
-from transformer_core.parallel.process_group import ProcessGroupStrategy
-from transformer_core.parallel.ring import ring_all_reduce
-from transformer_core.parallel.topology import this_process
+from transformer_core.common.progress import log
+from transformer_core.measure.limits.collectives.order import CollectivesOrder
+from transformer_core.measure.limits.collectives.table import write_table
+from transformer_core.measure.machine.hardware import cpu_name
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.parallel.hooks.ring_all_reduce import ring_all_reduce
+from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
 
 READINGS = 3
 """Readings of the clock for each size; the best counts."""
@@ -182,18 +180,15 @@ def _error(exchange: Exchange) -> float:
     return float((exchange.result - exchange.expected).abs().max())
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(order: CollectivesOrder) -> None:
     """Measure; the main rank writes the table."""
-    machine = Machine.model_validate_json(arguments.machine)
-    limits = Limits.model_validate_json(arguments.limits)
-    spec = joined(machine)
-    if spec.world_size < 2:
+    if order.spec.world_size < 2:
         raise Unsupported("A single process has nobody to talk to: the study asks for one device.")
-    process = this_process(machine, spec.processes_per_node)
-    if process.is_main:
-        log_to(arguments.log_file)
-    strategy = ProcessGroupStrategy(process, machine)
-    rows = measure(strategy, limits)
+    # Newer torch has other names for two of them; older has only these.
+    warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning)
+    process = take_place(order)
+    strategy = ProcessGroupStrategy(process, order.spec.machine)
+    rows = measure(strategy, order.limits)
     if process.is_main:
         cuda = process.device.type == "cuda"
         record = CollectiveRun(
@@ -203,25 +198,15 @@ def run(arguments: argparse.Namespace) -> None:
             world_size=process.world_size,
             nodes=process.nodes,
             device=torch.cuda.get_device_name(process.device) if cuda else cpu_name(),
-            command=arguments.command,
+            command=order.command,
         )
-        write_table(arguments.output, rows, record)
+        write_table(order.table, rows, record)
     strategy.synchronise()
     strategy.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--machine", required=True)
-    parser.add_argument("--limits", required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--command", required=True)
-    parser.add_argument("--log-file", type=Path)
-    arguments = parser.parse_args()
-    # Newer torch has other names for two of them; older has only these.
-    warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning)
-    with supervised(arguments.output.parent):
-        run(arguments)
+    carry_out(CollectivesOrder, run)
 
 
 if __name__ == "__main__":

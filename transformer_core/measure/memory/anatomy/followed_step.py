@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from transformer_core.data.feeding import GlobalBatch
-from transformer_core.measure.storages import Interval, StepMemory, StorageTracker
+from transformer_core.data.batching.feeding import GlobalBatch
+from transformer_core.measure.memory.anatomy.storages import Interval, StepMemory, StorageTracker
 from transformer_core.train.assemble import Trainer
 from transformer_core.train.loop import optimizer_step
-from transformer_core.train.precision import Precision
+from transformer_core.train.precision.autocast import Precision
 
 LEARNING_RATE = 1e-4
 """Small: what the steps learn does not matter, but their numbers must stay finite."""
@@ -80,11 +80,13 @@ def followed_step(
 
 
 def tables(model: nn.Module) -> list[Tensor]:
-    """Buffers, and the tensors that modules keep as plain attributes."""
+    """Buffers, and the tensors that modules keep as plain attributes or in a dictionary."""
     found = list(model.buffers())
     for module in model.modules():
-        found += [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
-    return found
+        for value in vars(module).values():
+            values = value.values() if isinstance(value, dict) else (value,)
+            found += [one for one in values if isinstance(one, torch.Tensor)]
+    return [one for one in found if not isinstance(one, nn.Parameter)]
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:

@@ -1,39 +1,31 @@
-"""Where the memory of a variant goes: ``python -m transformer_core.measure.anatomy --spec ...``.
+"""Where the memory of a variant goes:
+``python -m transformer_core.measure.memory.anatomy.job --spec ...``.
 
 A few steps in fresh processes, never the timed run: memory at every milestone, by rank, and what it
 is for. Like a timed run it always has a result, with a status that says why there is nothing else.
 """
 
-import argparse
 import json
 import shutil
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from schemas.parallel import Ddp, PowerSgdHook
+from schemas.config.parallel import Ddp, PowerSgdHook
+from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
-from schemas.study import RunSpec
-from transformer_core.data.files import write_text
-from transformer_core.measure.launch import lends_processes_only
-from transformer_core.measure.outcome import clear_outcomes
-from transformer_core.measure.progress import log, log_to
-from transformer_core.measure.provenance import collect
-from transformer_core.measure.run import (
-    attempt,
-    exclusive,
-    reproducing_command,
-    run_workers,
-    worker_options,
-)
+from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.memory.anatomy.order import AnatomyOrder, rank_file
+from transformer_core.measure.processes.job_options import job_parser
+from transformer_core.measure.processes.supervisor import attempt, exclusive, lend_processes
 
-WORKER = "transformer_core.measure.anatomy_worker"
-
-
-def rank_file(rank: int | str) -> str:
-    """What a rank leaves beside the result."""
-    return f"rank-{rank}.json"
+WORKER = "transformer_core.measure.memory.anatomy.worker"
 
 
 def steps_of(spec: RunSpec) -> int:
@@ -45,22 +37,22 @@ def steps_of(spec: RunSpec) -> int:
     return 3
 
 
-def measure(spec: RunSpec, workers: argparse.Namespace, result: Path) -> MemoryResult:
-    """Run the workers with these options; ``result`` is the file that this will be."""
+def measure(order: AnatomyOrder) -> MemoryResult:
+    """Run the workers; what they found, or how they ended."""
     started = datetime.now(UTC)
-    folder: Path = workers.output
-    clear_outcomes(folder)
+    spec, folder = order.spec, order.output
     for file in folder.glob(rank_file("*")):
         file.unlink()
-    outcome = attempt(spec, WORKER, worker_options(workers), folder / rank_file(0))
+    outcome = attempt(order, WORKER, folder / rank_file(0))
     record: dict[str, Any] = {
         "variant": spec.variant,
-        "steps": workers.steps,
-        "provenance": collect(spec, reproducing_command(result), started),
+        "steps": order.steps,
+        "provenance": collect(spec, order.command, started),
     }
     if outcome is not None:
-        log.info("%s, memory: %s, %s", spec.variant, outcome["status"], outcome["reason"])
-        record |= {name: outcome[name] for name in ("status", "reason", "traceback")}
+        if outcome.again:
+            count_failure(folder.with_suffix(".json"))
+        record |= outcome.of_a_result
         record |= dict.fromkeys(("topology", "parameters", "decoding"))
         record |= {"mixed_precision": False, "ranks": [], "foreign": []}
         return MemoryResult.model_validate(record)
@@ -75,31 +67,31 @@ def measure(spec: RunSpec, workers: argparse.Namespace, result: Path) -> MemoryR
     return MemoryResult.model_validate(record | {"foreign": list(foreign.values())})
 
 
+@program
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--spec", type=Path, required=True, help="spec.json of the variant")
-    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
+    parser = job_parser(
+        "transformer_core.measure.memory.anatomy.job",
+        "Measure where the memory of a variant goes.",
+        "JSON file to write",
+    )
     parser.add_argument("--steps", type=int, help="training steps (default: as many as it takes)")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
     given = parser.parse_args()
     log_to(given.log_file)
-    spec = RunSpec.model_validate_json(given.spec.read_text())
-    folder: Path = given.output.with_suffix("")
-    workers = argparse.Namespace(
-        spec=given.spec,
+    spec = read_record(given.spec, RunSpec)
+    order = AnatomyOrder(
+        spec=spec,
         data=given.data,
-        steps=given.steps or steps_of(spec),
-        output=folder,
+        output=given.output.with_suffix(""),
+        command=reproducing_command(given.output),
         log_file=given.log_file,
+        steps=given.steps or steps_of(spec),
     )
-    if lends_processes_only():
-        sys.exit(run_workers(spec, WORKER, worker_options(workers)))
-    with exclusive(folder):
-        result = measure(spec, workers, given.output)
-        write_text(given.output, result.model_dump_json(indent=1) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
+    lend_processes(order, WORKER)
+    with exclusive(order.output):
+        result = measure(order)
+        write_sealed(given.output, result.model_dump_json(indent=1) + "\n")
+    shutil.rmtree(order.output, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

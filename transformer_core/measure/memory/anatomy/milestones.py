@@ -9,8 +9,8 @@ import torch
 
 from schemas.results import ForeignProcess, Milestone
 from schemas.results.memory import MilestoneName
-from transformer_core.measure import nvml
-from transformer_core.measure.peaks import peak_rss_bytes
+from transformer_core.measure.machine.peak_memory import peak_rss_bytes
+from transformer_core.parallel.devices import nvml
 
 
 class Milestones:

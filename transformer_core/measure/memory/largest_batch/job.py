@@ -1,11 +1,11 @@
-"""The largest batch of a variant that fits: ``python -m transformer_core.measure.largest_batch``.
+"""The largest batch of a variant that fits:
+``python -m transformer_core.measure.memory.largest_batch.job``.
 
 Sizes double until one does not fit, then the interval is halved. Every size is tried in fresh
 processes, and running out of memory is an answer. The size found runs a second time, and the one a
 step larger must fail again.
 """
 
-import argparse
 import json
 import shutil
 import signal
@@ -17,30 +17,33 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from schemas.data import FixedSize
+from schemas.config.batching import FixedSize
+from schemas.config.memory import LargestBatch
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.memory import LargestBatch
 from schemas.results import BatchTrial, LargestBatchResult, ShardManifest
-from schemas.results.memory import LimitKind, Purpose
-from schemas.study import RunSpec
-from transformer_core.data.files import write_text
-from transformer_core.measure import out_of_memory
-from transformer_core.measure.hardware import read_hardware
-from transformer_core.measure.outcome import classify, clear_outcomes, read_outcomes
-from transformer_core.measure.progress import log, log_to
-from transformer_core.measure.provenance import collect
-from transformer_core.measure.run import (
+from schemas.results.largest_batch import LimitKind, Purpose
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.machine.hardware import read_hardware
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.memory.largest_batch.order import RESULT, BatchTrialOrder
+from transformer_core.measure.processes import oom
+from transformer_core.measure.processes.job_options import job_parser
+from transformer_core.measure.processes.statuses import classify, clear_outcomes, read_outcomes
+from transformer_core.measure.processes.supervisor import (
+    end_as_stopped,
     exclusive,
     how_ended,
-    reproducing_command,
     run_workers,
-    worker_options,
 )
 
-WORKER = "transformer_core.measure.batch_trial"
+WORKER = "transformer_core.measure.memory.largest_batch.worker"
 STEPS_MORE = 4
 """Steps beyond the answer that are tried until one fails."""
-RESULT = "trial.json"
 
 
 class NoAnswerError(Exception):
@@ -87,17 +90,21 @@ class Trials:
     """Trials of one variant, and what they share. Sizes are counted in pairs for every micro-batch
     of every device."""
 
-    spec: RunSpec
-    options: argparse.Namespace
+    order: BatchTrialOrder
+    """Of whatever size."""
     settings: LargestBatch
     trials: list[BatchTrial]
+
+    @property
+    def spec(self) -> RunSpec:
+        """The variant."""
+        return self.order.spec
 
     def fits(self, size: int, purpose: Purpose = "search") -> bool:
         """Whether a batch of this size trains; NoAnswerError if that cannot be told."""
         pairs = size * self.spec.parts
-        folder: Path = self.options.output
-        clear_outcomes(folder)
-        (folder / RESULT).unlink(missing_ok=True)
+        clear_outcomes(self.order.output)
+        (self.order.output / RESULT).unlink(missing_ok=True)
         began = time.perf_counter()
         ended = self._attempt(pairs)
         trial = BatchTrial.model_validate(
@@ -113,11 +120,11 @@ class Trials:
         return trial.status == "ok"
 
     def _attempt(self, pairs: int) -> dict[str, Any]:
-        options = argparse.Namespace(**vars(self.options), pairs=pairs)
-        result: Path = self.options.output / RESULT
-        kills, code = out_of_memory.kernel_kills(), 0
+        order = self.order.model_copy(update={"pairs": pairs})
+        result = order.output / RESULT
+        kills, code = oom.kernel_kills(), 0
         try:
-            code = run_workers(self.spec, WORKER, worker_options(options))
+            code = run_workers(order, WORKER)
         except Unsupported as error:
             status, reason = classify(error)
             return {"status": status, "reason": reason, "peak_bytes": None}
@@ -125,14 +132,13 @@ class Trials:
             peak = json.loads(result.read_text())["peak_bytes"]
             return {"status": "ok", "reason": None, "peak_bytes": peak}
         if code in (-signal.SIGTERM, -signal.SIGINT):
-            print(f"{result.parent}: stopped ({how_ended(code)})", file=sys.stderr)
-            sys.exit(1)
-        outcome = read_outcomes(result.parent)
-        status, reason = ("failed", how_ended(code))
+            end_as_stopped(order.output, code)
+        outcome = read_outcomes(order.output)
+        status, reason = "failed", how_ended(code)
         if outcome is not None:
-            status, reason = outcome["status"], outcome["reason"]
-        if out_of_memory.kernel_kills() > kills:
-            status, reason = "oom", out_of_memory.reason_of_kill()
+            status, reason = outcome.status, outcome.reason or reason
+        if oom.kernel_kills() > kills:
+            status, reason = "oom", oom.reason_of_kill()
         elif outcome is None and code < 0:
             # Libraries that cannot get memory under the limit end their process.
             status, reason = "oom", f"A process ended by itself under the limit: {how_ended(code)}."
@@ -192,23 +198,25 @@ def first_size(spec: RunSpec, tokens: int) -> int:
 
 
 def measure(
-    spec: RunSpec, settings: LargestBatch, manifest: ShardManifest, given: argparse.Namespace
+    spec: RunSpec, settings: LargestBatch, manifest: ShardManifest, output: Path
 ) -> LargestBatchResult:
-    """Search in the folder beside the result."""
+    """Search, in the folder beside the ``output``."""
     started = datetime.now(UTC)
     kind, limit = memory_limit(spec, settings)
     source_tokens, target_tokens = (
         max(lengths) + 1 for lengths in (manifest.lengths.source, manifest.lengths.target)
     )
-    options = argparse.Namespace(
-        spec=given.spec,
+    order = BatchTrialOrder(
+        spec=spec,
+        output=output.with_suffix(""),
+        command=reproducing_command(output),
         vocabulary=manifest.vocabulary,
+        pairs=1,
         source_tokens=source_tokens,
         target_tokens=target_tokens,
         limit=round(limit * (1 - settings.margin)),
-        output=given.output.with_suffix(""),
     )
-    trials = Trials(spec, options, settings, [])
+    trials = Trials(order, settings, [])
     answer = find(trials, first_size(spec, source_tokens + target_tokens))
     return LargestBatchResult.model_validate(
         answer
@@ -220,33 +228,30 @@ def measure(
             "source_tokens": source_tokens,
             "target_tokens": target_tokens,
             "trials": trials.trials,
-            "provenance": collect(spec, reproducing_command(given.output), started),
+            "provenance": collect(spec, order.command, started),
         }
     )
 
 
+@program
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.largest_batch",
-        description="Find the largest batch of a variant that fits into memory.",
+    parser = job_parser(
+        "transformer_core.measure.memory.largest_batch.job",
+        "Find the largest batch of a variant that fits into memory.",
+        "JSON file to write",
     )
-    parser.add_argument("--spec", type=Path, required=True, help="spec.json of the variant")
     parser.add_argument("--settings", default="{}", help="largest_batch of the study, as JSON")
-    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
     given = parser.parse_args()
     log_to(given.log_file)
-    spec = RunSpec.model_validate_json(given.spec.read_text())
+    spec = read_record(given.spec, RunSpec)
     settings = LargestBatch.model_validate_json(given.settings)
-    manifest_file = given.data / "shards/train/manifest.json"
-    manifest = ShardManifest.model_validate_json(manifest_file.read_text())
+    manifest = read_record(given.data / "shards/train/manifest.json", ShardManifest)
     folder: Path = given.output.with_suffix("")
     with exclusive(folder):
-        result = measure(spec, settings, manifest, given)
-        write_text(given.output, result.model_dump_json(indent=1) + "\n")
+        result = measure(spec, settings, manifest, given.output)
+        write_sealed(given.output, result.model_dump_json(indent=1) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,11 +9,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schemas.parallel import CompressHook, Ddp, PowerSgdHook
-from schemas.train import Accumulation
-from transformer_core.parallel.flat import MIB, buckets, copy_back, flatten, gradients
-from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import Process
+from schemas.config.parallel import CompressHook, Ddp, PowerSgdHook
+from schemas.config.training import Accumulation
+from transformer_core.parallel.communication.flat_buffers import (
+    MIB,
+    buckets,
+    copy_back,
+    flatten,
+    gradients,
+)
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.strategy import Strategy
 
 _BLOCK, _SMALL = 256, 4096
 """Elements that share a scale, and elements below which moments stay in 32 bits (bitsandbytes)."""

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import PredictedMemory, Prediction
-from schemas.study import RunSpec
-from transformer_core.measure import nvml
-from transformer_core.measure.gpus import visible_gpus
-from transformer_core.measure.out_of_memory import HINT, free_bytes, plain_size
-from transformer_core.measure.progress import log
+from transformer_core.common.progress import log
+from transformer_core.measure.processes.gpu_leases import visible_gpus
+from transformer_core.measure.processes.oom import HINT, free_bytes, plain_size
+from transformer_core.parallel.devices import nvml
+
+CHANGES_NO_RESULT = True  # it warns in the log
 
 
 def doubt(prediction: Prediction, available: int | None) -> str | None:

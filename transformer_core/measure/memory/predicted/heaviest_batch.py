@@ -6,13 +6,13 @@ from itertools import islice, takewhile
 
 import torch
 
-from schemas.data import TokenBudget
-from schemas.model import AnyModel
+from schemas.config.batching import TokenBudget
+from schemas.config.model import AnyModel
+from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
-from schemas.study import RunSpec
-from transformer_core.data.feeding import Batch, Feed, GlobalBatch
-from transformer_core.data.store import PairStore
-from transformer_core.data.vocabulary import EOS
+from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.data.tokenizing.special_tokens import EOS
 
 SEARCHED = 200
 """Global batches that are looked at, from the first on: shapes repeat soon."""

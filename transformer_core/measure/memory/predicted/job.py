@@ -1,11 +1,14 @@
 """The memory that run specs need, without running them.
 
-``python -m transformer_core.measure.memory --spec FILE...``: the tensors are those of two steps and
+``python -m transformer_core.measure.memory.predicted.job --spec FILE...``: the tensors are those
+of two steps and
 a validation on tensors without memory; what a process takes besides is measured once on this
 machine. Without the corpus, batches are the largest that the settings allow.
 """
 
 import argparse
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,18 +17,20 @@ from typing import Any
 
 import torch
 
+from schemas.config.parallel import DataParallel, Ddp
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.parallel import DataParallel, Ddp
 from schemas.results import PredictedMemory, Prediction, ShardManifest
-from schemas.study import RunSpec
-from transformer_core.data.files import write_text
-from transformer_core.data.store import PairStore, open_shards
-from transformer_core.measure.context import measured_context
-from transformer_core.measure.fit import doubt
-from transformer_core.measure.hardware import read_hardware
-from transformer_core.measure.outcome import classify
-from transformer_core.measure.prediction import predict_ranks
-from transformer_core.measure.progress import log, log_to
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.data.sharding.shard_store import PairStore, open_shards
+from transformer_core.measure.machine.hardware import read_hardware
+from transformer_core.measure.memory.predicted.fit_warning import doubt
+from transformer_core.measure.memory.predicted.predictor import predict_ranks
+from transformer_core.measure.memory.predicted.process_context import measured_context
+from transformer_core.measure.processes.statuses import classify
 
 Contexts = dict[str, dict[str, int | None]]
 """What a process takes by kind of device, then by kind of run."""
@@ -59,6 +64,14 @@ def predict(
     return Prediction.model_validate(record | {"seconds": time.perf_counter() - began})
 
 
+def takes_memory(spec: RunSpec) -> str:
+    """What the memory of a run depends on; equal for specs that differ in other things only."""
+    data = spec.model_dump(mode="json", exclude={"variant", "evaluation", "measurement"})
+    for setting in ("log_every", "validate_every", "checkpoint_every", "schedule", "seed"):
+        del data["training"][setting]
+    return json.dumps(data, sort_keys=True)
+
+
 def device_of(spec: RunSpec) -> torch.device:
     """The device of the first rank."""
     cuda = spec.machine.device == "cuda"
@@ -83,8 +96,18 @@ def notes(spec: RunSpec, device: torch.device) -> list[str]:
     if isinstance(spec.parallel, DataParallel):
         found.append("Predicted as the same scheme with a process per device.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        found.append("There is no GPU here: attention is taken to be computed step by step.")
+        found.append("There is no GPU here: the memory of CUDA's kernels is imitated on the CPU.")
     return found
+
+
+def _context(device: torch.device) -> dict[str, int | None]:
+    """What a process takes; nothing known where the probe fails, which is no reason to predict
+    nothing."""
+    try:
+        return measured_context(device)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("what a process takes on %s is not known: %s", device, error)
+        return {}
 
 
 def tell(prediction: Prediction) -> str:
@@ -103,9 +126,10 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:,.0f} MiB"
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.memory",
+        prog="python -m transformer_core.measure.memory.predicted.job",
         description="Predict the memory that run specs need on each device, without running them.",
     )
     parser.add_argument("--spec", type=Path, nargs="+", required=True, help="run specs as JSON")
@@ -116,29 +140,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-context", action="store_true", help="predict the tensors only")
     options = parser.parse_args(arguments)
     log_to(None)
-    specs = [RunSpec.model_validate_json(path.read_text()) for path in options.spec]
+    specs = [read_record(path, RunSpec) for path in options.spec]
     stores, vocabulary = None, None
     if options.data is not None:
         train, validation = (
             options.data / "shards" / s / "manifest.json" for s in ("train", "validation")
         )
         stores = open_shards(train), open_shards(validation)
-        vocabulary = ShardManifest.model_validate_json(train.read_text()).vocabulary
+        vocabulary = read_record(train, ShardManifest).vocabulary
     contexts: Contexts = {}
     if not options.no_context:
         here = {device_of(spec).type for spec in specs} - (
             {"cuda"} if not torch.cuda.is_available() else set()
         )
-        contexts = {kind: measured_context(torch.device(kind)) for kind in sorted(here)}
-    predictions = []
+        contexts = {kind: _context(torch.device(kind)) for kind in sorted(here)}
+    predictions: list[Prediction] = []
+    known: dict[str, Prediction] = {}
     for spec in specs:
-        predictions.append(predict(spec, vocabulary or spec.tokenizer.vocabulary, stores, contexts))
+        key = takes_memory(spec)
+        if key not in known:
+            size = vocabulary or spec.tokenizer.vocabulary
+            known[key] = predict(spec, size, stores, contexts)
+        predictions.append(known[key].model_copy(update={"variant": spec.variant}))
         log.info("%s", tell(predictions[-1]))
         if warning := doubt(predictions[-1], predictions[-1].capacity_bytes):
             log.warning("%s", warning)
     if options.output is not None:
         result = PredictedMemory(predictions=predictions)
-        write_text(options.output, result.model_dump_json(indent=1) + "\n")
+        write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
     return 0
 
 

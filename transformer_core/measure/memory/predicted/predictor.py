@@ -15,31 +15,32 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from schemas.data import PackedRows
-from schemas.parallel import Central, DataParallel, Ddp
+from schemas.config.batching import PackedRows
+from schemas.config.parallel import Central, DataParallel, Ddp
+from schemas.config.run_spec import RunSpec
+from schemas.config.training import AdamW8bit, Fp32, Sgd, Tf32
 from schemas.results import BatchShape, PredictedRank
-from schemas.study import RunSpec
-from schemas.train import AdamW8bit, Sgd
-from transformer_core.data.feeding import evaluation_batches
-from transformer_core.data.store import PairStore
-from transformer_core.measure.expected import ExpectedDdp, ExpectedEightBit
-from transformer_core.measure.followed_step import followed_step
-from transformer_core.measure.heaviest import (
+from transformer_core.data.batching.feeding import evaluation_batches
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.measure.memory.anatomy.followed_step import followed_step
+from transformer_core.measure.memory.anatomy.storages import Interval, StepMemory, StorageTracker
+from transformer_core.measure.memory.predicted.analytic_sizes import ExpectedDdp, ExpectedEightBit
+from transformer_core.measure.memory.predicted.heaviest_batch import (
     blank_batch,
     expected_shape,
     heaviest_batch,
     largest_shape,
     shape_of,
 )
-from transformer_core.measure.storages import Interval, StepMemory, StorageTracker
-from transformer_core.model.build import build_model
+from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cuda
 from transformer_core.model.loss import token_loss_sum
-from transformer_core.parallel.build import build_strategy
-from transformer_core.parallel.strategy import Strategy
-from transformer_core.parallel.topology import Process
+from transformer_core.model.registry import build_model
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategies.strategy_registry import build_strategy
 from transformer_core.train.assemble import Trainer, equip
-from transformer_core.train.matmul import set_matmul
-from transformer_core.train.precision import Autocast, ScaledAutocast
+from transformer_core.train.precision.autocast import Autocast, ScaledAutocast
+from transformer_core.train.precision.matmul_mode import set_matmul
 
 VALIDATION_TOKENS = 8_192
 """Tokens of a validation batch, as in ``evaluation_batches``."""
@@ -79,7 +80,10 @@ def predict_ranks(
     stores: tuple[PairStore, PairStore] | None = None,
 ) -> tuple[list[PredictedRank], int]:
     """The memory of rank 0, and of rank 1 where the others do other work; and the parameters of the
-    whole model."""
+    whole model.
+
+    Where there is no GPU, that of a CUDA ``device`` is imitated. Unsupported where that cannot be.
+    """
     parallel, world_size = spec.parallel, spec.world_size
     if isinstance(parallel, DataParallel):
         # The same scheme, in one process: a device is what a rank is there.
@@ -90,11 +94,24 @@ def predict_ranks(
     shares = 1 if central else world_size
     shape = shapes(spec, vocabulary, stores, shares)
     others = [1] if central and world_size > 1 else []
-    predicted = [
-        _predict_rank(spec, vocabulary, Process(rank, world_size, 0, world_size, device), shape)
-        for rank in [0, *others]
-    ]
+    imitation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if device.type == "cuda" and not torch.cuda.is_available():
+        imitation, device = imitated_cuda(), torch.device("cpu")
+        spec = _without_tf32(spec)
+    with imitation:
+        predicted = [
+            _predict_rank(spec, vocabulary, Process(rank, world_size, 0, world_size, device), shape)
+            for rank in [0, *others]
+        ]
     return [rank for rank, _ in predicted], predicted[0][1]
+
+
+def _without_tf32(spec: RunSpec) -> RunSpec:
+    """TensorFloat-32 takes the memory of 32 bits, and a CPU refuses it."""
+    if not isinstance(spec.training.precision, Tf32):
+        return spec
+    training = spec.training.model_copy(update={"precision": Fp32()})
+    return spec.model_copy(update={"training": training})
 
 
 def _predict_rank(

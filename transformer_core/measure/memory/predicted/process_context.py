@@ -1,8 +1,8 @@
 """What a process takes before it has a tensor of any size.
 
 Libraries, code that is loaded when it first runs, threads and, on a GPU, the CUDA context: measured
-in a fresh process, ``python -m transformer_core.measure.context``, that trains a model of next to
-nothing for a step.
+in a fresh process, ``python -m transformer_core.measure.memory.predicted.process_context``, that
+trains a model of next to nothing for a step.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
-from schemas.study import RunSpec
-from transformer_core.measure import nvml
-from transformer_core.measure.heaviest import blank_batch
-from transformer_core.model.build import build_model
-from transformer_core.parallel.build import build_strategy
-from transformer_core.parallel.topology import Process
+from transformer_core.measure.memory.predicted.heaviest_batch import blank_batch
+from transformer_core.model.registry import build_model
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.devices import nvml
+from transformer_core.parallel.strategies.strategy_registry import build_strategy
 from transformer_core.train.assemble import equip
 from transformer_core.train.loop import optimizer_step
 
@@ -33,7 +33,13 @@ SMALL: dict[str, Any] = {"kind": "transformer", "d_model": 16, "d_ff": 32, "head
 def measured_context(device: torch.device) -> dict[str, int | None]:
     """Bytes on ``device`` of a process of a ``single`` and of a ``distributed`` run: the resident
     set on a CPU, NVML's number on a GPU, null where NVML does not tell."""
-    command = [sys.executable, "-m", "transformer_core.measure.context", "--device", device.type]
+    command = [
+        sys.executable,
+        "-m",
+        "transformer_core.measure.memory.predicted.process_context",
+        "--device",
+        device.type,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, int | None] = json.loads(done.stdout)
     return found

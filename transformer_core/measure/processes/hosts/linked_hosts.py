@@ -1,7 +1,8 @@
 """Two hosts with a limited link between them, made on this machine.
 
-``python -m transformer_core.measure.linked_hosts`` starts :mod:`transformer_core.measure.one_host`
-twice, each in a network namespace of its own, or, where the link is only emulated, side by side.
+``python -m transformer_core.measure.processes.hosts.linked_hosts`` starts
+:mod:`transformer_core.measure.processes.hosts.one_host` twice, each in a network namespace of its
+own, or, where the link is only emulated, side by side.
 """
 
 import argparse
@@ -14,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from schemas.link import HOST_VARIABLE, LINK_VARIABLE, LinkKind
-from transformer_core.measure import namespaces, one_host
-from transformer_core.measure.outcome import end_with_parent
+from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkKind
+from transformer_core.measure.processes.hosts import interfaces, namespaces, one_host
+from transformer_core.measure.processes.statuses import end_with_parent
 
 GRACE = 8.0
 """Seconds that a host has to end by itself once the other one has ended with an error."""
@@ -41,8 +42,7 @@ def start(arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
         environment |= {LINK_VARIABLE: arguments.link}
         environment |= {HOST_VARIABLE: f"{node} on {socket.gethostname()}"}
         if namespace is not None:
-            names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-            environment |= dict.fromkeys(names, namespaces.DEVICE)
+            environment |= dict.fromkeys(interfaces.VARIABLES, namespaces.DEVICE)
             # NCCL would find its peers by shared memory, past the link.
             environment |= {"NCCL_HOSTID": f"host-{node}", "NCCL_IB_DISABLE": "1"}
         if arguments.gpus:
@@ -92,7 +92,7 @@ def _free_port() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.linked_hosts",
+        prog="python -m transformer_core.measure.processes.hosts.linked_hosts",
         description="Start a run on two hosts that are made on this machine, with a limited link.",
     )
     parser.add_argument(

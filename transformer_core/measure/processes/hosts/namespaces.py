@@ -4,7 +4,7 @@ Everything is made for this process and vanishes with it: the kernel removes a n
 devices in it, when no process and no open file needs it. Where this user may not make network
 namespaces, a user namespace around them gives the right to.
 
-``python -m transformer_core.measure.namespaces`` tries it out.
+``python -m transformer_core.measure.processes.hosts.namespaces`` tries it out.
 """
 
 import argparse
@@ -16,7 +16,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.link import burst_bytes, show_bandwidth
+from schemas.config.link import show_bandwidth
+from transformer_core.common.endings import program
+from transformer_core.parallel.communication.link_times import burst_bytes
 
 DEVICE = "link0"
 """Name of the network device in either namespace."""
@@ -125,10 +127,11 @@ def _tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make a link and end; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.namespaces",
+        prog="python -m transformer_core.measure.processes.hosts.namespaces",
         description="Try whether two hosts with a limited link can be made on this machine.",
     )
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bits per second")

@@ -1,9 +1,9 @@
 """One host's processes of a run over several hosts.
 
-``python -m transformer_core.measure.one_host`` is started on every host, by srun, by
-:mod:`transformer_core.measure.linked_hosts` or by hand, and becomes the torchrun of this host.
-Which host it is, Slurm says, or the environment: NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of
-the first).
+``python -m transformer_core.measure.processes.hosts.one_host`` is started on every host by srun, by
+:mod:`transformer_core.measure.processes.hosts.linked_hosts` or by hand, and becomes the torchrun of
+this host. Which host it is, Slurm says, or the environment: NODE_RANK (0, 1, ...) and RENDEZVOUS
+(host:port of the first).
 """
 
 import argparse
@@ -12,10 +12,11 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from schemas.link import HOST_VARIABLE
-from transformer_core.measure import slurm
+from schemas.config.link import HOST_VARIABLE
+from transformer_core.measure.processes.hosts import interfaces, slurm
 
-QUICK_START = "transformer_core.measure.quick_start"
+AGENT = "transformer_core.measure.processes.hosts.agent"
+QUICK_START = "transformer_core.measure.processes.quick_start"
 """Runs a module as a program; its end, without taking anything apart, is safe too: threads of gloo
 that are still there when a process takes itself apart abort it."""
 
@@ -59,14 +60,16 @@ def own_address() -> str:
     return slurm.address(slurm.host_name()) if slurm.in_job() else socket.gethostname()
 
 
-def torchrun(processes: int) -> list[str]:
-    """The start of a command line of torchrun for ``processes`` on this host."""
-    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+def torchrun(processes: int, address: str = "127.0.0.1", port: int = 0) -> list[str]:
+    """The start of a command line of torchrun for ``processes`` on this host, which meet at an
+    address of the first; see :mod:`transformer_core.measure.processes.hosts.agent`."""
+    command = [sys.executable, "-m", AGENT, f"--nproc-per-node={processes}"]
+    return [*command, "--rdzv-backend=one_address", f"--rdzv-endpoint={address}:{port}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.one_host",
+        prog="python -m transformer_core.measure.processes.hosts.one_host",
         description="Start one host's processes of a run over several hosts.",
     )
     add_arguments(parser)
@@ -77,11 +80,14 @@ def main() -> None:
     host = this_host()
     if host is None:
         parser.error("which host is this? Set NODE_RANK and RENDEZVOUS, or start it through srun")
-    command = torchrun(arguments.processes)
-    command += [f"--nnodes={arguments.nodes}", f"--node-rank={host.node_rank}"]
+    port = host.port + arguments.place
+    command = torchrun(arguments.processes, host.address, port)
+    command += [f"--nnodes={arguments.nodes}"]
     # A static rendezvous: ranks are in the order of the hosts.
-    command += [f"--master-addr={host.address}", f"--master-port={host.port + arguments.place}"]
-    command += [f"--rdzv-conf=timeout={max(1, round(arguments.timeout))}"]
+    timeout = max(1, round(arguments.timeout))
+    command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
+    first = host.node_rank == 0
+    os.environ.update(interfaces.between_hosts(host.address, port, first, os.environ))
     command += ["-m", QUICK_START, *arguments.worker]
     os.environ.setdefault(HOST_VARIABLE, slurm.host_name())
     os.execv(command[0], command)

@@ -5,30 +5,32 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from schemas.results import LengthHistogram
-from transformer_core.analysis.frames import lengths_frame
-from transformer_core.report.drawing import WIDTH, Drawing, legend_below, nothing
-from transformer_core.report.inputs import Results
+from transformer_core.analysis.data_frames import lengths_frame
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
+from transformer_core.report.kit.palette import SERIES
+from transformer_core.report.kit.said import say
 
 _BINS = 40
 
 
-def lengths_characters(results: Results) -> Drawing:
+def lengths_characters(results: StudyResults) -> Drawing:
     """Lengths of the training sentences in characters."""
     return _lengths(results, results.splits["train"].lengths)
 
 
-def lengths_tokens(results: Results) -> Drawing:
+def lengths_tokens(results: StudyResults) -> Drawing:
     """Lengths of the training sentences in tokens."""
     return _lengths(results, results.manifests["train"].lengths)
 
 
-def _lengths(results: Results, lengths: LengthHistogram) -> Drawing:
+def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     corpus = results.study.corpus
     frame = lengths_frame(lengths, corpus.source_language, corpus.target_language)
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
-    title = f"Sentence lengths in {lengths.unit}"
+    title = say("Sentence lengths in %(unit)s", unit=lengths.unit)
     if frame.empty:
-        return Drawing(nothing(figure, "No sentence"), title, "The training split is empty.")
+        return Drawing(nothing(figure, "No sentence"), title, say("The training split is empty."))
     axes = figure.subplots()
     shortest, longest = int(frame["length"].min()), int(frame["length"].max())
     width = -(-(longest - shortest + 1) // _BINS)
@@ -43,7 +45,7 @@ def _lengths(results: Results, lengths: LengthHistogram) -> Drawing:
         bins=bins,
         element="step",
         alpha=0.2,
-        palette=sns.color_palette("colorblind", 2),
+        palette=SERIES[:2],
         ax=axes,
     )
     axes.set(xlabel=f"{lengths.unit} in a sentence", ylabel="share of sentences")
@@ -52,5 +54,10 @@ def _lengths(results: Results, lengths: LengthHistogram) -> Drawing:
     return Drawing(
         figure,
         title,
-        f"Training split, shares of sentences in bins of {width} {lengths.unit}.",
+        say(
+            "How long the sentences of the training split are: shares in bins of %(width)s "
+            "%(unit)s.",
+            width=width,
+            unit=lengths.unit,
+        ),
     )

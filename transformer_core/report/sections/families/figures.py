@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from textwrap import fill
 
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from schemas.results import FamilyCurve, FamilyPoint, Interval
-from transformer_core.report import svg
-from transformer_core.report.claims_section import read_curves
-from transformer_core.report.drawing import WIDTH, Drawing, legend_below, nothing
-from transformer_core.report.inputs import Results
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
+from transformer_core.report.kit.palette import BLUE, SERIES
+from transformer_core.report.kit.said import say
 
 _COLUMNS = 2
 _PANEL = 2.1
@@ -20,28 +20,30 @@ _LABEL_CHARACTERS = 34
 Panel = Callable[[Axes, FamilyCurve], None]
 
 
-def families(results: Results) -> Drawing:
+def families(results: StudyResults) -> Drawing:
     """Ratio of throughputs over the values of each family, with the knee."""
-    shown = [curve for curve in read_curves(results) if curve.best is not None]
+    shown = [curve for curve in results.curves if curve.best is not None]
     figure = _panels(shown, _throughput)
     if shown:
         figure.supylabel("throughput over the reference", fontsize=11)
-    said = [f" {curve.family}: {curve.note}." for curve in shown]
+    notes = "".join(f" {curve.family}: {curve.note}." for curve in shown)
     return Drawing(
         figure,
-        "Families",
-        "Ratio of the median throughputs to the reference of the family with its interval. The "
-        "dashed line is the reference, the dotted one the knee: the smallest value that is not "
-        "shown to be slower than the best. A hollow dot has no certificate and counts for nothing."
-        f"{''.join(said)}",
+        say("Families"),
+        say(
+            "Higher is faster than the reference of the family, the dashed line. The dotted line "
+            "is the knee: the smallest value that is not shown to be slower than the best. A "
+            "hollow dot has no certificate and counts for nothing. Lines are intervals."
+        )
+        + notes,
     )
 
 
-def family_costs(results: Results) -> Drawing:
+def family_costs(results: StudyResults) -> Drawing:
     """Ratio of peak memory and of traffic over the values of each family."""
     shown = [
         curve
-        for curve in read_curves(results)
+        for curve in results.curves
         if any(_sizes(curve.points, quantity) for quantity in _COSTS)
     ]
     figure = _panels(shown, _costs)
@@ -50,9 +52,11 @@ def family_costs(results: Results) -> Drawing:
         legend_below(figure.axes[0], None)
     return Drawing(
         figure,
-        "Costs of the families",
-        "Ratio of the largest peak of memory of any rank, and of the bytes that all ranks send in "
-        "a step, to the reference of the family. The dashed line is the reference.",
+        say("Costs of the families"),
+        say(
+            "Higher costs more than the reference of the family, the dashed line: the largest peak "
+            "of memory of any rank, and the bytes that all ranks send in a step."
+        ),
     )
 
 
@@ -78,13 +82,12 @@ def _panels(curves: Sequence[FamilyCurve], draw: Panel) -> Figure:
 
 
 def _throughput(axes: Axes, curve: FamilyCurve) -> None:
-    blue, *_ = sns.color_palette("colorblind")
     counted = [(p.value, p.throughput.median) for p in curve.points if p.counts and p.throughput]
-    axes.plot(*zip(*counted, strict=True), color=blue, lw=1.2)
+    axes.plot(*zip(*counted, strict=True), color=BLUE, lw=1.2)
     for point in curve.points:
         if point.throughput is None:
             continue
-        color = blue if point.counts else svg.INK
+        color = BLUE if point.counts else svg.INK
         _whisker(axes, point.value, point.throughput, color, "o", filled=point.counts)
     if curve.knee is not None:
         axes.axvline(curve.knee, color=svg.INK, ls=":", lw=1.2)
@@ -92,7 +95,7 @@ def _throughput(axes: Axes, curve: FamilyCurve) -> None:
 
 
 def _costs(axes: Axes, curve: FamilyCurve) -> None:
-    colors = sns.color_palette("colorblind")
+    colors = SERIES
     for color, (quantity, (label, marker, line)) in zip(colors, _COSTS.items(), strict=False):
         sizes = _sizes(curve.points, quantity)
         medians = [size.median for _, size in sizes]

@@ -1,46 +1,33 @@
 """Figures of the machine's limits: collective operations by size, utilisation by variant."""
 
-import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
+from pandas import DataFrame
 
-from transformer_core.report import svg
-from transformer_core.report.drawing import WIDTH, Drawing, legend_below, nothing, rows
-from transformer_core.report.formats import plain_size
-from transformer_core.report.inputs import Results
-from transformer_core.report.machine_inputs import (
-    bucket_bytes,
-    read_collectives,
-    read_utilisation,
-)
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
+from transformer_core.report.kit.formats import plain_size
+from transformer_core.report.kit.palette import BLUE, SERIES
+from transformer_core.report.kit.said import NOTHING, Said, say
+from transformer_core.report.sections.machine.read import bucket_bytes, utilisation_in_turns
 
 _DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1)]
 _MARKERS = "os^Dv<>P"
 
 
-def collective_bandwidth(results: Results) -> Drawing:
+def collective_bandwidth(results: StudyResults) -> Drawing:
     """Bus bandwidth over message size, with the gradient buckets of the model."""
-    run, table = read_collectives(results)
-    title = "Collective operations by message size"
+    run, table = results.collectives
+    title = say("Collective operations by message size")
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     if table.empty:
         reason = f"{run.status}: {run.reason}"
-        return Drawing(nothing(figure, "Not measured"), title, f"Nothing was measured: {reason}")
+        words = say("Nothing was measured: %(reason)s", reason=reason)
+        return Drawing(nothing(figure, "Not measured"), title, words)
     axes = figure.subplots()
-    colors = sns.color_palette("colorblind")
-    for place, (name, curve) in enumerate(table.groupby("collective", sort=False)):
-        (line,) = axes.plot(
-            curve["bytes"],
-            curve["bus_bandwidth"],
-            # The one that training leans on most stands out.
-            color=svg.INK if name == "all_reduce" else colors[place % len(colors)],
-            lw=2.2 if name == "all_reduce" else 1.4,
-            marker=_MARKERS[place % len(_MARKERS)],
-            ms=4,
-            label=str(name).replace("_", "-"),
-        )
-        if dashes := _DASHES[place % len(_DASHES)]:
-            line.set_dashes(dashes)
+    _curves(axes, table)
     buckets = bucket_bytes(results)
     sizes = sorted({size for of_variant in buckets.values() for size in of_variant})
     for number, size in enumerate(sizes):
@@ -55,27 +42,50 @@ def collective_bandwidth(results: Results) -> Drawing:
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     legend_below(axes, None)
     marked = ", ".join(plain_size(size) for size in sizes)
+    dotted = Said(" ", " ") + say(
+        "Dotted: gradient buckets of the variants (%(sizes)s).", sizes=marked
+    )
     return Drawing(
         figure,
         title,
-        f"{run.backend} between {run.world_size} processes. Bus bandwidth as nccl-tests defines "
-        "it: the size of the largest buffer over the time of the slowest rank, corrected for the "
-        "number of ranks. ring-all-reduce is this project's own."
-        + (f" Dotted: gradient buckets of the variants ({marked})." if sizes else ""),
+        say(
+            "Higher is faster: %(backend)s between %(ranks)s processes, by the size of a message. "
+            "Bus bandwidth as nccl-tests defines it: the largest buffer over the time of the "
+            "slowest rank, corrected for the number of ranks. ring-all-reduce is this project's "
+            "own.",
+            backend=run.backend,
+            ranks=run.world_size,
+        )
+        + (dotted if sizes else NOTHING),
     )
 
 
-def utilisation(results: Results) -> Drawing:
+def _curves(axes: Axes, table: DataFrame) -> None:
+    for place, (name, curve) in enumerate(table.groupby("collective", sort=False)):
+        (line,) = axes.plot(
+            curve["bytes"],
+            curve["bus_bandwidth"],
+            # The one that training leans on most stands out.
+            color=svg.INK if name == "all_reduce" else SERIES[place % len(SERIES)],
+            lw=2.2 if name == "all_reduce" else 1.4,
+            marker=_MARKERS[place % len(_MARKERS)],
+            ms=4,
+            label=str(name).replace("_", "-"),
+        )
+        if dashes := _DASHES[place % len(_DASHES)]:
+            line.set_dashes(dashes)
+
+
+def utilisation(results: StudyResults) -> Drawing:
     """Share of the measured ceiling that every variant's arithmetic reaches."""
-    found = [record for record in read_utilisation(results) if record.of_ceiling]
+    found = [record for record in utilisation_in_turns(results) if record.of_ceiling]
     figure, axes = rows(len(found))
-    blue, *_ = sns.color_palette("colorblind")
     for row, record in enumerate(found):
         useful, whole = record.of_ceiling, record.padded_of_ceiling
         assert useful is not None
         if whole is not None:
             axes.barh(row, whole.median, height=0.62, color=svg.INK, alpha=0.25, lw=0)
-        axes.barh(row, useful.median, height=0.62, color=blue, lw=0)
+        axes.barh(row, useful.median, height=0.62, color=BLUE, lw=0)
         axes.plot([useful.low, useful.high], [row, row], color=svg.INK, lw=1.2)
     if found:
         axes.set_yticks(
@@ -84,11 +94,18 @@ def utilisation(results: Results) -> Drawing:
         axes.set_ylim(len(found) - 0.5, -0.5)
         axes.set(xlabel="share of the measured matrix rate", xlim=(0, None))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    missing = [r.variant for r in read_utilisation(results) if r.of_ceiling is None]
+    missing = [r.variant for r in utilisation_in_turns(results) if r.of_ceiling is None]
     return Drawing(
         figure,
-        "Utilisation",
-        "Model FLOPs per second over the best matrix rate that was measured in the same format, on "
-        "all devices of the variant. Full bar: tokens; pale: with padding; line: interval."
-        + (f" Left out: {', '.join(missing)}." if missing else ""),
+        say("Utilisation"),
+        say(
+            "A longer bar makes more of the device: model FLOPs per second over the best matrix "
+            "rate that was measured in the same format, on all devices of the variant. Full bar: "
+            "tokens; pale: with padding; line: interval."
+        )
+        + (
+            Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))
+            if missing
+            else NOTHING
+        ),
     )

@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from transformer_core.report.inputs import Results
-from transformer_core.report.machine_inputs import (
-    read_collectives,
-    read_limits,
-    read_utilisation,
-)
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.sections.machine.read import utilisation_in_turns
 
 
 @dataclass(frozen=True)
@@ -23,17 +19,19 @@ class CollectiveRow:
     bus_bandwidth: float
 
 
-def machine_context(results: Results) -> dict[str, Any]:
+def context(results: StudyResults) -> dict[str, Any]:
     """The limits of the machine and how far the variants come."""
-    run, table = read_collectives(results)
+    run, table = results.collectives
+    rated = [rate for rate in results.roofline.matrix if rate.flops_per_second]
     return {
-        "roofline": read_limits(results),
+        "best": max(rated, key=lambda rate: rate.flops_per_second or 0.0, default=None),
+        "roofline": results.roofline,
         "collective_run": run,
         "collectives": [
             _ends(str(name), of_one.sort_values("bytes"))
             for name, of_one in table.groupby("collective", sort=False)
         ],
-        "utilisation": read_utilisation(results),
+        "utilisation": utilisation_in_turns(results),
     }
 
 

@@ -7,13 +7,11 @@ from statistics import median
 from schemas.results import (
     LargestBatchResult,
     MemoryResult,
-    PredictedMemory,
     PredictedRank,
     Prediction,
     RankAnatomy,
 )
-from transformer_core.analysis.files import read_record
-from transformer_core.report.inputs import Results
+from transformer_core.analysis.study_results import StudyResults
 
 _SCHEMES = ("data_parallel", "central", "ddp", "fsdp")
 
@@ -66,21 +64,13 @@ class Check:
         return self.predicted / self.measured - 1
 
 
-def read_memory(results: Results) -> Memory:
-    """What the study asked for; ConfigError if a file is missing or wrong."""
-    asked, folder = results.study.memory, results.folder / "memory"
-    if asked is None:
-        return Memory()
-    predictions = read_record(folder / "predicted.json", PredictedMemory).predictions
-    names = list(results.variants) if asked.anatomy else []
-    searched = [name for name in results.variants if name in asked.largest_batch.variants]
+def read_memory(results: StudyResults) -> Memory:
+    """What the study asked for."""
+    predicted = results.predicted_memory
     return Memory(
-        measured={name: read_record(folder / f"{name}.json", MemoryResult) for name in names},
-        predicted={prediction.variant: prediction for prediction in predictions},
-        largest={
-            name: read_record(folder / "largest_batch" / f"{name}.json", LargestBatchResult)
-            for name in searched
-        },
+        measured=results.memory,
+        predicted={p.variant: p for p in predicted.predictions} if predicted else {},
+        largest=results.largest_batches,
     )
 
 
@@ -100,7 +90,7 @@ def tensor_checks(memory: Memory) -> list[Check]:
     return found
 
 
-def run_checks(results: Results, memory: Memory) -> list[Check]:
+def run_checks(results: StudyResults, memory: Memory) -> list[Check]:
     """The same of every timed run: of the whole process on a CPU, of the tensors on a GPU."""
     found = []
     for name, result in results.variants.items():
@@ -150,7 +140,7 @@ def errors(checks: Iterable[Check]) -> tuple[float, float] | None:
     return (median(sizes), max(sizes)) if sizes else None
 
 
-def telling(results: Results, memory: Memory) -> list[str]:
+def telling(results: StudyResults, memory: Memory) -> list[str]:
     """The variants that are shown in detail: the baseline, and the first on several devices."""
     followed = memory.followed
     names = [name for name in (results.study.baseline,) if name in followed]
@@ -160,7 +150,7 @@ def telling(results: Results, memory: Memory) -> list[str]:
     return [*names, *([first] if first is not None else [])]
 
 
-def schemes(results: Results, memory: Memory) -> dict[str, MemoryResult]:
+def schemes(results: StudyResults, memory: Memory) -> dict[str, MemoryResult]:
     """A variant of each way of dividing the work over several devices, in the study's order of
     telling: DataParallel, with the loss in forward, DistributedDataParallel, FSDP."""
     found: dict[tuple[str, bool], str] = {}

@@ -1,40 +1,58 @@
 """Figures of profiles: where the time of a step goes, communication, one step, the roofline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch, Rectangle
-from matplotlib.path import Path
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
 from schemas.results import Breakdown, ProfileSummary, Roofline
-from transformer_core.profiling.operators import OPERATOR_CLASSES
-from transformer_core.profiling.timeline import COLOURS, Lane, Span, Timeline, read_timeline
-from transformer_core.report import svg
-from transformer_core.report.drawing import WIDTH, Drawing, left_out, legend_below, nothing, rows
-from transformer_core.report.inputs import Results
-from transformer_core.report.profile_inputs import folder_of, read_roofline, shown, telling
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.profiling.breakdown.step_timeline import (
+    COLOURS,
+    Timeline,
+    read_timeline,
+)
+from transformer_core.profiling.operators.operator_classes import OPERATOR_CLASSES
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    left_out,
+    legend_below,
+    name_rows,
+    nothing,
+    rows,
+)
+from transformer_core.report.kit.palette import (
+    BLUE,
+    BROWN,
+    ORANGE,
+    PURPLE,
+    SERIES,
+    SKY,
+    VERMILION,
+    YELLOW,
+)
+from transformer_core.report.kit.said import say
+from transformer_core.report.sections.profiles.read import measured_roofline, shown, telling
+from transformer_core.report.sections.profiles.step_drawing import CLASSES, draw_step
 
-_PALETTE = sns.color_palette("colorblind", 10)
-_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _BROWN, _PINK, _GREY, _YELLOW, _SKY = _PALETTE
 _PARTS = {
-    "computation": _BLUE,
-    "computation and communication": _PURPLE,
-    "exposed communication": _RED,
-    "exposed copies": _YELLOW,
-    "CUDA graphs": _BROWN,
+    "computation": BLUE,
+    "computation and communication": PURPLE,
+    "exposed communication": VERMILION,
+    "exposed copies": YELLOW,
+    "CUDA graphs": BROWN,
 }
-_COMMUNICATION = {"hidden": _PURPLE, "exposed": _RED, "transfer": _SKY, "waiting": _ORANGE}
-_CLASSES = dict(zip(COLOURS, (_BLUE, _ORANGE, _GREEN, _RED, _GREY, _YELLOW, _BROWN), strict=True))
+_COMMUNICATION = {"hidden": PURPLE, "exposed": VERMILION, "transfer": SKY, "waiting": ORANGE}
 _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
-_WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
-_LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimizer": "O"}
+WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
 
 
-def partition(results: Results) -> Drawing:
+def profile_partition(results: StudyResults) -> Drawing:
     """What the devices did in a step, by variant."""
     found = shown(results)
     figure, axes = rows(len(found))
@@ -49,30 +67,32 @@ def partition(results: Results) -> Drawing:
         if idle > 0:
             axes.barh(row, idle, 0.7, left, fc="none", ec=svg.INK, lw=0.8, label="idle")
     if found:
-        _name_rows(axes, list(found))
+        name_rows(axes, list(found))
         axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
         _legend_once(axes, [*_PARTS, "idle"])
     return Drawing(
         figure,
-        "Where the time of a step goes",
-        "Wall time of a step under the profiler, which slows it down, divided by what the devices "
-        "do in it; mean over steps and devices. Exposed is what nothing is computed beside. Idle "
-        "time is the host's: Python, dispatch, waiting for input."
-        f"{left_out(results, list(found))}",
+        say("Where the time of a step goes"),
+        say(
+            "Wall time of a step under the profiler, which slows it down, divided by what the "
+            "devices do in it; mean over steps and devices. Exposed is what nothing is computed "
+            "beside. Idle time is the host's: Python, dispatch, waiting for input."
+        )
+        + left_out(results, list(found)),
     )
 
 
-def communication(results: Results) -> Drawing:
+def profile_communication(results: StudyResults) -> Drawing:
     """How much of the communication is hidden, and how much is waiting."""
     found = {
         name: breakdown
         for name, breakdown in shown(results).items()
         if any(device.collectives for device in breakdown.devices)
     }
-    title = "Communication: hidden, exposed, waiting"
+    title = say("Communication: hidden, exposed, waiting")
     if not found:
-        text = "No variant communicates"
-        return Drawing(nothing(Figure(figsize=(WIDTH, 1.6)), text), title, f"{text}.")
+        text = say("No variant communicates.")
+        return Drawing(nothing(Figure(figsize=(WIDTH, 1.6)), text.strip(".")), title, text)
     figure, axes = rows(len(found))
     for row, breakdown in enumerate(found.values()):
         steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
@@ -98,38 +118,41 @@ def communication(results: Results) -> Drawing:
                 label=name,
             )
             left[offset] += width
-    _name_rows(axes, list(found))
+    name_rows(axes, list(found))
     axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
     _legend_once(axes, _COMMUNICATION)
     return Drawing(
         figure,
         title,
-        "Upper bar: time in which communication runs, hidden by computation beside it or exposed. "
-        "Lower bar: the sum over all collectives, of which transfer is the shortest on any "
-        "rank and the rest is waiting for the slowest. Mean over steps and devices. Variants that "
-        "do not communicate are left out.",
+        say(
+            "Upper bar: time in which communication runs, hidden by computation beside it or "
+            "exposed. Lower bar: the sum over all collectives, of which transfer is the shortest "
+            "on any rank and the rest is waiting for the slowest. Mean over steps and devices. "
+            "Variants that do not communicate are left out."
+        ),
     )
 
 
-def timelines(results: Results) -> Drawing:
+def profile_timelines(results: StudyResults) -> Drawing:
     """One step of a few variants, drawn from its events."""
     found: dict[str, Timeline] = {}
     for name in telling(results):
-        timeline = read_timeline(folder_of(results, name) / "events.parquet")
+        timeline = read_timeline(results.profile_folder(name) / "events.parquet")
         if timeline:
             found[name] = timeline
     heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
     figure = Figure(figsize=(WIDTH, 0.7 + 0.2 * sum(heights)), layout="constrained")
     if not found:
-        return Drawing(nothing(figure), "One step", "No profile marks the steps of a training.")
+        words = say("No profile marks the steps of a training.")
+        return Drawing(nothing(figure), say("One step"), words)
     panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, timeline) in zip(panels, found.items(), strict=True):
-        _draw_step(axes, name, timeline)
+        draw_step(axes, name, timeline)
     panels[-1].set_xlabel("milliseconds after the begin of the step")
     seen = {colour for t in found.values() for lane in t.lanes for colour in lane.spans}
     figure.legend(
         handles=[
-            Rectangle((0, 0), 1, 1, color=_CLASSES[colour], label=_WORDS.get(colour, colour))
+            Rectangle((0, 0), 1, 1, color=CLASSES[colour], label=WORDS.get(colour, colour))
             for colour in COLOURS
             if colour in seen
         ],
@@ -139,30 +162,28 @@ def timelines(results: Results) -> Drawing:
     )
     return Drawing(
         figure,
-        "One step",
-        "One profiled step of " + ", ".join(found) + ". The letters mark the phases on the host: "
-        "data (D), forward (F), loss (L), backward (B), optimizer (O). The rows below show what "
-        "the device did: operators of a CPU and its communication, or the busiest streams of a "
-        "GPU. A step is cut into 300 columns; a column shows what fills most of it, and stays "
-        "empty if little runs.",
+        say("One step"),
+        say(
+            "One profiled step of %(names)s. The letters mark the phases on the host: data (D), "
+            "forward (F), loss (L), backward (B), optimizer (O). The rows below show what the "
+            "device did: operators of a CPU and its communication, or the busiest streams of a "
+            "GPU. A step is cut into 300 columns; a column shows what fills most of it, and stays "
+            "empty if little runs.",
+            names=", ".join(found),
+        ),
     )
 
 
-def operator_roofline(results: Results) -> Drawing:
+def operator_roofline(results: StudyResults) -> Drawing:
     """The classes of operators against what the device reaches."""
     found = shown(results)
     names = telling(results)
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    points = [
-        (variant, use.operator_class, use.intensity, use.flops / (use.counted_ns * 1e-9))
-        for variant in names
-        for use in _summary(found[variant]).operators
-        if use.intensity and use.flops and use.counted_ns
-    ]
-    title = "Operator classes under the roofline"
+    points = _points({variant: _summary(found[variant]) for variant in names})
+    title = say("Operator classes under the roofline")
     if not points:
-        text = "No trace holds the shapes of operators"
-        return Drawing(nothing(figure, text), title, f"{text}.")
+        text = say("No trace holds the shapes of operators.")
+        return Drawing(nothing(figure, text.strip(".")), title, text)
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log")
     for variant, operators, intensity, rate in points:
@@ -170,35 +191,55 @@ def operator_roofline(results: Results) -> Drawing:
             intensity,
             rate,
             _MARKERS[operators],
-            color=_PALETTE[names.index(variant)],
+            color=SERIES[names.index(variant)],
             ms=8,
             alpha=0.85,
         )
     intensities = [point[2] for point in points]
-    roofline = read_roofline(results)
+    roofline = measured_roofline(results)
     if roofline:
         _ceilings(axes, roofline, (min(intensities) / 4, max(intensities) * 8))
     axes.set(xlabel="FLOPs per byte", ylabel="FLOPs per second")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    used = [name for name in OPERATOR_CLASSES if name in {point[1] for point in points}]
-    for name in used:
-        axes.plot([], [], _MARKERS[name], color=svg.INK, label=_WORDS.get(name, name))
-    for number, name in enumerate(names):
-        axes.plot([], [], "s", color=_PALETTE[number], label=name)
-    legend_below(axes, None)
-    lines = (
-        "The lines are what a process with all threads reaches: the memory bandwidth times the "
-        "intensity, up to the rate of its matrix products."
-        if roofline
-        else "What this machine reaches was not measured."
-    )
+    _name_marks_and_colors(axes, {point[1] for point in points}, names)
     return Drawing(
         figure,
         title,
-        "Arithmetic intensity and rate of each class of operators, from the shapes of their "
-        f"inputs; calls without known shapes are left out. {lines}",
+        say(
+            "Higher is more arithmetic in a second, further right more of it for each byte: each "
+            "class of operators, from the shapes of their inputs. Calls without known shapes are "
+            "left out."
+        )
+        + " "
+        + (
+            say(
+                "The lines are what a process with all threads reaches: the memory bandwidth times "
+                "the intensity, up to the rate of its matrix products."
+            )
+            if roofline
+            else say("What this machine reaches was not measured.")
+        ),
     )
+
+
+def _points(summaries: dict[str, ProfileSummary]) -> list[tuple[str, str, float, float]]:
+    """Variant, class of operators, FLOPs per byte and FLOPs per second, where all are known."""
+    return [
+        (variant, use.operator_class, use.intensity, use.flops / (use.counted_ns * 1e-9))
+        for variant, summary in summaries.items()
+        for use in summary.operators
+        if use.intensity and use.flops and use.counted_ns
+    ]
+
+
+def _name_marks_and_colors(axes: Axes, operators: set[str], variants: list[str]) -> None:
+    used = [name for name in OPERATOR_CLASSES if name in operators]
+    for name in used:
+        axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
+    for number, name in enumerate(variants):
+        axes.plot([], [], "s", color=SERIES[number], label=name)
+    legend_below(axes, None)
 
 
 def _summary(breakdown: Breakdown) -> ProfileSummary:
@@ -223,11 +264,6 @@ def _shares(breakdown: Breakdown) -> tuple[float, ...]:
     )
 
 
-def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-
-
 def _legend_once(axes: Axes, order: Iterable[str]) -> None:
     """A legend below that names every label once, in ``order``."""
     handles, labels = axes.get_legend_handles_labels()
@@ -235,57 +271,6 @@ def _legend_once(axes: Axes, order: Iterable[str]) -> None:
     names = [name for name in order if name in once]
     axes.legend([once[name] for name in names], names)
     legend_below(axes, None)
-
-
-def _draw_step(axes: Axes, name: str, timeline: Timeline) -> None:
-    """One variant: for every rank the strip of phases, and a row per lane."""
-    ticks: list[tuple[float, str]] = []
-    row = 0
-    for rank, strip in timeline.phases.items():
-        _draw_strip(axes, row, strip, timeline.window_ns)
-        ticks.append((row, f"rank {rank}"))
-        row += 1
-        for lane in (lane for lane in timeline.lanes if lane.rank == rank):
-            _draw_lane(axes, row, lane)
-            ticks.append((row, lane.label))
-            row += 1
-    axes.set_yticks([tick for tick, _ in ticks], [label for _, label in ticks], fontsize=9)
-    axes.set(xlim=(0, timeline.window_ns / 1e6), ylim=(row - 0.5, -0.5))
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=9)
-    axes.grid(axis="y", visible=False)
-    axes.spines["left"].set_visible(False)
-    axes.set_title(name, loc="left", fontsize=10)
-
-
-def _draw_strip(
-    axes: Axes, row: int, strip: Sequence[tuple[str, int, int]], window_ns: int
-) -> None:
-    axes.add_patch(
-        PathPatch(
-            _boxes([(t0, t1) for _, t0, t1 in strip], row, 0.32), fc="none", ec=svg.INK, lw=0.5
-        )
-    )
-    for phase, t0, t1 in strip:
-        if t1 - t0 > window_ns / 40:  # a letter needs some room
-            middle = (t0 + t1) / 2e6
-            axes.text(middle, row, _LETTERS[phase], ha="center", va="center_baseline", fontsize=8)
-
-
-def _draw_lane(axes: Axes, row: int, lane: Lane) -> None:
-    for colour, spans in lane.spans.items():
-        axes.add_patch(PathPatch(_boxes(spans, row, 0.42), fc=_CLASSES[colour], lw=0))
-
-
-def _boxes(spans: Sequence[Span], row: int, half: float) -> Path:
-    """All spans as one path: a picture of one element instead of hundreds."""
-    corners = [
-        (x / 1e6, row + y)
-        for t0, t1 in spans
-        for x, y in ((t0, -half), (t1, -half), (t1, half), (t0, half), (t0, -half))
-    ]
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(spans)
-    return Path(np.array(corners).reshape(-1, 2), codes)
 
 
 def _ceilings(axes: Axes, roofline: Roofline, span: tuple[float, float]) -> None:

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.results import Breakdown, Capture, ProfileSummary
-from transformer_core.analysis.files import read_record
-from transformer_core.report.inputs import Results
-from transformer_core.report.profile_inputs import folder_of, read_breakdowns, telling
+from schemas.results import Breakdown, ProfileSummary
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.sections.profiles.read import telling
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,22 @@ class Profile:
         return count / nanoseconds if count is not None and nanoseconds else None
 
 
-def profiles_context(results: Results) -> dict[str, Any]:
+def context(results: StudyResults) -> dict[str, Any]:
     """The profiles that are there, those that are not, and the few that are shown in detail."""
     profiles = {
-        name: _profile(results, name, breakdown)
-        for name, breakdown in read_breakdowns(results).items()
+        name: _profile(results, name, breakdown) for name, breakdown in results.breakdowns.items()
     }
     ok = {name: profile for name, profile in profiles.items() if profile.breakdown.devices}
     reasons = {profile.breakdown.profiler_reason for profile in profiles.values()}
+    reference = ok.get(results.study.baseline)
+    exposed = {p.name: p.summary.exposed_communication or 0.0 for p in ok.values()}
+    most = max(exposed, key=lambda name: exposed[name], default=None)
     return {
         "profiles": ok,
+        "usual": reference or next(iter(ok.values()), None),
+        "talkative": ok[most] if most is not None and exposed[most] else None,
+        "brought": list(results.study.traces),
+        "stragglers": [p for p in ok.values() if len(p.summary.stragglers) > 1],
         "without": [p.breakdown for p in profiles.values() if not p.breakdown.devices],
         "detailed": [ok[name] for name in telling(results)],
         "profiler_reasons": sorted(reason for reason in reasons if reason),
@@ -67,10 +72,8 @@ def profiles_context(results: Results) -> dict[str, Any]:
     }
 
 
-def _profile(results: Results, name: str, breakdown: Breakdown) -> Profile:
-    folder = folder_of(results, name)
-    path = folder / "capture.json"
-    capture = read_record(path, Capture) if path.exists() else None
+def _profile(results: StudyResults, name: str, breakdown: Breakdown) -> Profile:
+    capture = results.capture(name)
     steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
     talks = any(device.collectives for device in breakdown.devices)
     runs = sum(device.profiled.communication_ns for device in breakdown.devices)

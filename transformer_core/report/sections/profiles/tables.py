@@ -1,20 +1,17 @@
 """Profiles as tables: ``profiles.csv`` and ``operators.csv``."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from schemas.results import DeviceBreakdown, OperatorClass, Partition
-from transformer_core.report.inputs import Results
-from transformer_core.report.profile_inputs import read_breakdowns
-
-Row = Mapping[str, Any]
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.contents import Row
 
 
-def profiles_table(results: Results) -> list[Row]:
+def profiles(results: StudyResults) -> list[Row]:
     """A row per variant, rank and device; one without numbers where there is no profile."""
-    breakdowns = read_breakdowns(results)
+    breakdowns = results.breakdowns
     rows: list[Row] = []
-    for name in results.variants:
+    for name in (*results.variants, *results.study.traces):
         breakdown = breakdowns.get(name)
         head = {
             "variant": name,
@@ -42,11 +39,11 @@ def profiles_table(results: Results) -> list[Row]:
     return rows
 
 
-def operators_table(results: Results) -> list[Row]:
+def operators(results: StudyResults) -> list[Row]:
     """A row per variant and class of operators, summed over its devices and steps."""
-    breakdowns = read_breakdowns(results)
+    breakdowns = results.breakdowns
     rows: list[Row] = []
-    for name in results.variants:
+    for name in (*results.variants, *results.study.traces):
         breakdown = breakdowns.get(name)
         summary = breakdown.summary if breakdown else None
         uses: Sequence[OperatorClass | None] = summary.operators if summary else []

@@ -1,30 +1,18 @@
-"""The recommended combination, and how it was found."""
+"""The figure of the recommended combination."""
 
-import seaborn as sns
 from matplotlib.axes import Axes
 
-from schemas.results import SearchResult, Stage
-from transformer_core.analysis.files import read_record
-from transformer_core.report import svg
-from transformer_core.report.drawing import Drawing, rows
-from transformer_core.report.inputs import Results
+from schemas.results import Stage
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import Drawing, rows
+from transformer_core.report.kit.palette import BLUE, ORANGE
+from transformer_core.report.kit.said import say
 
 
-def read_search(results: Results) -> SearchResult:
-    """What the search found."""
-    return read_record(results.folder / "search.json", SearchResult)
-
-
-def recommendation(results: Results) -> dict[str, object]:
-    """The context of the section."""
-    found = read_search(results)
-    best = next((s for s in found.waterfall if set(s.parts) == set(found.parts)), None)
-    return {"search": found, "best": best if found.parts else None}
-
-
-def waterfall(results: Results) -> Drawing:
+def waterfall(results: StudyResults) -> Drawing:
     """From the baseline to the best combination, and without each of its parts."""
-    found = read_search(results)
+    found = results.search
     shown = [
         (f"+ {stage.change}" if adds else f"without {stage.change}", stage, adds)
         for group, adds in ((found.waterfall, True), (found.left_out, False))
@@ -33,11 +21,14 @@ def waterfall(results: Results) -> Drawing:
     ]
     figure, axes = rows(len(shown) + 1 if shown else 0)
     if not shown:
-        return Drawing(figure, "Techniques together", f"{found.reason.capitalize()}.")
-    blue, orange, *_ = sns.color_palette("colorblind")
+        return Drawing(
+            figure,
+            say("Techniques together"),
+            say("Nothing to add up: %(reason)s.", reason=found.reason),
+        )
     before = 1.0
     for row, (_, stage, adds) in enumerate(shown, 1):
-        _bar(axes, row, before if adds else 1.0, stage, blue if adds else orange)
+        _bar(axes, row, before if adds else 1.0, stage, BLUE if adds else ORANGE)
         if adds and stage.effect.ratio:
             before = stage.effect.ratio.median
     axes.plot(1, 0, "|", color=svg.INK, ms=14, mew=2)
@@ -49,10 +40,12 @@ def waterfall(results: Results) -> Drawing:
     axes.xaxis.set_major_formatter("{x:g}×")
     return Drawing(
         figure,
-        "Techniques together",
-        "From the baseline to the best combination, one technique after the other, each bar from "
-        "the stage before to the one that it reaches; then the best combination without each of "
-        "its techniques, from the baseline. Lines are intervals.",
+        say("Techniques together"),
+        say(
+            "Read it from top to bottom: each technique is added to those above it, and its bar "
+            "leads from the speed before to the speed with it. Below, in orange, is the best "
+            "combination without each of its techniques. Black lines are intervals."
+        ),
     )
 
 

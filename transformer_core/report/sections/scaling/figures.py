@@ -2,23 +2,19 @@
 
 from collections.abc import Sequence
 
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from schemas.link import show_bandwidth
+from schemas.config.link import show_bandwidth
 from schemas.results import Projection
-from transformer_core.report import svg
-from transformer_core.report.drawing import WIDTH, Drawing, legend_below, nothing, rows
-from transformer_core.report.formats import plain_duration
-from transformer_core.report.inputs import Results
-from transformer_core.report.scaling_section import (
-    STRATEGIES,
-    read_link_error,
-    read_projection,
-    shown_curves,
-)
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
+from transformer_core.report.kit.formats import plain_duration
+from transformer_core.report.kit.palette import BLUE, SERIES
+from transformer_core.report.kit.said import Said, say
+from transformer_core.report.sections.scaling.read import STRATEGIES, dropped, shown_curves
 
 _DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 2), (7, 2)]
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
@@ -26,15 +22,15 @@ GOAL = 0.05
 """Median error of the emulated link that is aimed at."""
 
 
-def scaling(results: Results) -> Drawing:
+def scaling(results: StudyResults) -> Drawing:
     """Efficiency over the number of devices, a panel for each link."""
-    title = "Efficiency with more devices"
-    projection = read_projection(results)
-    if projection is None or not projection.curves:
+    title = say("Efficiency with more devices")
+    projection = results.projection
+    curves = shown_curves(projection) if projection else []
+    if projection is None or not curves:
         return _not_projected(projection, title)
-    curves = shown_curves(projection)
     figure, panels = _panels([curve.link for curve in curves])
-    colors = dict(zip(STRATEGIES, sns.color_palette("colorblind"), strict=False))
+    colors = dict(zip(STRATEGIES, SERIES, strict=False))
     dashes = dict(zip(STRATEGIES, _DASHES, strict=True))
     for curve in sorted(curves, key=lambda curve: [*STRATEGIES].index(curve.strategy)):
         (line,) = panels[curve.link].plot(
@@ -57,22 +53,27 @@ def scaling(results: Results) -> Drawing:
     return Drawing(
         figure,
         title,
-        "Projected throughput per device over that of one device, each with the same work, from "
-        "the measured work of one and the time of its messages, with buckets of 25 MiB; a panel "
-        "for each link. Below the dotted line more than half of a step is communication. "
-        f"{_said_error(projection)}.",
+        say(
+            "A curve that falls loses time to communication; below the dotted line it is more than "
+            "half of a step. Projected throughput per device over that of one device, each with "
+            "the same work, from the measured work of one and the time of its messages, with "
+            "buckets of 25 MiB; a panel for each link."
+        )
+        + " "
+        + _said_error(projection)
+        + ".",
     )
 
 
-def bucket_sizes(results: Results) -> Drawing:
+def bucket_sizes(results: StudyResults) -> Drawing:
     """Step time of DistributedDataParallel over the bucket size, a panel for each link."""
-    title = "Bucket size with more devices"
-    projection = read_projection(results)
-    if projection is None or not projection.buckets:
+    title = say("Bucket size with more devices")
+    projection = results.projection
+    if projection is None or not projection.buckets or "ddp" in dropped(projection):
         return _not_projected(projection, title)
     figure, panels = _panels([best.link for best in projection.buckets])
     devices = list(dict.fromkeys(best.devices for best in projection.buckets))
-    colors = dict(zip(devices, sns.color_palette("colorblind"), strict=False))
+    colors = dict(zip(devices, SERIES, strict=False))
     dashes = dict(zip(devices, _DASHES, strict=False))
     for best in projection.buckets:
         axes = panels[best.link]
@@ -96,15 +97,24 @@ def bucket_sizes(results: Results) -> Drawing:
     return Drawing(
         figure,
         title,
-        "Projected time of a step of DistributedDataParallel by the size of its gradient buckets; "
-        "a panel for each link. A dot marks the smallest of the best sizes.",
+        say(
+            "Lower is faster: projected time of a step of DistributedDataParallel by the size of "
+            "its gradient buckets, a panel for each link. A dot marks the smallest of the best "
+            "sizes."
+        ),
     )
 
 
-def _not_projected(projection: Projection | None, title: str) -> Drawing:
-    reason = projection.reason if projection else "the study asks for no projection"
+def _not_projected(projection: Projection | None, title: Said) -> Drawing:
+    reason = say("the study asks for no projection")
+    if projection and projection.reason:
+        reason = Said(projection.reason, projection.reason)
+    elif projection:
+        reason = say("measured runs differ too much from the projection")
     empty = Figure(figsize=(WIDTH, 1.6), layout="constrained")
-    return Drawing(nothing(empty, "Nothing to project"), title, f"No curves: {reason}.")
+    return Drawing(
+        nothing(empty, "Nothing to project"), title, say("No curves: %(reason)s.", reason=reason)
+    )
 
 
 def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
@@ -117,27 +127,28 @@ def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
     return figure, dict(zip(names, panels, strict=True))
 
 
-def _said_error(projection: Projection) -> str:
+def _said_error(projection: Projection) -> Said:
     """What the checks say of the model, to stand beside its curves."""
     if projection.median_error is None or projection.worst_error is None:
-        return "Not checked against any run"
+        return say("Not checked against any run")
     count = sum(check.error is not None for check in projection.checks)
-    return (
-        f"Checked against {count} runs: off by {projection.median_error:.0%} in the median, "
-        f"{projection.worst_error:.0%} at worst"
+    return say(
+        "Checked against %(count)s runs: off by %(median)s in the median, %(worst)s at worst",
+        count=count,
+        median=f"{projection.median_error:.0%}",
+        worst=f"{projection.worst_error:.0%}",
     )
 
 
-def projection_check(results: Results) -> Drawing:
+def projection_check(results: StudyResults) -> Drawing:
     """Predicted over measured step time of every run of several processes."""
-    projection = read_projection(results)
+    projection = results.projection
     shown = [c for c in projection.checks if c.error is not None] if projection else []
     figure, axes = rows(len(shown))
-    blue, *_ = sns.color_palette("colorblind")
     for row, check in enumerate(shown):
         assert check.error is not None
-        axes.plot([0, check.error], [row, row], color=blue)
-        axes.plot(check.error, row, "o", color=blue, ms=6)
+        axes.plot([0, check.error], [row, row], color=BLUE)
+        axes.plot(check.error, row, "o", color=BLUE, ms=6)
         axes.annotate(
             plain_duration(check.measured_seconds),
             (1, row),
@@ -155,20 +166,23 @@ def projection_check(results: Results) -> Drawing:
         axes.margins(x=0.1)
     return Drawing(
         figure,
-        "Projection against measured runs",
-        "Error of the predicted time of a step, for every run of several processes that the model "
-        "covers; left of the dashed line it is too short. At the right stands the measured time.",
+        say("Projection against measured runs"),
+        say(
+            "Left of the dashed line the projected time of a step is too short, right of it too "
+            "long: every run of several processes that the model covers. At the right stands the "
+            "measured time."
+        ),
     )
 
 
-def link_error(results: Results) -> Drawing:
+def link_error(results: StudyResults) -> Drawing:
     """The emulated link against the real one, by bandwidth."""
-    found = read_link_error(results)
+    found = results.link_error
     shown = [trial for trial in found.trials if trial.error is not None] if found else []
     figure, axes = rows(len(shown))
     if shown:
         bandwidths = list(dict.fromkeys(trial.bandwidth for trial in shown))
-        colors = dict(zip(bandwidths, sns.color_palette("colorblind"), strict=False))
+        colors = dict(zip(bandwidths, SERIES, strict=False))
         markers = dict(zip(bandwidths, "os^Dv<>P", strict=False))
         for row, trial in enumerate(shown):
             assert trial.error is not None
@@ -191,7 +205,10 @@ def link_error(results: Results) -> Drawing:
         legend_below(axes, None)
     return Drawing(
         figure,
-        "The emulated link against the real one",
-        "Error of the time of a step, for configurations that nothing was fitted to, timed in "
-        "turns over both links. The shaded band is 5 % wide on either side.",
+        say("The emulated link against the real one"),
+        say(
+            "Near the dashed line the emulated link is as slow as the real one: error of the time "
+            "of a step, for configurations that nothing was fitted to, which took turns over both "
+            "links. The shaded band is 5 % wide on either side."
+        ),
     )

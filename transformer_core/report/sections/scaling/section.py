@@ -4,26 +4,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from schemas.link import LinkKind, show_bandwidth
+from schemas.config.link import LinkKind, show_bandwidth
 from schemas.results import (
     Comparison,
-    LinkError,
-    ProjectedCurve,
-    Projection,
     VariantResult,
 )
-from transformer_core.analysis.files import read_record
-from transformer_core.report.inputs import Results
-
-STRATEGIES = {
-    "ddp": "DDP",
-    "ddp_no_overlap": "DDP without overlap",
-    "accumulation_sync": "accumulation, every micro-batch reduced",
-    "accumulation_no_sync": "accumulation with no_sync",
-    "fsdp": "FSDP",
-    "central": "central",
-}
-"""Projected strategies in words."""
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.sections.scaling.read import (
+    MOST_ERROR,
+    STRATEGIES,
+    dropped,
+    shown_curves,
+)
 
 
 @dataclass(frozen=True)
@@ -40,30 +32,7 @@ class LinkedRun:
     """With other runs over several hosts."""
 
 
-SHOWN_BUCKET_MB = 25.0
-"""Bucket size of the strategies that are shown: DistributedDataParallel's own default."""
-
-
-def shown_curves(projection: Projection) -> list[ProjectedCurve]:
-    """The curves of the strategies, with one bucket size for those that have buckets."""
-    return [curve for curve in projection.curves if curve.bucket_mb in (None, SHOWN_BUCKET_MB)]
-
-
-def read_projection(results: Results) -> Projection | None:
-    """The projection; null where the study wants none."""
-    if results.study.projection is None:
-        return None
-    return read_record(results.folder / "projection" / "projection.json", Projection)
-
-
-def read_link_error(results: Results) -> LinkError | None:
-    """The error of the emulated link; null where the study does not check it."""
-    if results.study.link_check is None:
-        return None
-    return read_record(results.folder / "links" / "error.json", LinkError)
-
-
-def linked_runs(results: Results) -> list[LinkedRun]:
+def linked_runs(results: StudyResults) -> list[LinkedRun]:
     """The variants on several hosts, in the order of the study."""
     names = [name for name, spec in results.specs.items() if spec.machine.nodes > 1]
     found = []
@@ -93,14 +62,18 @@ def linked_runs(results: Results) -> list[LinkedRun]:
     return found
 
 
-def scaling_context(results: Results) -> dict[str, Any]:
+def context(results: StudyResults) -> dict[str, Any]:
     """Runs over links, the error of the emulated one, and projections."""
-    projection = read_projection(results)
+    projection = results.projection
+    curves = shown_curves(projection) if projection else []
     return {
         "runs": linked_runs(results),
-        "link_error": read_link_error(results),
+        "link_error": results.link_error,
         "projection": projection,
-        "curves": shown_curves(projection) if projection else [],
+        "curves": curves,
+        "knees": {curve.link: curve for curve in curves if curve.strategy == "ddp"},
+        "dropped": dropped(projection) if projection and not projection.reason else {},
+        "most_error": MOST_ERROR,
         "strategies": STRATEGIES,
         "show_bandwidth": show_bandwidth,
     }

@@ -1,9 +1,10 @@
 """What the numbers support in a few sentences, chosen here and worded in the template."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from schemas.results import Certificate, Comparison, Translation, VariantResult
-from transformer_core.report.inputs import Results
+from schemas.results import Certificate, Comparison, VariantResult
+from transformer_core.analysis.study_results import StudyResults
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,7 @@ class Summary:
     ended_otherwise: list[VariantResult]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A sentence with the translations of all variants."""
-
-    source: str
-    reference: str
-    hypotheses: list[tuple[str, list[str]]]
-    """Translation, and the variants that gave it."""
-
-
-def summarise(results: Results) -> Summary:
+def summarise(results: StudyResults) -> Summary:
     """Sort the comparisons with the baseline."""
     compared = sorted(
         (item for item in results.comparisons.values() if item.speedup is not None),
@@ -65,18 +56,6 @@ def summarise(results: Results) -> Summary:
     )
 
 
-def translations(results: Results) -> list[Sample]:
-    """The sampled test sentences; variants that agree on a translation stand together."""
-    found: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for result in results.ordered:
-        for sample in result.evaluation.samples:
-            by_text = found.setdefault(_key(sample), {})
-            by_text.setdefault(sample.hypothesis, []).append(result.variant)
-    return [
-        Sample(source, reference, list(by_text.items()))
-        for (source, reference), by_text in found.items()
-    ]
-
-
-def _key(sample: Translation) -> tuple[str, str]:
-    return sample.source, sample.reference
+def context(results: StudyResults) -> dict[str, Any]:
+    """The sentences' content."""
+    return {"summary": summarise(results)}

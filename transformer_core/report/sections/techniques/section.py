@@ -14,10 +14,8 @@ from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from schemas.base import Schema
-from schemas.study import Variant
-from transformer_core.analysis.files import read_as
-from transformer_core.report.inputs import Results
-from transformer_core.report.language import both
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit.language import both
 
 FILE = Path(__file__).parent / "techniques.yaml"
 
@@ -63,14 +61,13 @@ def techniques() -> dict[str, Technique]:
     return TypeAdapter(dict[str, Technique]).validate_python(texts)
 
 
-def shown_techniques(results: Results) -> dict[str, Any]:
-    """The context of the section: techniques of which the study runs a variant, and the others."""
-    definitions: dict[str, Variant] = read_as(results.folder / "variants.json", dict[str, Variant])
+def context(results: StudyResults) -> dict[str, Any]:
+    """Techniques of which the study runs a variant, and the others."""
     shown = [
         Shown(
             name,
             technique,
-            [variant for variant in results.variants if name in definitions[variant].tests],
+            [variant for variant in results.variants if name in results.definitions[variant].tests],
         )
         for name, technique in techniques().items()
     ]

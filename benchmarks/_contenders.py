@@ -1,0 +1,172 @@
+"""Who takes part in benchmarks/step.py: a step of training each, made from one description."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from schemas.config.model import AnyModel, SizedModel
+from schemas.config.training import Training
+from transformer_core.data.batching.collate import Batch
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.model.registry import build_model
+from transformer_core.train.objective import Objective
+from transformer_core.train.optimization.optimizer import build_optimizer
+from transformer_core.train.precision.autocast import build_precision
+
+CPU = torch.device("cpu")
+PUBLISHED = "as published"
+_FAST = {"tokens": {"kind": "unpadded"}}
+_MORE = _FAST | {"dropout_method": {"kind": "fused"}, "memory_products": "together"}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How one of them differs from the project's model and training as they come."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    peer: bool = False
+    """Whether it is another library's, with torch's own loss."""
+    weights: bool = True
+    """Whether it starts from the same weights, so that its loss must be the same."""
+
+
+CONTENDERS = {
+    PUBLISHED: Contender(
+        model={
+            "attention": {"kind": "published"},
+            "qkv": {"kind": "separate"},
+            "dropout_method": {"kind": "torch"},
+            "norm_method": {"kind": "published"},
+        },
+        training={"loss": {"kind": "kl_divergence"}, "optimizer": {"kind": "adam"}},
+    ),
+    "torch.nn.Transformer": Contender(model={"kind": "torch_nn"}, peer=True),
+    "Marian of transformers": Contender(model={"kind": "huggingface"}, peer=True, weights=False),
+    "x-transformers": Contender(model={"kind": "x_transformers"}, peer=True, weights=False),
+    "single": Contender(),
+    "one-pass loss": Contender(training={"loss": {"kind": "one_pass"}}),
+    "one-pass loss, unpadded": Contender(_FAST, {"loss": {"kind": "one_pass"}}),
+    "and fused dropout, folded clipping": Contender(
+        _MORE, {"loss": {"kind": "one_pass"}, "clipping": "folded"}
+    ),
+    "one-pass loss, unpadded in bf16": Contender(
+        _FAST, {"loss": {"kind": "one_pass"}, "precision": {"kind": "bf16"}}
+    ),
+}
+
+
+class XTransformers(nn.Module):
+    """An encoder-decoder of x-transformers (PyPI) of the same size, normalization before each
+    sub-layer, embeddings tied."""
+
+    def __init__(self, spec: SizedModel, vocabulary: int, longest: int) -> None:
+        super().__init__()
+        from x_transformers import XTransformer
+
+        options = {
+            "num_tokens": vocabulary,
+            "heads": spec.heads,
+            "max_seq_len": longest,
+            "attn_dim_head": spec.d_model // spec.heads,
+            "ff_mult": spec.d_ff / spec.d_model,
+            "attn_dropout": spec.dropout,
+            "ff_dropout": spec.dropout,
+            "emb_dropout": spec.dropout,
+        }
+        sides = {
+            f"{side}_{key}": value for side in ("enc", "dec") for key, value in options.items()
+        }
+        self.both = XTransformer(
+            dim=spec.d_model,
+            tie_token_emb=spec.tied_embeddings,
+            enc_depth=spec.encoder_layers,
+            dec_depth=spec.decoder_layers,
+            **sides,
+        )
+
+    def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
+        """source [b, s], target_input [b, t] -> logits [b, t, v]."""
+        mask = source != PAD
+        memory = self.both.encoder(source, mask=mask, return_embeddings=True)
+        logits: Tensor = self.both.decoder.net(target_input, context=memory, context_mask=mask)
+        return logits
+
+
+class PeerObjective(nn.Module):
+    """Another library's model and torch's cross-entropy."""
+
+    def __init__(self, model: nn.Module, smoothing: float) -> None:
+        super().__init__()
+        self.model, self.smoothing = model, smoothing
+
+    def forward(self, source: Tensor, target_input: Tensor, target_output: Tensor) -> Tensor:
+        """The loss sum, a scalar."""
+        logits = self.model(source, target_input)
+        return F.cross_entropy(
+            logits.flatten(0, 1),
+            target_output.flatten(),
+            ignore_index=PAD,
+            label_smoothing=self.smoothing,
+            reduction="sum",
+        )
+
+
+Step = Callable[[Batch], float]
+
+
+def make(
+    contender: Contender,
+    model: Callable[[dict[str, Any]], AnyModel],
+    vocabulary: int,
+    longest: int,
+) -> tuple[Step, Callable[[Batch], float]]:
+    """A step of training, and the loss per token of a batch without dropout.
+
+    ``model`` makes the schema of a model from what differs from that of all.
+    """
+    training = Training.model_validate(contender.training)
+    torch.manual_seed(training.seed)
+    change = dict(contender.model)
+    if change.get("kind") == "x_transformers":
+        network: nn.Module = XTransformers(
+            model({"kind": "torch_nn"}),
+            vocabulary,
+            longest,  # type: ignore[arg-type]
+        )
+    else:
+        network = build_model(model(change), vocabulary)
+    smoothing = training.label_smoothing
+    objective = (
+        PeerObjective(network, smoothing)
+        if contender.peer
+        else Objective(network, smoothing, training.loss)
+    )
+    precision = build_precision(training.precision, CPU, training.clipping)
+    optimizer = build_optimizer(training.optimizer, objective.parameters(), CPU)
+
+    def loss_of(batch: Batch) -> Tensor:
+        with precision.autocast():
+            loss: Tensor = objective(batch.source, batch.target_input, batch.target_output)
+        return loss / int((batch.target_output != PAD).sum())
+
+    def step(batch: Batch) -> float:
+        objective.train()
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(batch)
+        precision.backward(loss)
+        precision.step(optimizer, objective.parameters(), training.clip_norm)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def plain(batch: Batch) -> float:
+        objective.eval()
+        return float(loss_of(batch))
+
+    return step, plain

@@ -1,0 +1,223 @@
+"""How fast a step of training is, against the published code and other libraries:
+``python benchmarks/step.py --shards results/data/<corpus>/shards/train/manifest.json``.
+
+Every contender is a process of its own with the same batches, allocator, threads, dropout, label
+smoothing and clipping; they take turns, a step of each in every round, and wait while others train.
+Before that, the losses of those with the same weights are compared. The shards are those of a
+study, Multi30k's for instance, whose files may be in a folder::
+
+    snakemake --cores all results/data/multi30k/shards/train/manifest.json \\
+        --configfile config/studies/multi30k.yaml --config 'corpus={"folder": "path/to/multi30k"}'
+
+The peers come with ``pip install -e ".[benchmarks,models]"``; one that is missing is left out, with
+the reason.
+"""
+
+import argparse
+import math
+import multiprocessing as mp
+import os
+import resource
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from _contenders import CONTENDERS, PUBLISHED, make
+from _rounds import Row, missing, show, write_csv
+from pydantic import TypeAdapter
+from scipy import stats
+from tqdm import tqdm
+
+from schemas.config.batching import FixedSize, TokenBudget
+from schemas.config.model import AnyModel
+from schemas.config.parallel import Allocator
+from transformer_core.data.batching.collate import Batch
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.sharding.shard_store import open_shards
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.measure.machine.batch_flops import Lengths, training_flops
+from transformer_core.measure.processes.allocators import allocator_environment
+
+_MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
+_SAME = 0.01
+"""Largest relative difference of losses that are meant to be the same; the published code smooths
+over two tokens fewer and normalizes by the deviation of a sample."""
+_LONGEST = 256
+
+
+def batches(options: argparse.Namespace) -> list[Batch]:
+    """The first batches of an epoch, the same for everybody."""
+    batching = (
+        FixedSize(kind="fixed_size", pairs=options.size)
+        if options.batching == "fixed"
+        else TokenBudget(tokens=options.size)
+    )
+    feed = Feed(
+        open_shards(options.shards), batching, seed=1, rank=0, world_size=1, micro_batches=1,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    taken = feed.batches()
+    found = [next(taken).micro_batches[0] for _ in range(options.batches)]
+    taken.close()
+    return found
+
+
+def model(options: argparse.Namespace, change: dict[str, Any]) -> AnyModel:
+    """The schema of a contender's model."""
+    sizes = {
+        "encoder_layers": options.layers,
+        "decoder_layers": options.layers,
+        "d_model": options.d_model,
+        "d_ff": 4 * options.d_model,
+        "heads": options.heads,
+        "dropout": options.dropout,
+    }
+    return _MODEL.validate_python({"kind": "transformer"} | sizes | change)
+
+
+def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
+    """The life of a contender: on ``loss`` tell it, on a number train on that batch."""
+    torch.set_num_threads(options.threads)
+    vocabulary = open_shards(options.shards).manifest.vocabulary
+    try:
+        data = batches(options)
+        step, plain = make(CONTENDERS[name], lambda c: model(options, c), vocabulary, _LONGEST)
+    except Exception as error:  # told to the parent, which goes on without this one
+        orders.send(f"{type(error).__name__}: {error}")
+        return
+    orders.send(None)
+    while (order := orders.recv()) is not None:
+        if order == "loss":
+            orders.send(plain(data[0]))
+            continue
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        began = time.perf_counter()
+        step(data[order])
+        seconds = time.perf_counter() - began
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        orders.send((seconds, usage.ru_minflt - faults, usage.ru_maxrss))
+
+
+def matrix_rate(threads: int) -> float:
+    """FLOP/s of the best of some fp32 matrix products of the model's sizes."""
+    torch.set_num_threads(threads)
+    a, b = torch.randn(2048, 1024), torch.randn(1024, 1024)
+    best = math.inf
+    for _ in range(5):
+        began = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - began)
+    return 2 * 2048 * 1024 * 1024 / best
+
+
+def flops(options: argparse.Namespace, batch: Batch, vocabulary: int) -> float:
+    """FLOPs of a step for the tokens that are no padding."""
+    s, t = (np.asarray((x != PAD).sum(1)) for x in (batch.source, batch.target_output))
+    sums = (s, t, s * s, t * t, s * t)
+    lengths = Lengths(*(np.array([values.sum()]) for values in sums))
+    return float(training_flops(model(options, {}), vocabulary, lengths)[0])
+
+
+def interval(logs: Any) -> tuple[float, float, float]:
+    """Ratio and its 95 % interval from the logarithms of the rounds' ratios."""
+    middle, error = np.mean(logs), stats.sem(logs)
+    half = stats.t.ppf(0.975, len(logs) - 1) * error
+    return tuple(float(np.exp(x)) for x in (middle, middle - half, middle + half))  # type: ignore[return-value]
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Losses, then rounds."""
+    part = f"step, {options.batching} {options.size}, allocator {options.allocator}"
+    context, workers, rows = mp.get_context("spawn"), {}, []
+    starting = {}
+    for name in options.only or CONTENDERS:
+        ours, theirs = context.Pipe()
+        context.Process(target=work, args=(name, options, theirs), daemon=True).start()
+        starting[name] = ours
+    for name, orders in starting.items():
+        reason = orders.recv()
+        if reason is None:
+            workers[name] = orders
+        else:
+            rows.append(missing(part, name, reason))
+    losses = {name: _ask(orders, "loss") for name, orders in workers.items()}
+    for name, loss in losses.items():
+        expected = losses[PUBLISHED]
+        if CONTENDERS[name].weights and abs(loss - expected) > _SAME * expected:
+            raise SystemExit(f"{name}: loss {loss:.4f}, {PUBLISHED}: {expected:.4f}; not the same")
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
+    faults: dict[str, list[int]] = {name: [] for name in workers}
+    memory = dict.fromkeys(workers, 0)
+    rate = 0.0
+    for turn in tqdm(range(options.warmup + options.rounds), desc="rounds", disable=None):
+        rate = max(rate, matrix_rate(options.threads))
+        for name, orders in workers.items():
+            took, missed, memory[name] = _ask(orders, turn % options.batches)
+            if turn >= options.warmup:
+                seconds[name].append(took)
+                faults[name].append(missed)
+    for orders in workers.values():
+        orders.send(None)
+    vocabulary = open_shards(options.shards).manifest.vocabulary
+    work_of = [flops(options, batch, vocabulary) for batch in batches(options)]
+    turns = range(options.warmup, options.warmup + options.rounds)
+    done = sum(work_of[turn % options.batches] for turn in turns)
+    for name, times in seconds.items():
+        ratio, low, high = interval(np.log(seconds[PUBLISHED]) - np.log(times))
+        used = done / sum(times) / rate
+        note = (
+            f"ratio [{low:.2f}, {high:.2f}]; {used:.0%} of the fp32 matrix rate; "
+            f"{np.median(faults[name]):,.0f} page faults; {memory[name] / 1024:,.0f} MiB; "
+            f"loss {losses[name]:.4f}"
+        )
+        middle = float(np.median(times))
+        rows.append(Row(part, name, "s", middle, min(times), max(times), ratio, note))
+    print(f"fp32 matrix rate: {rate / 1e9:.0f} GFLOP/s on {options.threads} threads")
+    return rows
+
+
+def _ask(orders: Connection, order: Any) -> Any:
+    orders.send(order)
+    return orders.recv()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/step.py", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--shards", type=Path, required=True, metavar="MANIFEST")
+    parser.add_argument("--batching", choices=("fixed", "tokens"), default="tokens")
+    parser.add_argument("--size", type=int, help="pairs (64) or tokens (4096) of a batch")
+    parser.add_argument("--batches", type=int, default=4, help="different ones (default: 4)")
+    parser.add_argument("--layers", type=int, default=3, help="on either side (default: 3)")
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--rounds", type=int, default=8, help="that count (default: 8)")
+    parser.add_argument("--warmup", type=int, default=2, help="that do not (default: 2)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--allocator", choices=get_args(Allocator), default="kept")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="CONTENDER")
+    parser.add_argument("--output", type=Path, help="CSV file of the table")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: an interval needs at least 2")
+    if options.only and PUBLISHED not in options.only:
+        options.only.insert(0, PUBLISHED)
+    options.size = options.size or (64 if options.batching == "fixed" else 4096)
+    # Before a process starts: an allocator is chosen by its environment.
+    os.environ.update(allocator_environment(options.allocator))
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    rows = measure(options)
+    if options.output is not None:
+        write_csv(rows, options.output)
+    print(show(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

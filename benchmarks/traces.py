@@ -1,0 +1,83 @@
+"""Reading a large trace here and with HolisticTraceAnalysis, on one core, one after the other.
+
+``python benchmarks/traces.py TRACE [--megabytes 300] [--peer PYTHON]``: TRACE is a Kineto trace of
+any size, repeated until it has so many megabytes, and PYTHON an interpreter whose environment has
+HolisticTraceAnalysis. Prints seconds on the clock, seconds of the processor, and peak memory of a
+process each, which reads the trace and says how its time divides.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _repeated_trace import repeat
+
+_MEASURED = """
+import json, resource, sys, time
+began = time.perf_counter()
+{body}
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps({{
+    "seconds": time.perf_counter() - began,
+    "processor_seconds": used.ru_utime + used.ru_stime,
+    "peak_megabytes": used.ru_maxrss / 1024,
+}}))
+"""
+_OURS = """
+from transformer_core.profiling.__main__ import main
+main([sys.argv[1], "--output", sys.argv[1] + ".breakdown"])
+"""
+_PEER = """
+from hta.trace_analysis import TraceAnalysis
+from pathlib import Path
+path = Path(sys.argv[1])
+analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))
+analysis.get_gpu_kernel_breakdown(visualize=False)
+analysis.get_comm_comp_overlap(visualize=False)
+"""
+
+
+def measured(python: str, body: str, trace: Path) -> dict[str, Any]:
+    """A fresh process on one core that reads the trace."""
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [python, "-c", _MEASURED.format(body=body), str(trace)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+    if done.returncode:
+        raise SystemExit(f"{python} could not read {trace}:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--megabytes", type=float, default=300)
+    parser.add_argument("--peer", help="interpreter that has HolisticTraceAnalysis")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rank0.json"
+        repeats = repeat(options.trace, path, options.megabytes * 1e6)
+        print(f"{options.trace.name} {repeats} times: {path.stat().st_size / 1e6:.0f} MB")
+        sides = {"here": (sys.executable, _OURS)}
+        if options.peer:
+            sides["HolisticTraceAnalysis"] = (options.peer, _PEER)
+        for name, (python, body) in sides.items():
+            found = measured(python, body, path)
+            print(
+                f"{name:<24}{found['seconds']:8.2f} s{found['processor_seconds']:8.2f} s of the "
+                f"processor{found['peak_megabytes']:8.0f} MB"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Studies: what all variants share, and which of them to run."""
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from schemas.base import Count, Duration, Line, Name, PathText
+from schemas.config.equivalence import Certification
+from schemas.config.measurement import Comparing, SelfTest
+from schemas.config.memory import MemoryUse
+from schemas.config.profiling import Limits, Profiling
+from schemas.config.projection import LinkCheck, Projecting
+from schemas.config.run_spec import Sections
+from schemas.config.search import Search
+from schemas.errors import nearest
+
+
+class Study(Sections):
+    """One study file: what all variants share, and the variants to run."""
+
+    name: Name = Field(examples=["my_study"])
+    """Name of the study. Results of another study are not overwritten silently."""
+    title: Line = "Transformer training, measured"
+    """Heading of the report."""
+    time: Duration | None = Field(default=None, examples=["10 min"])
+    """How long the study may take in all, as a number with s, min or h. What must run, runs; then
+    comparisons that are undecided go on, those that matter most first, until the time is spent.
+    Null: every comparison has its own budget, and nothing else."""
+    repeats: Count = 1
+    """Runs of each variant, each in fresh processes: for its quality, memory and throughput."""
+    comparison: Comparing = Comparing()
+    """How variants are timed against their reference."""
+    comparisons: list[tuple[Name, Name]] = Field(default_factory=list, max_length=10_000)
+    """Further comparisons, each as [variant, reference]. Every variant is compared with the
+    baseline anyway."""
+    self_test: SelfTest = SelfTest()
+    """How the protocol of comparisons is tested."""
+    profiling: Profiling = Profiling()
+    """How variants are profiled."""
+    limits: Limits = Limits()
+    """How the limits of the machine are measured."""
+    certificate: Certification = Certification()
+    """How it is shown that variants train the same model."""
+    search: Search | None = Search()
+    """The search for the best combination of techniques; null for none."""
+    link_check: LinkCheck | None = None
+    """Whether the emulated link is held against a real one, and how; null for not."""
+    projection: Projecting | None = Projecting()
+    """How step times are projected to more devices; null for not."""
+    variants: list[Name] = Field(min_length=1, max_length=1_000)
+    """Names from config/variants.yaml."""
+    baseline: Name = "single"
+    """The variant that the others are compared with; one of variants."""
+    memory: MemoryUse | None = MemoryUse()
+    """What is found out about memory; null for nothing."""
+    traces: dict[Name, list[PathText]] = Field(default_factory=dict)
+    """Profiles of your own, by a name for each: SQLite exports of Nsight Systems or Kineto traces
+    of torch.profiler (.json, .json.gz), one file per rank. They are read, not made."""
+    replace_results: bool = False
+    """Allow results/ to be overwritten when it holds another study."""
+
+    @field_validator("memory")
+    @classmethod
+    def _searches_for_its_variants(
+        cls, memory: MemoryUse | None, info: ValidationInfo
+    ) -> MemoryUse | None:
+        known = info.data.get("variants", [])
+        for name in memory.largest_batch.variants if memory else []:
+            if known and name not in known:
+                raise PydanticCustomError(
+                    "not_in_study",
+                    "searches for the largest batch of {name}, which the study does not run",
+                    {"name": name, "remedy": nearest(name, known)},
+                )
+        return memory
+
+    @field_validator("traces")
+    @classmethod
+    def _have_names_of_their_own(
+        cls, traces: dict[str, list[str]], info: ValidationInfo
+    ) -> dict[str, list[str]]:
+        for name, files in traces.items():
+            if name in info.data.get("variants", ()):
+                raise PydanticCustomError(
+                    "name_of_variant",
+                    "has {name}, but results/profiles/{name} is that of a variant",
+                    {"name": name, "remedy": "choose another name"},
+                )
+            if not files:
+                raise PydanticCustomError(
+                    "no_files", "has no file for {name}", {"name": name, "remedy": "name a file"}
+                )
+        return traces

@@ -1,0 +1,175 @@
+"""Variants: one change each, declared one by one, or many at once as a sweep."""
+
+from string import Formatter
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from schemas.base import Decimal, Name, Schema, Whole
+from schemas.config.equivalence import AnyEquivalence
+from schemas.config.families import Member
+from schemas.config.run_spec import RunSpec
+from schemas.errors import nearest
+
+DATA_SECTIONS = frozenset({"corpus", "filter", "tokenizer"})
+"""Sections that all variants of a study share, so that they train on the same sentences."""
+
+
+def _of_a_run(change: dict[str, Any]) -> dict[str, Any]:
+    known = set(RunSpec.model_fields) - DATA_SECTIONS - {"variant"}
+    for section in change:
+        if section in DATA_SECTIONS:
+            raise PydanticCustomError(
+                "data_section",
+                "holds {section}, but the variants of a study share their data",
+                {"section": section, "remedy": f"put {section} in a study of its own"},
+            )
+        if section not in known:
+            raise PydanticCustomError(
+                "unknown_section",
+                "holds {section}, which is not a section of a run spec",
+                {"section": section, "remedy": nearest(section, known)},
+            )
+    return change
+
+
+Change = Annotated[dict[str, Any], AfterValidator(_of_a_run)]
+"""Sections and fields of the run spec with their new values."""
+
+
+class Variant(Schema):
+    """One change to a parent variant."""
+
+    parent: Name | None = None
+    """Variant that this one changes; null for the study as it stands."""
+    change: Change = Field(default_factory=dict)
+    """Sections and fields of the run spec, as in a study, with their new values."""
+    equivalence: AnyEquivalence
+    """How closely it must train the same model as the single-device fp32 reference: a class with
+    its bounds, or the name of a class for the usual bounds."""
+    tests: list[str] = Field(default_factory=list)
+    """Rows of the original study that it bears on: techniques A1-A19, claims C1-C16."""
+    summary: str = Field(min_length=1)
+    """What it changes and why one would, in a sentence."""
+
+
+class SweepValue(Schema):
+    """One value of a sweep, and how names and texts write it."""
+
+    value: Decimal | Whole | str = Field(examples=[25])
+    """The value of the field."""
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")] | None = None
+    """The value in names, such as 256kb; null for the number as it is."""
+    text: str | None = None
+    """The value in the summary; null for the number as it is."""
+    at: Annotated[float, Field(gt=0, le=1e18)] | None = None
+    """The value on the axis of a curve; null for the number as it is."""
+
+
+def _number_alone(value: Any) -> Any:
+    return {"value": value} if isinstance(value, int | float | str) else value
+
+
+def _with(*known: str) -> AfterValidator:
+    """A check that a text has no other placeholders than those ``known``."""
+
+    def check(text: str) -> str:
+        try:
+            found = [field for _, field, _, _ in Formatter().parse(text) if field is not None]
+        except ValueError as error:
+            raise PydanticCustomError(
+                "unbalanced",
+                "has a brace without its other half",
+                {"remedy": f"write {' or '.join(f'{{{name}}}' for name in known)}"},
+            ) from error
+        for field in found:
+            if field not in known:
+                raise PydanticCustomError(
+                    "unknown_placeholder",
+                    "has the placeholder {{{field}}}",
+                    {"field": field, "remedy": nearest(field, known)},
+                )
+        return text
+
+    return AfterValidator(check)
+
+
+class Curve(Schema):
+    """A curve over the values of a sweep: a family of variants that differ in one number."""
+
+    title: str = Field(min_length=1, examples=["Size of a bucket"])
+    """What the number is, as the label of an axis."""
+    unit: str = ""
+    """Unit of the number; empty for a count."""
+    summary: str = Field(min_length=1, examples=["How large should a bucket be?"])
+    """What is asked of the family, in a sentence."""
+    scale: Literal["log", "linear"] = "log"
+    """Scale of the axis."""
+    parent: Name | None = None
+    """Of the parents of the sweep, the one whose variants it follows; null for the first."""
+    reference: Annotated[str, _with("value")] = Field(min_length=1, examples=["ddp"])
+    """Variant that the members are compared with; with {value}, for each the one of its value."""
+    others: list[Member] = Field(default_factory=list)
+    """Variants for values that the sweep does not make, or in place of what it makes."""
+
+
+class Sweep(Schema):
+    """One technique with several values: the variants of a field, and the curves over them."""
+
+    parents: list[Name] = Field(min_length=1)
+    """Variants that are changed: each of them with each value."""
+    names: Annotated[str, _with("parent", "value")]
+    """Names of the variants: {value} stands for the value, {parent} for the parent."""
+    field: str = Field(pattern=r"^\w+(\.\w+)+$")
+    """Field of the run spec that takes the values, such as parallel.bucket_mb."""
+    values: list[Annotated[SweepValue, BeforeValidator(_number_alone)]] = Field(min_length=1)
+    """The values: numbers, or sections with how they are written."""
+    change: Change = Field(default_factory=dict)
+    """What changes beside the field, the same in all of them."""
+    equivalence: AnyEquivalence | None = None
+    """How closely they must train the same model; null for what their parents promise."""
+    tests: list[str] | None = None
+    """Rows of the original study that they bear on; null for those of their parents."""
+    summary: Annotated[str, _with("parent", "value")] = Field(min_length=1)
+    """What they change and why one would; {parent} stands for the summary of the parent."""
+    curves: dict[Name, Curve] = Field(default_factory=dict)
+    """Curves of the report over the values, by the name of the family."""
+
+    @field_validator("names")
+    @classmethod
+    def _names_differ(cls, names: str, info: ValidationInfo) -> str:
+        needed = ["{value}"] + ["{parent}"] * (len(info.data.get("parents", [])) > 1)
+        for place in needed:
+            if place not in names:
+                raise PydanticCustomError(
+                    "names_alike",
+                    "gives several variants the same name",
+                    {"remedy": f"write {place} where they differ"},
+                )
+        return names
+
+    @field_validator("values")
+    @classmethod
+    def _values_differ(cls, values: list[SweepValue]) -> list[SweepValue]:
+        seen = set()
+        for value in values:
+            if value.value in seen:
+                raise PydanticCustomError(
+                    "repeated_value",
+                    "holds the value {value} twice",
+                    {"value": str(value.value), "remedy": "give each value once"},
+                )
+            seen.add(value.value)
+        return values
+
+
+Variants = dict[Name, Variant | Sweep]
+"""config/variants.yaml: variants by name, and sweeps by a name for each."""

@@ -1,0 +1,270 @@
+"""The reference of all settings, made from the schemas: docs/reference/*.md.
+
+:mod:`schemas.generate` writes it beside the JSON Schemas.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+import yaml
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from schemas.base import NAME_PATTERN, Schema
+from schemas.config.claims import Claims
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variants
+
+MADE = "<!-- Made from the schemas by `python -m schemas.generate`. Do not edit. -->"
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+PLAIN = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text", Any: "any"}
+
+
+def pages() -> dict[str, str]:
+    """File name and text of each page. Descriptions of fields must be there already."""
+    of_runs_only = {
+        name: field
+        for name, field in RunSpec.model_fields.items()
+        if name not in Study.model_fields and list(schemas_in(field.annotation))
+    }
+    texts = {
+        "study.md": (STUDY, [*table(Study), *sections(Study.model_fields)]),
+        "variants.md": (VARIANTS, [*by_name(Variants), *sections(of_runs_only)]),
+        "claims.md": (CLAIMS, by_name(Claims)),
+    }
+    return {
+        name: "\n\n".join([MADE, intro.strip(), *blocks]) + "\n"
+        for name, (intro, blocks) in texts.items()
+    }
+
+
+def by_name(file: Any) -> list[str]:
+    """What a file says that holds records by their names."""
+    blocks = []
+    records = list(schemas_in(file))
+    for record in records:
+        blocks += [f"## {record.__name__}"] if len(records) > 1 else []
+        blocks += [prose(record.__doc__), *table(record)]
+        level = 3 if len(records) > 1 else 2
+        blocks += sections(record.model_fields, "", level, lambda value: {"my_name": value})
+    return blocks
+
+
+Wrap = Callable[[dict[str, Any]], dict[str, Any]]
+"""Puts an example at its place in the file."""
+
+
+def sections(
+    fields: dict[str, FieldInfo], path: str = "", level: int = 2, wrap: Wrap = dict
+) -> list[str]:
+    """The sections that fields hold, each with its kinds and with the sections below it."""
+    blocks: list[str] = []
+    for name, field in fields.items():
+        kinds = list(schemas_in(field.annotation))
+        if not kinds:
+            continue
+        place = f"{path}.{name}".lstrip(".")
+        inside = inner(name, field, wrap)
+        blocks += [f"{'#' * min(level, 4)} {place}", prose(field.description)]
+        for kind in kinds:
+            if len(kinds) > 1:
+                blocks.append(f"{'#' * min(level + 1, 5)} {place}: {kind_of(kind)}")
+            example = in_yaml(inside({})(settings_of(kind)))
+            blocks += [prose(kind.__doc__), *table(kind, place), f"```yaml\n{example}```"]
+        done: set[str] = set()
+        for kind in kinds:
+            new = {key: below for key, below in kind.model_fields.items() if key not in done}
+            done |= set(new)
+            beside = {"kind": kind_of(kind)} if len(kinds) > 1 else {}
+            blocks += sections(new, place, level + 1, inside(beside))
+    return blocks
+
+
+def inner(name: str, field: FieldInfo, wrap: Wrap) -> Callable[[dict[str, Any]], Wrap]:
+    """How an example is put into a section of the file, beside other settings of that section:
+    alone, in a list, or under a name."""
+    origins = {get_origin(part) for part in (field.annotation, *get_args(field.annotation))}
+
+    def with_settings(beside: dict[str, Any]) -> Wrap:
+        def put(settings: dict[str, Any]) -> dict[str, Any]:
+            value: Any = beside | settings
+            value = {"my_name": value} if dict in origins else value
+            return wrap({name: [value] if list in origins else value})
+
+        return put
+
+    return with_settings
+
+
+def table(schema: type[Schema], path: str = "") -> list[str]:
+    """All settings of a schema; nothing if it has none."""
+    fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
+    head = ["| setting | value | unit | default | meaning |", "|---|---|---|---|---|"]
+    rows = [row(name, field, path) for name, field in fields.items()]
+    return ["\n".join(head + rows)] if rows else []
+
+
+def row(name: str, field: FieldInfo, path: str) -> str:
+    """One setting."""
+    value = value_text(field.annotation, field.metadata)
+    if list(schemas_in(field.annotation)):
+        # As the headings of Markdown are addressed: without full stops.
+        value = f"[{value}](#{path.replace('.', '')}{name})"
+    cells = [f"`{name}`", value, unit_of(field), default_text(field), prose(field.description)]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def value_text(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
+    """What may stand there: the type and its bounds, in words."""
+    arguments, origin = get_args(annotation), get_origin(annotation)
+    if origin is Annotated:
+        return value_text(arguments[0], [*metadata, *arguments[1:]])
+    if list(schemas_in(annotation)):
+        text = "sections by name" if origin is dict else "section"
+        text = "list of sections" if origin is list else text
+    elif origin in (Union, types.UnionType):
+        text = " or ".join(value_text(part) for part in arguments if part is not type(None))
+    elif origin is Literal:
+        text = " or ".join(f"`{value}`" for value in arguments)
+    elif origin is list or (origin is tuple and Ellipsis in arguments):
+        text = f"list of: {value_text(arguments[0])}"
+    elif origin is tuple:
+        text = f"[{', '.join(value_text(part) for part in arguments)}]"
+    elif origin is dict:
+        text = f"{value_text(arguments[1])}, by name"
+    else:
+        text = PLAIN[annotation]
+    limits = list(flat(metadata))
+    if any(getattr(limit, "pattern", None) == NAME_PATTERN for limit in limits):
+        text = "name"
+    bounds = [
+        f"{SIGNS[key]} {getattr(limit, key):g}"
+        for limit in limits
+        for key in SIGNS
+        if isinstance(getattr(limit, key, None), int | float)
+    ]
+    text = " ".join([text, *([" and ".join(bounds)] if bounds else [])])
+    if any(str in get_args(getattr(limit, "json_schema_input_type", None)) for limit in limits):
+        text += ", or text with a unit"
+    return f"{text} or `null`" if type(None) in arguments else text
+
+
+def flat(metadata: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    """Constraints, also those that an annotation below holds as a field."""
+    for item in metadata:
+        yield from flat(item.metadata) if isinstance(item, FieldInfo) else [item]
+
+
+def schemas_in(annotation: Any) -> Iterator[type[Schema]]:
+    """The schemas that an annotation allows."""
+    if isinstance(annotation, type) and issubclass(annotation, Schema):
+        yield annotation
+    for part in get_args(annotation):
+        yield from schemas_in(part)
+
+
+def unit_of(field: FieldInfo) -> str:
+    """The unit of a number, or a dash: counts of what the name says, shares, factors, texts."""
+    waiting: list[Any] = [field.annotation, *field.metadata]
+    while waiting:
+        item = waiting.pop(0)
+        if isinstance(item, annotated_types.Unit):
+            return item.unit
+        waiting += [*get_args(item), *(item.metadata if isinstance(item, FieldInfo) else [])]
+    return "–"
+
+
+def default_text(field: FieldInfo) -> str:
+    """The default as it would be written, or that there is none."""
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "**required**"
+    if isinstance(value, Schema):
+        return f"kind `{value.kind}`" if hasattr(value, "kind") else "as below"
+    if isinstance(value, dict) and any(isinstance(item, Schema) for item in value.values()):
+        return ", ".join(f"`{name}`" for name in value)
+    return f"`{in_yaml(plain(value)).removesuffix('...' + chr(10)).strip()}`"
+
+
+def settings_of(schema: type[Schema]) -> dict[str, Any]:
+    """An example of every setting of a section: what its field gives as one, or its default."""
+    kinds = [name for name in schema.model_fields if name == "kind"]
+    found: dict[str, Any] = {name: kind_of(schema) for name in kinds}
+    for name, field in schema.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if name in kinds:
+            continue
+        if field.examples:
+            found[name] = field.examples[0]
+        elif default is PydanticUndefined and get_origin(field.annotation) is Literal:
+            found[name] = get_args(field.annotation)[0]
+        elif default is PydanticUndefined and not list(schemas_in(field.annotation)):
+            place = f"{schema.__name__}.{name}"
+            raise ValueError(f"{place} has no default: add an example, Field(examples=[...])")
+        elif not list(schemas_in(field.annotation)):
+            found[name] = plain(default)
+        elif default is PydanticUndefined:
+            found[name] = settings_of(next(schemas_in(field.annotation)))
+    return found
+
+
+def kind_of(schema: type[Schema]) -> str:
+    """The kind that a section of this schema has."""
+    (kind,) = get_args(schema.model_fields["kind"].annotation)
+    return str(kind)
+
+
+def plain(value: Any) -> Any:
+    """A default as plain YAML knows it."""
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def in_yaml(value: Any) -> str:
+    """``value`` as YAML."""
+    flow = None if isinstance(value, list) else False
+    text = yaml.safe_dump(
+        value, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=100
+    )
+    return str(text)
+
+
+def prose(text: str | None) -> str:
+    """A docstring as a paragraph of Markdown."""
+    return " ".join((text or "").replace("``", "`").split())
+
+
+STUDY = """
+# The study file
+
+Everything that may stand in a study: [config/config.yaml](../../config/config.yaml) is one, and
+those of [config/studies/](../../config/studies/full.yaml) are others. What a study leaves out has
+its default. Only `name` and `variants` must be there:
+
+```yaml
+name: my_study
+variants: [single, amp_bf16]
+```
+
+The examples below show every setting, not what one would choose. An editor with a YAML language
+server shows all of this while you type.
+"""
+
+VARIANTS = """
+# Variants
+
+[config/variants.yaml](../../config/variants.yaml) holds them by name; a study lists those that it
+runs. A variant may change every section of a [study](study.md) that says how a run trains, and the
+sections below that only runs have.
+"""
+
+CLAIMS = """
+# Claims
+
+[config/claims.yaml](../../config/claims.yaml) holds them by name; [adding a
+claim](../adding-a-claim.md) explains how they become a verdict.
+"""

@@ -1,0 +1,120 @@
+"""YAML from people: what it may hold, and how mistakes are said."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ConfigError, ConfigProblem
+from transformer_core.common import plain_yaml
+from transformer_core.common.plain_yaml import parse
+from transformer_core.common.yaml_files import read_yaml
+
+
+def refusal(text: str) -> ConfigProblem:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "study.yaml")
+    (problem,) = caught.value.problems
+    assert problem.file == "study.yaml"
+    assert problem.remedy
+    return problem
+
+
+def test_values() -> None:
+    text = "a: 1\nb: [1.5, true, ~, 'x', \"y\"]\nc: {d: e}\nf: &f {x: 1, y: 2}\ng: {<<: *f, y: 3}\n"
+    assert parse(text, "f") == {
+        "a": 1,
+        "b": [1.5, True, None, "x", "y"],
+        "c": {"d": "e"},
+        "f": {"x": 1, "y": 2},
+        "g": {"x": 1, "y": 3},
+    }
+    assert parse("", "f") is None
+    assert parse(json.dumps({"a": [1]}, indent="\t"), "f.json") == {"a": [1]}
+
+
+@pytest.mark.parametrize("text", ["2020-01-01", "1:30", "010", "a {b} c", "0b", "'{x}'"])
+def test_what_looks_like_something_else_is_text(text: str) -> None:
+    assert parse(f"a: {text}", "f") == {"a": text.strip("'")}
+
+
+def test_a_name_given_twice_is_refused_with_both_lines() -> None:
+    problem = refusal("a: 1\nmodel:\n  heads: 2\n  d_ff: 3\n  heads: 4\n")
+    assert problem.field == "model.heads (line 5)"
+    assert "line 3 and in line 5" in problem.message
+    problem = refusal('{"a": 1,\n "b": 2,\n "a": 3}')
+    assert "line 1 and in line 3" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("a: [1,\n  2}", "line 2", "is not YAML"),
+        ("a:\n\tb: 1", "line 2", "cannot start any token"),
+        ("a: 1\n---\nb: 2", "line 2", "second document"),
+        ("a: !!int abc", "a (line 1)", "is a tag"),
+        ("a: !!python/object/apply:os.abort []", "a (line 1)", "is a tag"),
+        ("? [a]\n: 1", "line 1", "stands as a name"),
+        ("b: 1\non: 1", "line 2", "is not text"),
+        ("a: *b", "a (line 1)", "no anchor"),
+        ("a: &a [*a]", "a[0] (line 1)", "within itself"),
+        ("a: {<<: 5}", "a (line 1)", "is no section"),
+        ("a: 0x" + "f" * 100_000, "a (line 1)", "more than 60 characters"),
+        ("a: " + "9" * 100_000, "a (line 1)", "more than 60 characters"),
+        ("a: x\0y", "line 1", "does not allow"),
+    ],
+)
+def test_what_is_refused(text: str, field: str, words: str) -> None:
+    problem = refusal(text)
+    assert problem.field == field
+    assert words in problem.message
+
+
+def bomb(levels: int) -> str:
+    lines = [f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]" for n in range(1, levels)]
+    return "\n".join(["x0: &x0 [1, 1]", *lines])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (bomb(12), "more than 50,000 values"),
+        (bomb(6).replace("[", "[ {<<: {a: 1}}, "), "more than 50,000 values"),
+        ("a: " + "[" * 100_000, "deeper than 20"),
+        ("\n".join(" " * n + "a:" for n in range(500)), "deeper than 20"),
+        ("x0: &x0 [1]\n" + "\n".join(f"x{n + 1}: &x{n + 1} [*x{n}]" for n in range(40)), "deeper"),
+        ("a: &a 1\nb: [" + "*a, " * 2_000 + "]", "1000 aliases"),
+        ("[" + "1, " * 60_000 + "]", "more than 50,000 values"),
+    ],
+)
+def test_bombs_do_not_go_off(text: str, words: str) -> None:
+    begin = time.process_time()
+    assert words in refusal(text).message
+    assert time.process_time() - begin < plain_yaml.LONGEST_TIME
+
+
+def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_yaml, "LONGEST_TIME", -1.0)
+    assert "takes longer" in refusal("a: 1").message
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin").write_bytes(b"a: 1\nb: \xe4\n")
+    (tmp_path / "large").write_bytes(b"#" * (plain_yaml.LARGEST_FILE + 1))
+    for name, words in {
+        "nowhere": "no such file",
+        "": "is a folder",
+        "pipe": "is a pipe or a device",
+        "/dev/zero": "is a pipe or a device",
+        "a\0b": "null",
+        "x" * 5_000: "too long",
+        "latin": "not UTF-8 from byte 8",
+        "large": "larger than 1,048,576 bytes",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            read_yaml(tmp_path / name)
+    (tmp_path / "mark").write_bytes(b"\xef\xbb\xbfa: 1\n")
+    assert read_yaml(tmp_path / "mark") == {"a": 1}

@@ -1,0 +1,97 @@
+"""Progress: lines in a log, now and then, and a bar on a terminal."""
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+
+from transformer_core.common import progress
+from transformer_core.common.progress import Progress, RunProgress, log_to
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A log file."""
+    path = tmp_path / "deep" / "run.log"
+    log_to(path)
+    return path
+
+
+def said(path: Path) -> list[str]:
+    return [line.split(" ", 1)[1] for line in path.read_text().splitlines()]
+
+
+def test_counts_are_told_now_and_then(clock: Clock, lines: Path) -> None:
+    with Progress("read", "pairs", 4000, line_seconds=10) as counting:
+        counting.update(1000)
+        clock.now += 10
+        counting.update(1000)
+        clock.now += 5
+        counting.update(1000)
+    assert said(lines) == ["read: 2,000 of 4,000 pairs, 0:10 left"]
+
+
+def test_a_total_may_be_unknown(clock: Clock, lines: Path) -> None:
+    with Progress("read", "rows") as counting:
+        clock.now += 100
+        counting.update(70)
+    assert said(lines) == ["read: 70 rows"]
+
+
+def test_a_run_tells_its_loss_its_speed_and_the_time_left(clock: Clock, lines: Path) -> None:
+    run = RunProgress("ddp", 30, show=True)
+    run.start(10)
+    clock.now += 20
+    for _ in range(5):
+        run.step_done(400)
+    run.logged(15, 5.25)
+    run.validated(15, 4.5)
+    for _ in range(15):
+        run.step_done(400)
+    run.logged(30, 4.0)
+    run.close()
+    assert said(lines) == [
+        "ddp: goes on after step 10 of 30",
+        "ddp: 15 of 30 steps, loss 5.250, 100 tokens/s, 1:00 left",
+        "ddp: step 15, validation loss 4.500",
+        "ddp: 30 of 30 steps, loss 4.000, 400 tokens/s, 0:00 left",
+    ]
+
+
+def test_other_ranks_are_silent(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress.sys, "stderr", Terminal())
+    run = RunProgress("ddp", 2, show=False)
+    run.start()
+    run.step_done(10)
+    run.logged(2, 1.0)
+    run.validated(2, 1.0)
+    assert run.bar is None
+    assert not said(lines)
+
+
+def test_a_terminal_has_a_bar_and_no_lines_across_it(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(progress.sys, "stderr", screen)
+    with caplog.at_level(logging.INFO), Progress("read", "pairs", 10, line_seconds=0) as counting:
+        counting.update(10)
+    assert "read: 100%" in screen.getvalue()
+    assert not caplog.records

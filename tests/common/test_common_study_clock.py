@@ -1,0 +1,78 @@
+"""The clock of a study: it goes on after a kill, and knows how long jobs took."""
+
+from pathlib import Path
+
+import pytest
+
+from transformer_core.common import study_clock
+from transformer_core.common.study_clock import BEAT, Clock, RunningClock, read_clock
+
+
+class Time:
+    """A time that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "results/.clock.json"
+
+
+def test_time_between_commands_does_not_count(time: Time, file: Path) -> None:
+    for _ in range(3):
+        clock = RunningClock(file, time)
+        time.now += 100.0
+        clock.stop()
+        time.now += 5_000.0
+    assert read_clock(file).spent() == pytest.approx(300.0)
+    assert read_clock(file).spent(time.now) == pytest.approx(300.0), "nobody is at work"
+
+
+def test_who_is_at_work_is_asked_at_any_time(time: Time, file: Path) -> None:
+    RunningClock(file, time)
+    time.now += BEAT / 2
+    assert read_clock(file).spent(time.now) == pytest.approx(BEAT / 2)
+
+
+def test_after_a_kill_it_goes_on_from_when_it_was_last_seen(time: Time, file: Path) -> None:
+    killed = RunningClock(file, time)
+    time.now += 60.0
+    killed.beat()
+    time.now += 3.0  # and is killed
+    time.now += 86_400.0
+    assert read_clock(file).spent(time.now) == pytest.approx(60.0), "a day later nobody works"
+    again = RunningClock(file, time)
+    time.now += 10.0
+    assert again.spent() == pytest.approx(70.0)
+
+
+def test_a_damaged_clock_begins_anew(time: Time, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text('{"spent_before": 3')
+    assert RunningClock(file, time).spent() == 0.0
+    assert read_clock(file.with_name("none")) == Clock()
+
+
+def test_jobs_of_another_host_are_not_of_this_machine(
+    time: Time, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_clock.platform, "node", lambda: "here")
+    clock = RunningClock(file, time)
+    clock.job_done("train", 4.0)
+    clock.job_done("train", 6.0, share=0.5)
+    clock.stop()
+    found = read_clock(file).jobs["train"]
+    assert (found.count, found.mean, found.share) == (2, 5.0, 0.5)
+    assert RunningClock(file, time).clock.jobs == {"train": found}
+    monkeypatch.setattr(study_clock.platform, "node", lambda: "there")
+    assert RunningClock(file, time).clock.jobs == {}

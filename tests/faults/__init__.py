@@ -1,0 +1,1 @@
+"""Faults that certificates must show, and healthy variants that must keep theirs."""

@@ -1,0 +1,1 @@
+"""Faults by family, each a patch of one place, and what their families share."""

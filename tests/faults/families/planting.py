@@ -1,0 +1,106 @@
+"""How a fault is planted: patches of one place each."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
+from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.train import loop
+from transformer_core.train.precision import autocast
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+def swap(where: Any, name: str, make: Callable[[Any], Any]) -> Patch:
+    """A patch that puts ``make(original)`` in the place of an attribute."""
+
+    def patch() -> AbstractContextManager[Any]:
+        static = isinstance(vars(where).get(name), staticmethod) if isinstance(where, type) else 0
+        made = make(getattr(where, name))
+        return mock.patch.object(where, name, staticmethod(made) if static else made)
+
+    return patch
+
+
+def swap_item(where: dict[str, Any], key: str, make: Callable[[Any], Any]) -> Patch:
+    """The same for an entry of a registry."""
+    return lambda: mock.patch.dict(where, {key: make(where[key])})
+
+
+def arguments(change: Callable[..., tuple[Any, ...]]) -> Callable[[Any], Any]:
+    """The original with other positional arguments."""
+    return lambda real: lambda *args, **named: real(*change(*args), **named)
+
+
+def result(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The original with another result."""
+    return lambda real: lambda *args, **named: change(real(*args, **named))
+
+
+def around_step(after: Callable[..., None]) -> Patch:
+    """Something that happens after the updates: after(trainer, weights before, number)."""
+
+    def make(real: Any) -> Any:
+        count = itertools.count(1)
+
+        def step(trainer: Any, batch: Any, rate: float) -> Any:
+            before = [p.detach().clone() for p in trainer.model.parameters()]
+            done = real(trainer, batch, rate)
+            with torch.no_grad():
+                after(trainer, before, next(count))
+            return done
+
+        return step
+
+    return swap(loop, "optimizer_step", make)
+
+
+def keep(chosen: Callable[[str, int], bool]) -> Patch:
+    """Weights whose name and step are ``chosen`` do not change."""
+
+    def after(trainer: Any, before: list[Tensor], number: int) -> None:
+        for (name, p), old in zip(trainer.model.named_parameters(), before, strict=True):
+            if chosen(name, number):
+                p.copy_(old)
+
+    return around_step(after)
+
+
+def before_update(change: Callable[..., None]) -> Patch:
+    """Something done to the gradients once they are unscaled: change(parameters)."""
+
+    def make(real: Any) -> Any:
+        def step(self: Any, optim: Any, parameters: Any, clip: float) -> Any:
+            parameters = list(parameters)
+            with torch.no_grad():
+                change(parameters)
+            return real(self, optim, parameters, clip)
+
+        return step
+
+    return swap(autocast.Precision, "step", make)
+
+
+def batches(change: Callable[[GlobalBatch], GlobalBatch]) -> Patch:
+    """Other batches, for those who train."""
+
+    def make(real: Any) -> Any:
+        def made(self: Any, feed: Feed, epoch: int, batch: int) -> Iterator[GlobalBatch]:
+            for item in real(self, feed, epoch, batch):
+                yield change(item)
+
+        return made
+
+    return swap(Strategy, "batches", make)
+
+
+def each_micro(change: Callable[[Any], Any]) -> Patch:
+    """Other micro-batches, for those who train."""
+    return batches(lambda b: replace(b, micro_batches=[change(m) for m in b.micro_batches]))

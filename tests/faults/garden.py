@@ -1,0 +1,23 @@
+"""The garden: every fault, and in which certificate it must show."""
+
+from tests.faults.families import (
+    data_faults,
+    dropout_faults,
+    kernel_faults,
+    loss_faults,
+    mask_faults,
+    parallel_faults,
+    precision_faults,
+    update_faults,
+)
+
+FAULTS = [
+    *precision_faults.FAULTS,
+    *update_faults.FAULTS,
+    *loss_faults.FAULTS,
+    *mask_faults.FAULTS,
+    *data_faults.FAULTS,
+    *kernel_faults.FAULTS,
+    *parallel_faults.FAULTS,
+    *dropout_faults.FAULTS,
+]

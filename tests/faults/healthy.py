@@ -1,0 +1,119 @@
+"""Certificates of healthy variants under other seeds, shapes and numbers of threads: none may fail.
+
+python -m tests.faults.healthy --output results/faults/healthy.json
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.base import merge
+from schemas.results import Certificate
+from tests.distributed import run_ranks
+from tests.faults import tending
+from tests.faults.families.fault import CENTRAL, COMPRESS, DDP, FSDP, POWER, RING, WIDE
+from tests.faults.short_trainings import Recorded, certificate, recorded, reference, spec_of
+from transformer_core.common.files import write_text
+
+VARIANTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "tolerance"),
+    ({"training": {"precision": {"kind": "bf16"}}}, "statistical"),
+    ({"model": {"checkpoint": "layers"}}, "tolerance"),
+    ({"training": {"loss": {"kind": "one_pass"}}}, "tolerance"),
+    ({"batching": {"rows": {"kind": "packed"}}}, "tolerance"),
+    ({"training": {"accumulation": {"micro_batches": 2}}}, "tolerance"),
+    ({"training": {"precision": {"kind": "fp16"}}}, "statistical"),
+    ({"model": {"qkv": {"kind": "layout", "outermost": "batch"}}}, "tolerance"),
+    ({"model": {"tokens": {"kind": "unpadded"}}}, "tolerance"),
+    ({"training": {"loss": {"kind": "chunked", "rows": 16}}}, "tolerance"),
+]
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"d_model": 32, "d_ff": 64, "heads": 4},
+    {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3},
+    {"norm": "post"},
+    {"tied_embeddings": False},
+]
+SEEDS = (1, 11, 21, 31)
+HEALTHY = list(itertools.product(VARIANTS, SHAPES, SEEDS))
+"""200 of them."""
+
+
+ON_RANKS: list[tuple[dict[str, Any], str]] = [
+    (DDP, "tolerance"),
+    (RING, "tolerance"),
+    (POWER, "statistical"),
+    (COMPRESS, "statistical"),
+    (FSDP, "tolerance"),
+    (CENTRAL, "tolerance"),
+]
+"""Variants of two ranks."""
+
+
+def recorded_on_ranks() -> list[Recorded]:
+    """What this rank records of :data:`ON_RANKS`, one after the other, with dropout."""
+    return [
+        recorded(spec_of(change, WIDE), tending.SEEDS if kind == "statistical" else 1, 0.1)
+        for change, kind in ON_RANKS
+    ]
+
+
+def certified_on_ranks() -> list[Certificate]:
+    """The certificates of :data:`ON_RANKS`."""
+    against = reference(json.dumps(WIDE, sort_keys=True), tending.SEEDS, 0.1)
+    main_rank, _ = run_ranks(recorded_on_ranks, 2)
+    return [
+        certificate(tending.CLASSES[kind], found, against)
+        for (_, kind), found in zip(ON_RANKS, main_rank, strict=True)
+    ]
+
+
+def certified_healthy(number: int) -> Certificate:
+    """The certificate of the healthy variant of this number."""
+    (change, kind), shape, seed = HEALTHY[number]
+    base = {"model": shape, "training": {"seed": seed}}
+    seeds = tending.SEEDS if kind == "statistical" else 1
+    before = torch.get_num_threads()
+    torch.set_num_threads(2 if number % 4 == 3 else 1)
+    try:
+        dropout = 0.1 if shape.get("d_model", 16) >= 24 and kind == "tolerance" else 0.0
+        found = recorded(spec_of(merge(change, {}), base), seeds, dropout)
+        against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
+        return certificate(tending.CLASSES[kind], found, against)
+    finally:
+        torch.set_num_threads(before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="the report to write, JSON")
+    parser.add_argument("--every", type=int, default=1, help="only each n-th of them")
+    options = parser.parse_args()
+    rows = []
+    for number in range(0, len(HEALTHY), options.every):
+        found = certified_healthy(number)
+        near = max(found.deviations, key=lambda d: d.measured / d.bound if d.bound else 0.0)
+        row = {
+            "variant": HEALTHY[number],
+            "status": found.status,
+            "reason": found.reason,
+            "nearest": near.quantity,
+            "share": near.measured / near.bound if near.bound else 0.0,
+        }
+        rows.append(row)
+        print(number, row["status"], row["nearest"], f"{row['share']:.2f}", flush=True)
+    counts = Counter(str(row["status"]) for row in rows)
+    report = {"counts": counts, "certificates": rows}
+    write_text(options.output, json.dumps(report, indent=1) + "\n")
+    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    return int(counts["not_equivalent"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Certificates of tiny trainings, in this process or in the ranks of two."""
+
+import json
+import tempfile
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from schemas.base import merge
+from schemas.config.equivalence import Bitwise, Statistical, Tolerance
+from schemas.config.run_spec import RunSpec
+from schemas.results import Certificate, SeedTrajectory, Trajectory
+from tests.train.small_training import VOCABULARY, small_spec, small_store
+from transformer_core.analysis.certificates.certify import certify
+from transformer_core.analysis.certificates.weight_distance import Weights, read_tensors
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.trajectory.worker import record
+from transformer_core.parallel.communication.topology import Process
+
+TINY: dict[str, Any] = {
+    "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.0},
+    "training": {"schedule": {"kind": "constant", "peak": 3e-3}},
+}
+PLAIN: dict[str, Any] = {
+    "model": {"attention": {"kind": "reference"}, "qkv": {"kind": "separate"}},
+    "training": {"optimizer": {"kind": "adamw", "fused": False}},
+}
+Recorded = tuple[RunSpec, list[SeedTrajectory], Weights]
+
+
+def spec_of(change: dict[str, Any], base: dict[str, Any] | None = None) -> RunSpec:
+    """The tiny study with ``base`` and ``change`` laid over it."""
+    return small_spec(**merge(merge(TINY, base or {}), change))
+
+
+def trained(spec: RunSpec, seeds: int, folder: Path, dropout: float = 0.0) -> list[SeedTrajectory]:
+    """What this process, or this rank, records of ``spec``."""
+    joined = dist.is_initialized()
+    rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    process = Process(rank, size, rank, size, torch.device("cpu"))
+    stores = (small_store(), small_store(9, seed=1))
+    found = []
+    for number in range(seeds):
+        training = spec.training.model_copy(update={"seed": spec.training.seed + number})
+        seeded = spec.model_copy(update={"training": training})
+        one = record(seeded, process, VOCABULARY, stores, folder, number == 0, dropout)
+        found.append(one.trajectory)
+    return found
+
+
+def recorded(spec: RunSpec, seeds: int = 1, dropout: float = 0.0) -> Recorded:
+    """The trainings of ``spec`` in this process, with its weights at both ends."""
+    with tempfile.TemporaryDirectory() as own:
+        shared = [own]
+        if dist.is_initialized():
+            dist.broadcast_object_list(shared)
+        folder = Path(shared[0])
+        found = trained(spec, seeds, folder, dropout)
+        if dist.is_initialized():
+            dist.barrier()
+        final, initial = (
+            read_tensors(folder / f"{end}.safetensors") for end in ("final", "initial")
+        )
+        if dist.is_initialized():
+            dist.barrier()
+    return spec, found, Weights(run=final, reference=final, initial=initial)
+
+
+@cache
+def reference(base: str = "{}", seeds: int = 1, dropout: float = 0.0) -> Recorded:
+    """The reference of the tiny study, with the changes ``base`` (JSON) to the study itself."""
+    study = json.loads(base)
+    own_kind = study.get("model", {}).get("kind", "transformer") != "transformer"
+    plain = {"training": PLAIN["training"]} if own_kind else PLAIN
+    return recorded(spec_of(plain, study), seeds, dropout)
+
+
+def certificate(
+    equivalence: Bitwise | Tolerance | Statistical, run: Recorded, against: Recorded
+) -> Certificate:
+    """The certificate of ``run``."""
+    weights = Weights(run=run[2].run, reference=against[2].run, initial=against[2].initial)
+    mine, theirs = (
+        Trajectory(
+            name=name,
+            status="ok",
+            reason=None,
+            traceback=None,
+            topology=None,
+            seeds=seeds,
+            provenance=_provenance(spec),
+        )
+        for name, (spec, seeds, _) in (("run", run), ("reference", against))
+    )
+    return certify(equivalence, mine, theirs, weights)
+
+
+@cache
+def _nowhere() -> Any:
+    return collect(small_spec(), "run", datetime.now(UTC))
+
+
+def _provenance(spec: RunSpec) -> Any:
+    return _nowhere().model_copy(update={"spec_sha256": spec.digest()})

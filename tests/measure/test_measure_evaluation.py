@@ -1,0 +1,77 @@
+"""An evaluation always ends in a status."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from analysis_builders import repeat
+
+from schemas.config.run_spec import RunSpec
+from schemas.results import EvaluationResult
+from transformer_core.common.attempts import failures
+from transformer_core.common.records import read_record
+from transformer_core.measure.evaluation import job
+from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
+from transformer_core.measure.processes.statuses import Outcome
+
+SPEC = RunSpec.model_validate({"variant": "small", "machine": {"threads": 3}})
+FOUND = job.not_evaluated("small", "ok", None).model_copy(update={"bleu": 3.5, "pairs": 3})
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[EvaluationOrder]:
+    """The orders that workers got, who find what they should."""
+    given: list[EvaluationOrder] = []
+
+    def work(order: EvaluationOrder, worker: str, result: Path) -> None:
+        given.append(order)
+        result.parent.mkdir(exist_ok=True)
+        (order.output / RESULT).write_text(FOUND.model_dump_json())
+
+    monkeypatch.setattr(job, "attempt", work)
+    return given
+
+
+def evaluated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, status: str = "ok"
+) -> EvaluationResult:
+    (folder / "spec.json").write_text(SPEC.canonical_json())
+    reason = None if status == "ok" else "the device is full"
+    run = repeat(1, [1.0], "small").model_copy(update={"status": status, "reason": reason})
+    (folder / "run.json").write_text(run.model_dump_json())
+    words = [f"--{name}={folder / name}.json" for name in ("spec", "run", "output")]
+    words += [f"--weights={folder / 'weights'}", f"--data={folder}"]
+    for file in ("weights", "tokenizer.json", "shards/test/manifest.json"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("")
+    monkeypatch.setattr(sys, "argv", ["job", *words])
+    assert job.main() == 0
+    return read_record(folder / "output.json", EvaluationResult)
+
+
+def test_the_job_writes_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[EvaluationOrder]
+) -> None:
+    assert evaluated(tmp_path, monkeypatch) == FOUND
+    (order,) = orders
+    # One process, with as many threads as the job has cores.
+    assert (order.spec.world_size, order.spec.machine.threads) == (1, 0)
+
+
+def test_a_run_that_left_no_model_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[EvaluationOrder]
+) -> None:
+    found = evaluated(tmp_path, monkeypatch, "oom")
+    assert (found.status, found.reason) == ("oom", "the device is full")
+    assert (found.bleu, found.pairs, found.samples, orders) == (None, 0, [], [])
+
+
+@pytest.mark.parametrize(("status", "again"), [("oom", False), ("failed", True)])
+def test_an_end_of_the_worker_is_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, again: bool
+) -> None:
+    outcome = Outcome.model_validate({"status": status, "reason": "no memory", "again": again})
+    monkeypatch.setattr(job, "attempt", lambda *_: outcome)
+    found = evaluated(tmp_path, monkeypatch)
+    assert (found.status, found.reason, found.bleu) == (status, "no memory", None)
+    assert failures(tmp_path / "output.json") == int(again)

@@ -1,0 +1,216 @@
+"""What the check of a GPU looks at, as far as a CPU can tell."""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.errors import Unsupported
+from transformer_core.measure.gpu_check import device_facts, device_tests, no_device
+from transformer_core.measure.gpu_check.attention_truth import (
+    all_finite,
+    dropped_share,
+    measure,
+    relative_error,
+)
+from transformer_core.model.layers.attention import reference_attention
+
+CPU = torch.device("cpu")
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+
+
+@pytest.mark.parametrize("asked", [0.0, 0.1, 0.5])
+def test_the_share_that_is_dropped_is_found_out(asked: float) -> None:
+    torch.manual_seed(0)
+    found = dropped_share(reference_attention, asked, CPU, torch.float32)
+    assert found == pytest.approx(asked, abs=0.005)
+
+
+def test_a_share_rounded_to_a_sixteenth_is_found_out() -> None:
+    def rounded(q, k, v, mask, causal, dropout):  # type: ignore[no-untyped-def]
+        return reference_attention(q, k, v, mask, causal, round(16 * dropout) / 16)
+
+    torch.manual_seed(0)
+    assert abs(dropped_share(rounded, 0.1, CPU, torch.float32) - 0.1) > 0.02
+
+
+def test_a_kernel_that_forgets_the_mask_is_found_out() -> None:
+    from transformer_core.measure.gpu_check.attention_truth import padding
+
+    def forgets(q, k, v, mask, causal, dropout):  # type: ignore[no-untyped-def]
+        return reference_attention(q, k, v, None, causal, dropout)
+
+    mask = padding(CPU)
+    assert relative_error(reference_attention, mask, CPU, torch.bfloat16) < 0.02
+    assert relative_error(forgets, mask, CPU, torch.bfloat16) > 0.1
+
+
+def test_hidden_rows_that_are_no_numbers_are_found_out() -> None:
+    def infinite(q, k, v, mask, causal, dropout):  # type: ignore[no-untyped-def]
+        scores = (q @ k.transpose(-2, -1)).masked_fill(~mask, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    assert all_finite(reference_attention, True, 0.0, CPU, torch.float32)
+    assert not all_finite(infinite, True, 0.0, CPU, torch.float32)
+
+
+@needs_no_gpu
+def test_without_a_gpu_both_are_unsupported_with_the_reason() -> None:
+    tests = device_tests.run(["model"], 1.0)
+    assert (tests.status, tests.passed) == ("unsupported", 0)
+    assert tests.reason == measure().reason == "there is no CUDA device that torch can use"
+
+
+REPORT = """<testsuites><testsuite name="pytest" tests="3">
+<testcase classname="tests.a" name="good" time="1.5"/>
+<testcase classname="tests.a" name="bad" time="0.5"><failure message="1 != 2">line
+assert 1 == 2</failure></testcase>
+<testcase classname="tests.b" name="none"><skipped message="needs 2 CUDA devices"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_what_pytest_says_is_read() -> None:
+    found = device_tests.read(REPORT)
+    assert (found.status, found.passed, found.seconds) == ("ok", 1, 2.0)
+    (failed,), (skipped,) = found.failed, found.skipped
+    assert failed.name == "tests.a.bad"
+    assert failed.text.startswith("1 != 2")
+    assert failed.text.endswith("assert 1 == 2")
+    assert (skipped.name, skipped.text) == ("tests.b.none", "needs 2 CUDA devices")
+
+
+def test_pytest_is_asked_for_the_marked_tests_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One folder with a test that is marked, and one that is not."""
+    monkeypatch.setattr(device_tests, "missing", lambda: None)
+    monkeypatch.setattr(device_tests, "ROOT", tmp_path)
+    folder = tmp_path / "tests" / "model"
+    folder.mkdir(parents=True)
+    # Options of the project that would let tests run beside each other do not count.
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\naddopts = --no-such-option\n")
+    (folder / "test_one.py").write_text(
+        "import pytest\n\n\n@pytest.mark.gpu\ndef test_marked():\n    pass\n\n\n"
+        "def test_plain():\n    pass\n"
+    )
+    (folder / "test_two.py").write_text("import a_package_that_is_not_here\n")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    found = device_tests.run(["model"], 60.0)
+    assert (found.status, found.passed, found.skipped) == ("ok", 1, [])
+    (failed,) = found.failed
+    assert "a_package_that_is_not_here" in failed.text
+
+
+def test_a_host_needs_no_package_that_only_makes_data_or_judges_studies() -> None:
+    """What the check runs where the data has been made: the tree that is carried stays small."""
+    program = """
+import importlib, sys
+for name in ("numba", "scipy", "bitsandbytes", "transformers"):
+    sys.modules[name] = None
+for name in ("alone.worker", "turns.worker", "turns.job", "memory.predicted.job",
+             "memory.largest_batch.worker", "gpu_check.attention_truth", "gpu_check.device_facts"):
+    importlib.import_module("transformer_core.measure." + name)
+for name in ("profiling.capture.worker", "analysis.gpu_check.lines",
+             "report.gpu_check.check_page"):
+    importlib.import_module("transformer_core." + name)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@needs_no_gpu
+def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason() -> None:
+    found = device_facts.measure()
+    assert [one.name for one in found.facts] == [
+        "NVML by nvidia-ml-py",
+        "NVML by nvidia-ml-py3",
+        "NCCL, one rank",
+        "NCCL, two ranks on one GPU",
+        "compiled loss",
+    ]
+    for one in found.facts:
+        assert (one.status, one.holds) == ("unsupported", None)
+        assert one.reason == "there is no CUDA device that torch can use"
+    assert {"platform", "torch build", "architectures"} <= found.versions.keys()
+    assert any(name.startswith("package ") for name in found.versions)
+
+
+def test_a_driver_that_is_too_old_is_the_reason_of_every_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(machine: object) -> None:
+        raise Unsupported("driver 550 is too old")
+
+    monkeypatch.setattr(no_device, "require_usable_gpus", refuse)
+    reasons = {one.reason for one in device_facts.measure().facts}
+    assert reasons == {"driver 550 is too old"}
+    assert measure().reason == device_tests.missing() == "driver 550 is too old"
+
+
+REFUSED = {"status": "unsupported", "reason": "NCCL refuses two ranks on one GPU: ..."}
+
+
+@pytest.mark.parametrize(
+    ("ends", "holds"),
+    [
+        ([REFUSED, REFUSED], True),
+        ([REFUSED, {"status": "failed", "reason": "connection closed by peer"}], True),
+        ([{"status": "ok", "sum": 2.0}] * 2, False),
+        ([{"status": "failed", "reason": "NCCL error"}] * 2, False),
+    ],
+)
+def test_two_ranks_on_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, ends: list[dict[str, object]], holds: bool
+) -> None:
+    monkeypatch.setattr(device_facts, "ranks_of_nccl", lambda count: ends[:count])
+    found, said = device_facts.two_ranks_on_one_gpu()
+    assert found == holds
+    assert str(ends[0]["status"]) in said
+
+
+@needs_no_gpu
+def test_a_rank_that_fails_leaves_its_reason() -> None:
+    (found,) = device_facts.ranks_of_nccl(1)
+    assert found["status"] == "failed"
+    assert "cuda" in found["reason"].lower() or "nvidia" in found["reason"].lower()
+
+
+def test_the_other_package_of_nvml_may_stand_beside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    monkeypatch.setattr(device_facts, "ROOT", tmp_path)
+    with pytest.raises(Unsupported, match="--target nvml/nvidia-ml-py3 nvidia-ml-py3"):
+        device_facts.nvml_by("nvidia-ml-py3")
+    folder = tmp_path / "nvml/nvidia-ml-py3"
+    folder.mkdir(parents=True)
+    (folder / "pynvml.py").write_text("")
+    asked = []
+
+    class Process:
+        returncode = 0
+
+        def communicate(self, timeout: float) -> tuple[str, str]:
+            return '{"names": ["H100"], "used": 5, "reserved": 4}', ""
+
+    monkeypatch.setattr(
+        device_facts, "_run", lambda module, path: asked.append((module, path)) or Process()
+    )
+    holds, said = device_facts.nvml_by("nvidia-ml-py3")
+    assert holds
+    assert said.startswith("nvidia-ml-py3: {")
+    assert asked == [("nvml_look", folder)]
+
+
+def test_a_line_that_breaks_does_not_break_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> tuple[bool, str]:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(device_facts, "no_device", lambda: None)
+    found = device_facts.fact("x", "y", broken)
+    assert (found.status, found.reason) == ("failed", "ZeroDivisionError: by zero")

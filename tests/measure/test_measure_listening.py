@@ -1,0 +1,89 @@
+"""Processes of one host listen on loopback only, and leave no temporary folders."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from schemas.config.run_spec import RunSpec
+from transformer_core.measure.processes.hosts import interfaces
+from transformer_core.measure.processes.hosts.agent import listening
+from transformer_core.measure.processes.launcher import launcher
+from transformer_core.measure.processes.worker_environment import worker_environment
+
+WORKER = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+def main():
+    dist.init_process_group("gloo")
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    assert value.item() == 2
+    folder = Path(sys.argv[1])
+    (folder / f"joined-{dist.get_rank()}").touch()
+    while not (folder / "seen").exists():
+        time.sleep(0.02)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["forked", "torchrun"])
+def test_one_host(tmp_path: Path, anew: bool) -> None:
+    (tmp_path / "listening_worker.py").write_text(WORKER)
+    (tmp_path / "tmp").mkdir()
+    data = {"variant": "v", "parallel": {"kind": "ddp"}, "machine": {"device": "cpu"}}
+    spec = RunSpec.model_validate(data)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    run = subprocess.Popen(
+        [*launcher(spec, "listening_worker", anew=anew), str(tmp_path)],
+        env=worker_environment(spec, os.environ)
+        | {"PYTHONPATH": path, "TMPDIR": str(tmp_path / "tmp")},
+    )
+    try:
+        while len(list(tmp_path.glob("joined-*"))) < 2:
+            assert run.poll() is None
+            time.sleep(0.05)
+        everyone = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+        places = {
+            connection.laddr.ip
+            for process in everyone
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert len(everyone) >= 3
+        assert places == {"127.0.0.1"}
+    finally:
+        (tmp_path / "seen").touch()
+        code = run.wait(60)
+    assert code == 0
+    assert not list((tmp_path / "tmp").glob("torchelastic_*"))
+
+
+def test_the_users_interface_comes_first() -> None:
+    given = {"GLOO_SOCKET_IFNAME": "eth7"}
+    found = interfaces.within_host(given)
+    assert found["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert found["NCCL_SOCKET_IFNAME"] == interfaces.interface_of("127.0.0.1")
+    assert interfaces.interface_of("127.0.0.1").startswith("lo")
+
+
+def test_several_hosts_take_the_interface_that_leads_to_the_first() -> None:
+    first = interfaces.between_hosts("127.0.0.1", 29_500, True, {})
+    other = interfaces.between_hosts("127.0.0.1", 29_500, False, {})
+    assert set(first.values()) == set(other.values()) == {interfaces.interface_of("127.0.0.1")}
+    assert interfaces.interface_of("192.0.2.77") == ""
+
+
+def test_an_address_of_another_host_is_refused_with_what_to_do() -> None:
+    with pytest.raises(OSError, match="RENDEZVOUS"):
+        listening("192.0.2.77", 0)
+    with listening("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"

@@ -1,0 +1,95 @@
+"""The kernels of a training's first step, and what a certificate makes of them."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.results.kernels import StepKernels
+from tests.train.small_training import VOCABULARY, small_setup, small_spec, small_store
+from transformer_core.measure.machine.step_kernels import FirstStep
+from transformer_core.measure.trajectory.worker import STEPS_AS_TIMED, record
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.train.loop import train
+from transformer_core.train.observer import Observer
+
+
+class Watch(Observer):
+    def __init__(self, kernels: FirstStep) -> None:
+        self.kernels = kernels
+
+    def start(self, step: int) -> None:
+        self.kernels.begin()
+
+    def updated(self, *_: Any) -> None:
+        self.kernels.end()
+
+
+def seen(folder: Path, **sections: Any) -> StepKernels:
+    setup = small_setup(small_spec(**sections))
+    with FirstStep() as kernels:
+        train(setup, Watch(kernels), folder / "none", validate_last=False)
+    return kernels.read(setup.model)
+
+
+def test_kernels_tell_what_a_variant_changes(tmp_path: Path) -> None:
+    """Attention backend, fused update and number format are read off, not taken from the spec."""
+    steps = {"training": {"steps": 1}}
+    usual = seen(tmp_path, **steps, model={"dropout": 0.0})
+    assert [name.split(".")[1].split()[0] for name in usual.attention] == [
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    ]
+    assert "aten._fused_adamw_ float32" in usual.update
+    assert not usual.compiled
+    assert not usual.deterministic
+    plain = seen(
+        tmp_path,
+        model={"dropout": 0.0, "attention": {"kind": "reference"}},
+        training={"steps": 1, "optimizer": {"kind": "adamw", "fused": False}},
+    )
+    assert plain.attention == []
+    assert any(name.startswith("aten._foreach_") for name in plain.update)
+    reduced = seen(
+        tmp_path, model={"dropout": 0.0}, training={"steps": 1, "precision": {"kind": "bf16"}}
+    )
+    assert "aten.addmm bfloat16" in {*reduced.operators} - {*usual.operators}
+
+
+def test_a_dropout_that_drops_nothing_takes_the_kernels_of_one_that_drops(tmp_path: Path) -> None:
+    """What a short run computes with is what a timed run computes with."""
+    timed, short = (
+        seen(tmp_path, training={"steps": 1}, model={"dropout": share}) for share in (0.1, 1e-9)
+    )
+    assert timed == short
+    assert timed != seen(tmp_path, training={"steps": 1}, model={"dropout": 0.0})
+
+
+def test_nothing_is_watched_after_a_step_that_failed() -> None:
+    kernels = FirstStep()
+    with contextlib.suppress(RuntimeError), kernels:
+        kernels.begin()
+        raise RuntimeError("in the middle of it")
+    small_setup(small_spec())
+    assert kernels.names == set()
+
+
+def test_where_algorithms_are_deterministic_some_steps_are_checked_without(tmp_path: Path) -> None:
+    """As on CUDA, where a timed run takes other kernels than the short run."""
+    process = Process(0, 1, 0, 1, torch.device("cpu"))
+    stores = (small_store(), small_store(9, seed=1))
+    spec = small_spec(model={"dropout": 0.0})
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        found = record(spec, process, VOCABULARY, stores, tmp_path, save_weights=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found.kernels is not None
+    assert found.kernels.deterministic
+    checks = found.trajectory.as_timed
+    assert checks is not None
+    assert [point.step for point in checks.points] == [1, 2, STEPS_AS_TIMED]
+    usual = record(spec, process, VOCABULARY, stores, tmp_path, save_weights=True)
+    assert usual.trajectory.as_timed is None

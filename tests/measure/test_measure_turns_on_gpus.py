@@ -1,0 +1,194 @@
+"""Comparisons on GPUs: windows long enough, sides that fit, devices that let two processes in."""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_training import small_setup, small_spec
+from test_measure_paired_worker import FakeSeat
+
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.results import BatchShape, Parts, PredictedRank, Prediction
+from transformer_core.data.batching.feeding import CUDA_PREFETCH
+from transformer_core.measure.memory.predicted import sides_together
+from transformer_core.measure.memory.predicted.sides_together import (
+    DoesNotFit,
+    keeping,
+    keeping_here,
+)
+from transformer_core.measure.turns import session
+from transformer_core.measure.turns.session import SessionEndedError, Sessions
+from transformer_core.measure.turns.sides import Side, for_devices
+from transformer_core.measure.turns.turn_taking import Leave, Report, Turn
+from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
+from transformer_core.parallel.devices import nvml
+from transformer_core.train.loop import train
+
+GIB = 2**30
+
+
+def spec(device: str, variant: str = "single") -> RunSpec:
+    return RunSpec.model_validate({"variant": variant, "machine": {"device": device}})
+
+
+def sessions(comparing: Comparing, folder: Path, device: str = "cuda") -> Sessions:
+    sides = [Side(name, spec(device, name)) for name in ("single", "other")]
+    none: Any = None
+    return Sessions(sides, comparing, folder, folder, none, "", none, lambda text: None)
+
+
+def test_windows_are_longer_on_gpus_only() -> None:
+    asked = Comparing(warmup_steps=5, pairs=8, budget=8)
+    assert for_devices(asked, [spec("cpu")]) == asked
+    found = for_devices(asked, [spec("cpu"), spec("cuda")])
+    assert (found.warmup_steps, found.window_steps, found.window_seconds) == (30, 20, 1.0)
+    assert found.budget >= 2 * found.sessions_least * found.pairs * found.window_seconds
+    assert found.pairs == 8
+    more = asked.model_copy(update={"window_seconds": 3.0, "budget": 500.0})
+    found = for_devices(more, [spec("cuda")])
+    assert (found.window_seconds, found.budget) == (3.0, 500.0)
+
+
+@pytest.mark.parametrize(("step_seconds", "steps"), [(0.5, 20), (0.01, 100)])
+def test_a_turn_has_enough_steps_and_enough_time(
+    tmp_path: Path, step_seconds: float, steps: int
+) -> None:
+    comparing = for_devices(Comparing(), [spec("cuda")])
+    asked: list[Turn] = []
+
+    def ask(side: Side, task: Turn) -> list[Report]:
+        asked.append(task)
+        return [Report(task.steps * step_seconds, 1, 1, 0.0)]
+
+    made = sessions(comparing, tmp_path)
+    _, found = made._warm_up(ask)
+    assert found == steps
+    assert asked[0] == Turn(0, 30)
+    made._rounds(ask, 0.0, found, lambda rounds, seconds: len(rounds) > 0)
+    assert asked[-1] == Turn(comparing.lead_steps, steps)
+
+
+class SlowFeed:
+    """A clock on which a batch takes 3 seconds to prepare, some ahead, and a step takes one."""
+
+    def __init__(self, ahead: int) -> None:
+        self.time = 0.0
+        self.ready = deque([0.0] * ahead)
+        self.busy_until = 0.0
+
+    def step(self) -> None:
+        arrives = self.ready.popleft()
+        self.time = max(self.time, arrives) + 1.0
+        self.busy_until = max(self.busy_until, arrives) + 3.0
+        self.ready.append(self.busy_until)
+
+    def pause(self) -> None:
+        """The other side's turn: everything is prepared ahead meanwhile."""
+        self.time = self.busy_until = max(self.time, *self.ready) + 100.0
+        self.ready = deque([self.time] * len(self.ready))
+
+    def timed(self, turn: Turn) -> float:
+        self.pause()
+        for _ in range(turn.lead):
+            self.step()
+        began = self.time
+        for _ in range(turn.steps):
+            self.step()
+        return (self.time - began) / turn.steps
+
+
+def test_a_turn_shows_what_slow_input_costs() -> None:
+    """In the long run a step waits for its batch: 3 seconds. What was prepared during the other
+    side's turn must not hide that."""
+    feed = SlowFeed(CUDA_PREFETCH)
+    least = Comparing().on_gpu
+    assert feed.timed(Turn(least.lead_steps, least.window_steps)) == pytest.approx(3.0, rel=0.02)
+    assert feed.timed(Turn(0, 2)) == pytest.approx(1.0)
+
+
+def prediction(variant: str, whole: float, kept: float, context: float = 0.5) -> Prediction:
+    """One that needs so many GiB, and keeps so many between turns, beside its context."""
+    parts = dict.fromkeys(Parts.model_fields, 0) | {"weights_bytes": round(kept * GIB)}
+    anatomy = Parts.model_validate(parts)
+    rank = PredictedRank(
+        rank=0,
+        batch=BatchShape(rows=1, source_tokens=1, target_tokens=1),
+        at_peak=anatomy,
+        anatomy=anatomy,
+        training_bytes=round((whole - context) * GIB),
+        validation_bytes=0,
+    )
+    return Prediction(
+        variant=variant,
+        status="ok",
+        reason=None,
+        device="cuda",
+        parameters=1,
+        ranks=[rank],
+        context_bytes=round(context * GIB),
+        capacity_bytes=24 * GIB,
+        notes=[],
+        seconds=0.0,
+    )
+
+
+def both(reference: float, other: float) -> dict[str, Prediction]:
+    return {"single": prediction("single", reference, 1), "other": prediction("other", other, 1)}
+
+
+def test_two_sides_that_fit_keep_all() -> None:
+    assert keeping(both(10, 12), 24 * GIB) == "all"
+    assert keeping(both(99, 99), None) == "all", "nobody knows: it is tried"
+
+
+def test_sides_take_turns_in_memory_where_they_do_not_fit_together() -> None:
+    assert keeping(both(18, 20), 24 * GIB) == "state"
+
+
+def test_what_cannot_fit_is_refused_with_numbers_and_a_remedy() -> None:
+    with pytest.raises(DoesNotFit, match=r"single alone .* 60\.00 GiB .* 24\.00 GiB.*micro-batch"):
+        keeping(both(60, 10), 24 * GIB)
+    with pytest.raises(DoesNotFit, match="other beside what the others cannot do without") as found:
+        keeping(both(10, 23.9), 24 * GIB)
+    assert found.value.side == "other"
+
+
+def test_a_session_that_cannot_fit_ends_with_a_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nvml, "exclusive_gpus", list)
+    monkeypatch.setattr(sides_together, "available_bytes", lambda spec, device: 24 * GIB)
+    monkeypatch.setattr(sides_together, "_predicted", lambda *_: both(60, 60))
+    with pytest.raises(SessionEndedError, match="single: oom, single alone"):
+        sessions(Comparing(), tmp_path)._start()
+
+
+def test_a_gpu_for_one_process_only_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [0])
+    monkeypatch.setattr(session, "start_side", lambda *_: pytest.fail("nothing may start"))
+    with pytest.raises(SessionEndedError, match=r"unsupported, 2 processes.*nvidia-smi -i 0 -c"):
+        sessions(Comparing(), tmp_path)._start()
+
+
+def test_without_gpus_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sides_together, "_predicted", lambda *_: pytest.fail("not needed"))
+    specs = {"single": spec("cpu"), "other": spec("cpu")}
+    assert keeping_here(specs, tmp_path, tmp_path) == "all"
+
+
+def test_a_side_rests_before_the_next_one_is_asked() -> None:
+    """It has told its time by then: giving memory back belongs to no window."""
+    small = small_spec()
+    setup = small_setup(endless(small))
+    said: list[Any] = []
+    seat: Any = FakeSeat(Turn(0, 2), Turn(1, 1), Leave())
+    answer = seat.answer
+    seat.answer = lambda value: (said.append("answer"), answer(value))
+    taker = TurnTaker(seat, small, setup.strategy, None, rest=lambda: said.append("rest"))
+    with pytest.raises(TurnsOver):
+        train(setup, taker, Path("/nowhere"))
+    assert said == ["rest", "answer"] * 2

@@ -1,0 +1,327 @@
+"""Programs in forks of a process that has imported torch: the same as in a new process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from transformer_core.measure.processes.warm_starts import places, server
+from transformer_core.measure.processes.warm_starts.imports import IMPORTS
+from transformer_core.measure.processes.warm_starts.server import touched_gpu
+
+WORKER = f"""
+import ctypes, importlib, json, os, random, signal, sys, time
+for name in {IMPORTS!r}:
+    importlib.import_module(name)
+import numpy, torch
+
+class Heap(ctypes.Structure):  # mallinfo2 of glibc
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+
+def heap():
+    call = ctypes.CDLL(None).mallinfo2
+    call.restype = Heap
+    found = call()
+    return {{"mapped": found.hblkhd, "arena": found.arena}}
+
+def status():
+    lines = open("/proc/self/status").read().splitlines()
+    return {{line.split(":")[0]: line.split(":")[1].strip() for line in lines}}
+
+def train():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(5):
+        x, y = torch.randn(512, 256), torch.randint(9, (512,))
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        losses.append(loss.item().hex())
+    return losses
+
+def main():
+    file, what = sys.argv[1:]
+    if what == "train":
+        unseeded = [random.random(), float(numpy.random.rand()), float(torch.rand(1))]
+        before = heap()
+        told = {{
+            "losses": train(), "unseeded": unseeded, "heap": [before, heap()],
+            "peak": int(status()["VmHWM"].split()[0]), "options": sys.argv[1:],
+            "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+            "parallel": torch.__config__.parallel_info(), "folder": os.getcwd(),
+            "environment": dict(os.environ), "path": sys.path, "ignored": status()["SigIgn"],
+            "blocked": status()["SigBlk"], "caught": status()["SigCgt"], "nice": os.nice(0),
+            "cores": sorted(os.sched_getaffinity(0)), "cuda": torch.cuda.is_initialized(),
+            "files": len(os.listdir("/proc/self/fd")), "buffered": sys.stdout.line_buffering,
+        }}
+    else:
+        told = {{}}
+    told |= {{"pid": os.getpid(), "parent": os.getppid(), "rank": os.environ.get("RANK")}}
+    with open(f"{{file}}-{{told['rank'] or 0}}.part", "w") as part:
+        json.dump(told, part)
+    os.rename(part.name, part.name.removesuffix(".part"))
+    print("told", end="")
+    if what == "wait":
+        time.sleep(100)
+    if what == "raise":
+        raise ValueError("a mistake")
+    if what == "end":
+        sys.exit(7)
+"""
+
+
+class Starts:
+    """Starts of the worker, warm where ``owner`` offers them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "worker_of_this_test.py").write_text(WORKER)
+        self.owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+        self.environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(folder),
+        }
+        self.offer = f"{self.owner.pid}:{places.here()}"
+        self.sockets = folder / f"warm-starts-{os.getuid()}-{self.owner.pid}"
+
+    def start(
+        self, name: str, what: str, *more: str, offer: str | None = None, deaf: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """``deaf``: as nohup and a shell's background start it."""
+        module = "transformer_core.measure.processes.quick_start"
+        command = [sys.executable, "-m", module, *more, "worker_of_this_test"]
+        return subprocess.Popen(
+            [*command, str(self.folder / name), what],
+            env=self.environment | {places.VARIABLE: self.offer if offer is None else offer},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=hear_no_end if deaf else None,
+        )
+
+    def told(self, name: str, rank: int = 0) -> dict[str, Any]:
+        """What a worker told, waited for."""
+        file = self.folder / f"{name}-{rank}"
+        end = time.monotonic() + 120
+        while not file.exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        told: dict[str, Any] = json.loads(file.read_text())
+        return told
+
+
+def hear_no_end() -> None:
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def gone(pid: int) -> bool:
+    end = time.monotonic() + 20
+    while psutil.pid_exists(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not psutil.pid_exists(pid)
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
+    made = Starts(tmp_path_factory.mktemp("w"))
+    yield made
+    made.owner.kill()
+    made.owner.wait()
+
+
+@pytest.fixture(scope="module")
+def trained(starts: Starts) -> list[dict[str, Any]]:
+    """What a new process tells, and two warm ones after one another."""
+    for name, offer in (("new", "off"), ("warm", None), ("again", None)):
+        child = starts.start(name, "train", offer=offer, deaf=True)
+        assert (child.communicate(timeout=120), child.returncode) == ((b"told", b""), 0)
+    return [starts.told(name) for name in ("new", "warm", "again")]
+
+
+def test_what_nobody_may_end_goes_on(starts: Starts) -> None:
+    child = starts.start("deaf", "wait", deaf=True)
+    pid = starts.told("deaf")["pid"]
+    for number in (signal.SIGHUP, signal.SIGINT):
+        child.send_signal(number)
+        os.kill(pid, number)
+    time.sleep(0.5)
+    assert child.poll() is None
+    assert psutil.pid_exists(pid)
+    child.terminate()
+    assert child.wait(20) == -signal.SIGTERM
+    assert gone(pid)
+
+
+def test_a_warm_start_is_one(trained: list[dict[str, Any]]) -> None:
+    new, warm, again = trained
+    assert warm["parent"] == again["parent"] != new["parent"] == os.getpid()
+    assert len({new["pid"], warm["pid"], again["pid"]}) == 3
+
+
+def test_a_fork_is_what_a_new_process_is(trained: list[dict[str, Any]]) -> None:
+    new, *warm = trained
+    for name in (
+        *("losses", "threads", "parallel", "folder", "path", "ignored", "blocked", "caught"),
+        *("nice", "cores", "cuda", "files", "buffered"),
+    ):
+        assert [told[name] for told in warm] == [new[name]] * 2, name
+    for told in warm:
+        assert told["environment"].keys() == new["environment"].keys()
+        assert abs(told["peak"] / new["peak"] - 1) < 0.03
+        for moment in (0, 1):
+            ours, theirs = told["heap"][moment], new["heap"][moment]
+            assert ours["mapped"] == pytest.approx(theirs["mapped"], rel=0.05, abs=1 << 20)
+            assert ours["arena"] == pytest.approx(theirs["arena"], rel=0.05)
+
+
+def test_what_nobody_seeded_is_random_in_every_fork(trained: list[dict[str, Any]]) -> None:
+    for values in zip(*(told["unseeded"] for told in trained), strict=True):
+        assert len(set(values)) == 3
+
+
+def test_ends_as_the_program_ends(starts: Starts) -> None:
+    child = starts.start("end", "end")
+    assert (child.communicate(timeout=120), child.returncode) == ((b"told", b""), 7)
+    child = starts.start("raise", "raise")
+    output, error = child.communicate(timeout=120)
+    assert (child.returncode, output) == (1, b"told")
+    assert b"ValueError: a mistake" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_ends_with_whoever_started_it(starts: Starts, number: int) -> None:
+    child = starts.start(f"wait-{number}", "wait")
+    told = starts.told(f"wait-{number}")
+    child.send_signal(number)
+    assert child.wait(60) == -number
+    assert gone(told["pid"])
+
+
+def test_forks_of_a_fork(starts: Starts) -> None:
+    child = starts.start("ranks", "", "--fork=2")
+    assert child.wait(120) == 0
+    first, second = starts.told("ranks", 0), starts.told("ranks", 1)
+    assert [first["rank"], second["rank"]] == ["0", "1"]
+    assert first["parent"] == second["parent"] != child.pid
+
+
+@pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])
+def test_without_an_offer_for_this_place_the_start_is_a_new_process(
+    monkeypatch: pytest.MonkeyPatch, offer: str
+) -> None:
+    monkeypatch.setenv(places.VARIABLE, offer)
+    assert places.owner() is None
+
+
+def test_what_differs_from_the_start_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = places.key()
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert places.key() == key
+    keys = {key}
+    for name in ("LD_PRELOAD", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", places.GROUP):
+        monkeypatch.setenv(name, "7")
+        keys.add(places.key())
+    assert len(keys) == 5
+    assert places.here() == places.here()
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert places.owner() is None
+
+
+def test_folders_of_dead_owners_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places.tempfile, "gettempdir", lambda: str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    gone = places.folder_of(dead.pid)
+    (gone / "socket").touch()
+    alive = places.folder_of(os.getpid())
+    (tmp_path / f"warm-starts-{os.getuid()}-mine").mkdir()
+    places.offer()
+    assert not gone.exists()
+    assert alive.exists()
+    assert (tmp_path / f"warm-starts-{os.getuid()}-mine").exists()
+
+
+def test_a_folder_that_others_can_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert places.folder_of(5).stat().st_mode & 0o777 == 0o700
+    places.folder_of(5).chmod(0o777)
+    with pytest.raises(PermissionError, match="this user alone"):
+        places.folder_of(5)
+
+
+def test_a_server_that_is_gone_takes_its_forks_with_it_and_another_one_starts(
+    starts: Starts, trained: list[dict[str, Any]]
+) -> None:
+    child = starts.start("orphan", "wait")
+    told = starts.told("orphan")
+    psutil.Process(told["parent"]).kill()
+    assert child.wait(60) == -signal.SIGKILL
+    assert gone(told["pid"])
+    child = starts.start("next", "")
+    assert child.communicate(timeout=120) == (b"told", b"")
+    next_server = starts.told("next")["parent"]
+    assert next_server not in (told["parent"], os.getpid())
+    # The owner is last: with it, everything ends, and nothing is left.
+    starts.owner.kill()
+    starts.owner.wait()
+    assert gone(next_server)
+    assert not starts.sockets.exists()
+
+
+def test_a_server_that_has_opened_a_gpu_is_known(tmp_path: Path) -> None:
+    (tmp_path / "0").symlink_to("/dev/null")
+    assert not touched_gpu(tmp_path)
+    (tmp_path / "7").symlink_to("/dev/nvidiactl")
+    assert touched_gpu(tmp_path)
+    assert not touched_gpu()
+
+
+def test_a_server_that_has_opened_a_gpu_forks_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Asked:
+        def accept(self) -> tuple["Asked", None]:
+            return self, None
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    found = server.Server.__new__(server.Server)
+    found.listening = Asked()  # type: ignore[assignment]
+    found.began = time.time()
+    monkeypatch.setattr(server, "read_request", lambda connection: connection)
+    monkeypatch.setattr(server, "touched_gpu", lambda: True)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it forks"))
+    assert found._accept() is None
+    assert closed == ["closed", "closed"]
+
+
+def test_no_import_of_a_server_asks_for_gpus() -> None:
+    """That alone would start CUDA, which then works in none of its forks."""
+    program = f"""
+import importlib, torch
+def asked(*_): raise SystemExit("CUDA was asked for")
+for name in ("is_available", "device_count", "init", "_lazy_init", "get_device_capability"):
+    setattr(torch.cuda, name, asked)
+for name in {IMPORTS!r}:
+    importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)

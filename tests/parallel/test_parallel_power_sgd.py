@@ -1,0 +1,135 @@
+"""PowerSGD goes on from a checkpoint as if it had never stopped, with random numbers of its own."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+from tests.distributed import run_ranks
+from tests.train.small_training import run_small, small_spec
+from transformer_core.parallel.hooks import power_sgd
+from transformer_core.parallel.hooks.power_sgd import PowerSgd
+from transformer_core.parallel.strategies.ddp import DdpStrategy
+from transformer_core.train.assemble import Setup
+
+HOOK = {"kind": "powersgd", "rank": 1, "start_step": 2}
+# Buckets of some kilobytes: several, and others after the first step than in it.
+PARALLEL = {"kind": "ddp", "bucket_mb": 0.01, "hook": HOOK}
+STOPS = (3, 4)
+"""Steps after which a run stops; from the third on gradients are compressed."""
+
+
+def ends(folder: str) -> dict[str, Any]:
+    """Weights, errors and losses of a training, by the step at which it went on from a checkpoint
+    (0: never), and in a dictionary with the number of buckets of its first step and of the others.
+    """
+    training = {"steps": 6, "checkpoint_every": 1}
+    spec = small_spec(parallel=PARALLEL, training=training, machine={"devices_per_node": 2})
+    found: dict[str, Any] = {"rank": dist.get_rank()}
+    for stop_at in (0, *STOPS):
+        path = Path(folder, str(stop_at))
+        if stop_at:
+            run_small(spec, path, stop_at)
+            torch.manual_seed(99 + dist.get_rank())
+        watcher, setup = run_small(spec, path)
+        found[str(stop_at)] = {
+            "weights": [p.detach().clone() for p in setup.model.parameters()],
+            "errors": list((setup.strategy.held_back() or {}).values()),
+            "losses": watcher.losses,
+            "began": watcher.started_at,
+            "buckets": buckets(setup),
+        }
+    return found
+
+
+def buckets(setup: Setup) -> tuple[int, int]:
+    strategy = setup.strategy
+    assert isinstance(strategy, DdpStrategy)
+    first, rebuilt = strategy._buckets()
+    return len(first), len(rebuilt)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_ranks(ends, 2, folder)
+
+
+@pytest.mark.parametrize("stop_at", STOPS)
+def test_a_resumed_run_is_the_whole_one_to_the_last_bit(
+    ranks: list[dict[str, Any]], stop_at: int
+) -> None:
+    for rank in ranks:
+        whole, resumed = rank["0"], rank[str(stop_at)]
+        assert resumed["began"] == [stop_at]
+        assert resumed["losses"] == whole["losses"]
+        assert len(whole["errors"]) == len(resumed["errors"]) > 0
+        for part in ("weights", "errors"):
+            assert all(map(torch.equal, resumed[part], whole[part])), part
+
+
+def test_there_are_several_buckets_and_something_left_out(ranks: list[dict[str, Any]]) -> None:
+    whole = ranks[0]["0"]
+    first, rebuilt = whole["buckets"]
+    assert rebuilt > first, "a resumed run begins with other buckets than it goes on with"
+    assert any(error.abs().max() > 0 for error in whole["errors"])
+
+
+class Bucket:
+    """A bucket of DDP, as far as the hook looks at it."""
+
+    def __init__(self, index: int, parameters: list[torch.Tensor]) -> None:
+        self.own = parameters
+        self.number = index
+
+    def index(self) -> int:
+        return self.number
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self.own
+
+
+def test_what_is_kept_follows_its_parameters_into_other_buckets() -> None:
+    hook = PowerSgd.__new__(PowerSgd)
+    hook.state = powerSGD_hook.PowerSGDState(None, 2, 2)
+    hook.parameters, hook.kept = {}, {}
+    shapes = [(16, 8), (8,), (16, 8), (24, 16), (3, 2)]
+    every = [torch.zeros(shape) for shape in shapes]
+    for index, parameters in enumerate((every[:2], every[2:])):
+        hook.parameters[index] = parameters
+        hook.state.error_dict[index] = torch.cat(
+            [torch.full((p.numel(),), float(shapes.index((*p.shape,)))) for p in parameters]
+        )
+        count = sum(columns for _, _, columns in hook._compressed(parameters))
+        hook.state.q_memory_dict[index] = torch.arange(float(count)) + 100 * index
+    before = hook._apart()
+    other = [every[3], every[0], every[4]], [every[2], every[1]]
+    for index, parameters in enumerate(other):
+        hook._take_up(index, parameters, compresses=True)
+    assert not hook.kept
+    after = hook._apart()
+    assert after.keys() == before.keys()
+    for parameter, pieces in before.items():
+        for one, same in zip(pieces, after[parameter], strict=True):
+            assert (one is None) == (same is None)
+            assert one is None or torch.equal(one, same)
+    sizes = {i: m.numel() for i, m in hook.state.p_memory_dict.items()}
+    assert sizes == {0: 2 * 24 + 2 * 16, 1: 2 * 16}
+
+
+def test_a_gpu_keeps_its_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch seeds every GPU where it draws the first factors."""
+    state = {"cuda:1": torch.tensor([5])}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state[str(device)])
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda value, device: state.update({str(device): value})
+    )
+    before = torch.get_rng_state()
+    with power_sgd._own_random_numbers(torch.device("cuda", 1)):
+        state["cuda:1"] = torch.tensor([0])
+    assert state["cuda:1"] == 5
+    assert torch.equal(torch.get_rng_state(), before)

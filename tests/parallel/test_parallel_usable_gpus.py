@@ -1,0 +1,197 @@
+"""GPUs that are there but cannot be used are refused with the remedy, never passed over."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.config.parallel import Machine
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from schemas.results import Gpu
+from transformer_core.measure.evaluation import job as evaluation_job
+from transformer_core.measure.evaluation import worker as evaluation_worker
+from transformer_core.measure.evaluation.order import EvaluationOrder
+from transformer_core.measure.processes import preamble
+from transformer_core.measure.processes.order import Order
+from transformer_core.measure.processes.preamble import take_place
+from transformer_core.measure.processes.statuses import classify
+from transformer_core.parallel.communication.topology import Process, this_process
+from transformer_core.parallel.devices import nvml, settling, shared_gpus, usable_gpus
+from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
+from transformer_core.parallel.devices.usable_gpus import has_kernels, require_usable_gpus
+from transformer_core.train import __main__ as train_alone
+
+GPU = Gpu(
+    index=0,
+    name="NVIDIA H100",
+    memory_bytes=80_000_000_000,
+    compute_capability="9.0",
+    driver="550.54",
+    power_limit_watts=None,
+)
+
+
+def host(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], **cuda: Any) -> None:
+    """A host with these GPUs, as NVML sees them, and what torch says of CUDA."""
+    said = {"is_available": False, "device_count": 0, "arch_list": [], "capability": (9, 0)} | cuda
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "gpus", lambda: (gpus, None))
+    monkeypatch.setattr(torch.version, "cuda", said.get("version"))
+    monkeypatch.setattr(
+        usable_gpus.torch,
+        "cuda",
+        SimpleNamespace(
+            is_available=lambda: said["is_available"],
+            device_count=lambda: said["device_count"],
+            get_arch_list=lambda: said["arch_list"],
+            get_device_capability=lambda index: said["capability"],
+            get_device_name=lambda index: GPU.name,
+        ),
+    )
+
+
+def test_no_gpu_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    host(monkeypatch, [])
+    require_usable_gpus(Machine(device="auto"))
+
+
+def test_an_old_driver_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    host(monkeypatch, [GPU], version="13.0")
+    with pytest.raises(Unsupported, match=r"driver 550\.54 .* CUDA 13\.0, .* 580\.65 or newer"):
+        require_usable_gpus(Machine(device="auto"))
+
+
+def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    host(monkeypatch, [GPU], version=None)
+    with pytest.raises(Unsupported, match="built without CUDA"):
+        require_usable_gpus(Machine(device="auto"))
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_hidden_gpus_and_the_cpu_on_purpose(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    host(monkeypatch, [GPU], version="13.0")
+    require_usable_gpus(Machine(device="cpu"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    require_usable_gpus(Machine(device="auto"))
+
+
+def test_a_gpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"is_available": True, "device_count": 1, "version": "13.0"}
+    host(monkeypatch, [GPU], **facts, arch_list=["sm_75", "sm_80"], capability=(7, 0))
+    with pytest.raises(Unsupported, match=r"capability 7\.0.*built for sm_75, sm_80"):
+        require_usable_gpus(Machine(device="auto"))
+    host(monkeypatch, [GPU], **facts, arch_list=["sm_75", "sm_80"], capability=(8, 6))
+    require_usable_gpus(Machine(device="auto"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((7, 0), ["sm_75", "compute_120"], False),
+        ((12, 1), ["sm_80", "compute_90"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((10, 0), ["sm_120"], False),
+    ],
+)
+def test_which_machine_code_runs_where(
+    capability: tuple[int, int], architectures: list[str], runs: bool
+) -> None:
+    assert has_kernels(capability, architectures) == runs
+
+
+def test_exclusive_process_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [2])
+    require_shared_gpus(1)
+    with pytest.raises(Unsupported, match="nvidia-smi -i 2 -c DEFAULT"):
+        require_shared_gpus(2)
+
+
+def test_every_worker_looks_before_it_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host(monkeypatch, [GPU], version="13.0")
+    order = Order(spec=RunSpec(variant="single"), output=tmp_path, command="")
+    with pytest.raises(Unsupported, match="sees none of them"):
+        take_place(order)
+
+
+def test_threads_change_often_where_one_of_them_launches_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    order = Order(spec=RunSpec(variant="single"), output=tmp_path, command="")
+    before = sys.getswitchinterval()
+    try:
+        for device, expected in (("cpu", before), ("cuda", settling.SWITCH_SECONDS)):
+            process = Process(0, 1, 0, 1, torch.device(device))
+            monkeypatch.setattr(preamble, "this_process", lambda *_, p=process: p)
+            take_place(order)
+            assert sys.getswitchinterval() == pytest.approx(expected)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_training_alone_looks_before_it_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host(monkeypatch, [GPU], version="13.0")
+    (tmp_path / "spec.json").write_text(RunSpec(variant="single").canonical_json())
+    options = ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
+    assert train_alone.main([*options, "--output", str(tmp_path / "out")]) == 1
+    assert "driver 550.54" in capsys.readouterr().err
+
+
+def test_the_evaluation_looks_before_it_translates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host(monkeypatch, [GPU], version="13.0")
+    spec = evaluation_job.alone(RunSpec(variant="single"))
+    known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
+    order = EvaluationOrder(spec=spec, log_file=tmp_path / "log", **known)
+    with pytest.raises(Unsupported, match="sees none of them"):
+        evaluation_worker.run(order)
+
+
+def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    machine = {"device": "cuda", "devices_per_node": 4}
+    spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
+    alone = evaluation_job.alone(spec)
+    assert (alone.world_size, alone.machine.devices_per_node) == (1, 1)
+    known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
+    with pytest.raises(Unsupported, match="needs 1 CUDA device, this host has 0"):
+        evaluation_worker.run(EvaluationOrder(spec=alone, log_file=tmp_path / "log", **known))
+
+
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "words"),
+    [([1], "nvidia-smi -i 1 -c DEFAULT"), ([], "another process may have it")],
+)
+def test_a_gpu_that_lets_nobody_in(
+    monkeypatch: pytest.MonkeyPatch, exclusive: list[int], words: str
+) -> None:
+    def refuse(index: int) -> None:
+        raise RuntimeError(BUSY)
+
+    facts = {"is_available": True, "device_count": 1, "arch_list": ["sm_90"]}
+    host(monkeypatch, [GPU], **facts)
+    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: exclusive)
+    monkeypatch.setattr(torch.cuda, "set_device", refuse, raising=False)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Unsupported, match=words):
+        this_process(Machine(device="cuda", devices_per_node=1), 1)
+    status, reason = classify(RuntimeError(BUSY))
+    assert status == "unsupported"
+    assert words in reason
+    assert shared_gpus.busy(RuntimeError("CUDA error: out of memory")) is None

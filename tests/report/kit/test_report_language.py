@@ -1,0 +1,83 @@
+"""Every text of the templates and of the figures' captions is in both languages."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from babel.messages.extract import extract_python
+from babel.messages.pofile import read_po
+from jinja2.ext import babel_extract
+
+from transformer_core.report.compare.compare_page import TITLES
+from transformer_core.report.contents import SECTIONS
+from transformer_core.report.kit import language
+from transformer_core.report.kit.said import say
+from transformer_core.report.sections.scaling.read import STRATEGIES
+
+ROOM = Path(language.__file__).parents[1]
+OPTIONS = {"trimmed": "true", "newstyle_gettext": "true"}
+PLACES = re.compile(r"%\((\w+)\)s")
+TAGS = re.compile(r"</?\w+")
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Every text of the templates, with the template that has it."""
+    found: dict[str, str] = {}
+    for path in sorted(ROOM.rglob("*.html")):
+        with path.open("rb") as file:
+            for _, _, messages, _ in babel_extract(file, ("gettext", "ngettext"), [], OPTIONS):
+                parts = messages if isinstance(messages, tuple) else (messages,)
+                found |= {text: path.name for text in parts if isinstance(text, str)}
+    for path in sorted(ROOM.rglob("*.py")):
+        with path.open("rb") as file:
+            for _, _, messages, _ in extract_python(file, ("say",), (), {}):
+                text = messages[0] if isinstance(messages, tuple) else messages
+                found |= {text: path.name} if isinstance(text, str) else {}
+    found |= {section.heading: "contents.py" for section in SECTIONS}
+    said = {*STRATEGIES.values(), *TITLES.values()} - {"DDP", "FSDP"}  # names have no translation
+    return found | dict.fromkeys(said, "a module")
+
+
+def test_every_text_has_its_korean() -> None:
+    missing = {text: place for text, place in texts().items() if text not in language.korean()}
+    assert not missing, "add them to ko.po beside"
+
+
+@pytest.mark.parametrize("english", sorted(language.korean()), ids=lambda text: text[:40])
+def test_a_translation_keeps_numbers_and_marks(english: str) -> None:
+    korean = language.korean()[english]
+    assert sorted(PLACES.findall(korean)) == sorted(PLACES.findall(english))
+    assert sorted(TAGS.findall(korean)) == sorted(TAGS.findall(english))
+
+
+def test_catalogs_are_sorted_and_each_text_is_in_one() -> None:
+    keys = []
+    for path in language.catalogs():
+        with path.open("rb") as file:
+            own = [message.id for message in read_po(file, locale="ko") if message.id]
+        assert own == sorted(own), path
+        keys += own
+    assert len(keys) == len(set(keys))
+
+
+def test_no_translation_is_left_over() -> None:
+    assert set(language.korean()) == set(texts())
+
+
+def test_a_text_without_translation_stands_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "korean", lambda: {"Known": "아는 말"})
+    assert language.gettext("Unknown") == "Unknown"
+    said = language.gettext("Known")
+    assert 'lang="en">Known<' in said
+    assert 'lang="ko">아는 말<' in said
+    assert language.ngettext("Known", "Unknown", 1) == said
+
+
+def test_captions_are_said_in_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"%(n)s of 10 % %(what)s": "10 % %(what)s %(n)s개", "rows": "행"}
+    monkeypatch.setattr(language, "korean", lambda: known)
+    text = say("%(n)s of 10 % %(what)s", n=3, what=say("rows")) + " single."
+    assert text == "3 of 10 % rows single."
+    assert text.korean == "10 % 행 3개 single."

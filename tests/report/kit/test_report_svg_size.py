@@ -1,0 +1,54 @@
+"""Smaller drawings say the same."""
+
+import xml.etree.ElementTree as ElementTree
+
+from transformer_core.report.kit.svg_size import compact
+
+DRAWING = """<svg xmlns="http://www.w3.org/2000/svg"
+  xmlns:xlink="http://www.w3.org/1999/xlink" id="own">
+ <g id="group">
+  <defs> <path id="mark" d="M 0.123 0 L 0 3.456" style="stroke: red; stroke-width: 2" /> </defs>
+  <path d="M0 0L9 9" style="fill: none" />
+  <clipPath id="window"><rect x="1.26" y="2" width="3" height="4" /></clipPath>
+  <g clip-path="url(#window)">
+   <use xlink:href="#mark" x="1.55" y="2.44" style="fill: blue; stroke: blue" />
+   <use xlink:href="#mark" x="3" y="4" style="fill: blue; stroke: blue" />
+  </g>
+  <g> <g> <text id="said" transform="rotate(-0 3.5 4.5)"> two  words </text> </g> </g>
+ </g>
+</svg>"""
+
+
+def test_what_nobody_sees_goes_and_all_else_stays() -> None:
+    root = ElementTree.fromstring(DRAWING)
+    compact(root, "#own")
+    text = ElementTree.tostring(root, encoding="unicode")
+    assert "group" not in text
+    assert 'id="said"' not in text
+    assert "fill: none" not in text
+    assert "rotate" not in text
+    assert "> two  words <" in text
+    # What others refer to is still there under the same name.
+    assert {e.get("id") for e in root.iter() if e.get("id")} == {"own", "mark", "window"}
+    names = [e.tag.rpartition("}")[2] for e in root.iter()]
+    assert names.count("use") == 2
+    assert names.count("g") == 1
+
+
+def test_a_style_of_several_elements_is_said_once_and_for_this_drawing_only() -> None:
+    root = ElementTree.fromstring(DRAWING)
+    compact(root, "#own")
+    text = ElementTree.tostring(root, encoding="unicode")
+    assert text.count("blue") == 2  # fill and stroke, once
+    assert "#own .a{fill:blue;stroke:blue}" in text
+    assert text.count('class="a"') == 2
+    # A style of one element stays with it.
+    assert 'style="stroke: red; stroke-width: 2"' in text
+
+
+def test_places_are_in_tenths_of_a_point() -> None:
+    root = ElementTree.fromstring(DRAWING)
+    compact(root, "#own")
+    text = ElementTree.tostring(root, encoding="unicode")
+    assert 'd="M0.1 0L0 3.5"' in text
+    assert 'x="1.3"' in text

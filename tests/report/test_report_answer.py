@@ -1,0 +1,164 @@
+"""The answer on one page of Markdown and for programs; the page says the same."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from report_builders import EVIL, SPEED
+
+from schemas.results import Answer, Refinement, Unsettled
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.common.seals import write_sealed
+from transformer_core.common.study_clock import Clock, JobTimes
+from transformer_core.plan.resolve import resolve_all
+from transformer_core.report import page
+from transformer_core.report.sections.recommendation.brief import brief, cell
+from transformer_core.report.sections.recommendation.read import (
+    changed_settings,
+    read_answer,
+    training_command,
+)
+
+RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
+
+
+@pytest.fixture(scope="module")
+def answer(quick_folder: Path) -> Answer:
+    return Answer.model_validate_json((quick_folder / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def text(quick_folder: Path) -> str:
+    return (quick_folder / "report.md").read_text(encoding="utf-8")
+
+
+def test_summary_says_what_was_found(answer: Answer) -> None:
+    assert answer.status == "found"
+    assert answer.recommended == ["amp_bf16"]
+    assert (answer.verdict, answer.certificate) == ("FASTER", "equivalent")
+    by_name = {variant.variant: variant for variant in answer.variants}
+    assert next(iter(by_name)) == answer.baseline == "single"
+    fast = by_name["amp_bf16"]
+    assert fast.speedup is not None
+    assert fast.speedup.median == pytest.approx(SPEED["amp_bf16"] / SPEED["single"], rel=1e-2)
+    assert fast.counts
+    assert not by_name["forgetful"].counts
+    assert by_name["ddp"].status == "unsupported"
+    assert by_name["ddp"].speedup is None
+    assert answer.undecided == []
+    assert answer.undecided_claims == ["open"]
+    assert answer.commit == "abc1234"
+
+
+def test_numbers_of_the_page_and_of_the_summary_are_the_same(
+    answer: Answer, quick_folder: Path
+) -> None:
+    html = (quick_folder / "report.html").read_text(encoding="utf-8")
+    shown = {float(value) for value in re.findall(r'<data value="([^"]+)"', html)}
+    assert answer.speedup is not None
+    assert answer.speedup.median in shown
+    for variant in answer.variants:
+        for interval in (variant.speedup, variant.tokens_per_second):
+            assert interval is None or interval.median in shown, variant.variant
+
+
+def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, text: str) -> None:
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    said = {name[1]: line for line in lines if (name := re.match(r"\| `(\w+)`", line))}
+    assert set(said) == {variant.variant for variant in answer.variants}
+    for variant in answer.variants:
+        found = RATIO.search(said[variant.variant])
+        if variant.speedup is None:
+            assert found is None
+            continue
+        assert found is not None
+        exact = (variant.speedup.median, variant.speedup.low, variant.speedup.high)
+        assert [float(part) for part in found.groups()] == pytest.approx(exact, abs=0.006)
+    assert "| not counted | not equivalent |" in said["forgetful"]
+    assert "| FASTER | equivalent |" in said["amp_bf16"]
+    assert "| unsupported |" in said["ddp"]
+
+
+def test_brief_is_one_page_and_nothing_of_others_is_markup(text: str) -> None:
+    assert len(text.splitlines()) < 70
+    assert "**amp_bf16 trains 1.62× [1.59, 1.65] as fast as `single`** (FASTER)" in text
+    assert "<script>" not in text
+    assert "1 hold here: true" in text
+    assert "undecided: open" in text
+    assert "open. More time settles them" in text
+    assert "python -m transformer_core.train --spec results/recommended.yaml" in text
+
+
+def test_a_cell_has_no_markup() -> None:
+    assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
+
+
+def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(study_folder: Path) -> None:
+    results = StudyResults(study_folder)
+    specs = resolve_all(results.study, results.definitions)
+    found = changed_settings(specs["single"], specs["amp_bf16"])
+    assert found == {"training": {"precision": {"kind": "bf16"}}}
+    assert changed_settings(specs["single"], specs["single"]) == {}
+    assert training_command(specs["ddp"]).startswith("torchrun --standalone --nproc-per-node=2 -m")
+
+
+def test_a_study_without_numbers_has_an_answer(empty_folder: Path) -> None:
+    found = read_answer(StudyResults(empty_folder))
+    assert all(v.speedup is None for v in found.variants)
+    assert "| not compared |" not in brief(found)
+    assert json.loads(found.model_dump_json())["format"] == 1
+
+
+@pytest.fixture(scope="module")
+def timed_folder(
+    study_folder: Path, quick_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same study with a time of its own, which left two comparisons undecided."""
+    folder = tmp_path_factory.mktemp("timed") / "results"
+    shutil.copytree(quick_folder, folder)
+    study = StudyResults(folder).study.model_copy(update={"time": "10 min"})
+    write_sealed(folder / "study.json", study.canonical_json() + "\n")
+    refinement = Refinement(
+        asked_seconds=600.0,
+        began_at_seconds=400.0,
+        kept_seconds=30.0,
+        ended_at_seconds=565.0,
+        stints=[],
+        unsettled=[
+            Unsettled(variant="amp_bf16", reference="single", seconds=200.0),
+            Unsettled(variant="ddp", reference="single", seconds=None, reason="<no> memory"),
+        ],
+    )
+    write_sealed(folder / "refinement.json", refinement.model_dump_json() + "\n")
+    jobs = {"train": JobTimes(count=4, seconds=30.0), "page": JobTimes(count=1, seconds=10.0)}
+    clock = Clock(began=1000.0, seen=1590.0, jobs=jobs)
+    (folder / ".clock.json").write_text(clock.model_dump_json())
+    assert page.main(["--results", str(folder)]) == 0
+    return folder
+
+
+def test_a_study_with_a_time_says_where_it_went(timed_folder: Path) -> None:
+    answer = Answer.model_validate_json((timed_folder / "summary.json").read_text())
+    assert answer.time is not None
+    assert (answer.time.asked_seconds, answer.time.taken_seconds) == (600.0, 590.0)
+    # 590 s and 30 s kept and 200 s more, in whole minutes.
+    assert answer.time.next_seconds == 840.0
+    text = (timed_folder / "report.md").read_text()
+    assert "The study had 10.0 min and took 9.8 min." in text
+    assert "| `amp_bf16` | `single` | 3.3 min |" in text
+    assert "| `ddp` | `single` | \\<no\\> memory |" in text
+    html = (timed_folder / "report.html").read_text()
+    assert "--config time=14min" in html
+    assert "이 연구에 주어진 시간은" in html
+    assert "&lt;no&gt; memory" in html
+    table = html[html.index('id="jobs-caption"') :]
+    train, page_job = table.index("<code>train</code>"), table.index("<code>page</code>")
+    assert train < page_job, "what took longest comes first"
+    assert "75.0 %" in table[train:page_job]
+
+
+def test_a_study_without_a_time_says_nothing_of_it(answer: Answer, text: str) -> None:
+    assert answer.time is None
+    assert "The study had" not in text

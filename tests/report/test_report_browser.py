@@ -1,0 +1,159 @@
+"""The page in a real browser: accessibility, phones, dark paper, print, keyboard, no scripts."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+from report_builders import EVIL_LANGUAGE
+
+from docs.chromium import Chromium, program
+
+axe_core_python = pytest.importorskip("axe_core_python", reason="axe-core is not installed")
+AXE = Path(axe_core_python.__file__).parent / "axe.min.js"
+
+pytestmark = pytest.mark.skipif(program() is None, reason="there is no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with Chromium() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(quick_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page, whose study names languages that there are."""
+    text = (quick_folder / "report.html").read_text(encoding="utf-8")
+    made = tmp_path_factory.mktemp("browser") / "report.html"
+    made.write_text(
+        text.replace(f'<dd lang="{escape(EVIL_LANGUAGE)}"', '<dd lang="de"'), encoding="utf-8"
+    )
+    return made
+
+
+def problems(browser: Chromium, where: str = "", rules: str = "") -> dict[str, list[str]]:
+    """What axe-core finds serious or critical outside of drawings: rule, and what breaks it."""
+    browser.evaluate(AXE.read_text(encoding="utf-8") + ";0")
+    found = browser.evaluate(
+        f"axe.run({{exclude: [['svg']]{where}}}, {{resultTypes: ['violations']{rules}}})"
+        ".then(r => r.violations"
+        ".filter(v => ['serious', 'critical'].includes(v.impact))"
+        ".map(v => [v.id, v.nodes.map(n => n.html.slice(0, 160))]))"
+    )
+    return dict(found)
+
+
+def test_axe_finds_nothing_serious(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    # Everything that is folded, too.
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert problems(browser) == {}
+
+
+def test_words_stand_out_from_dark_paper(browser: Chromium, page: Path) -> None:
+    browser.open(page, dark=True)
+    # Sections that have every kind of word: badges, links, tables, code, captions.
+    where = ", include: [['header'], ['nav'], ['#recommendation'], ['#claims'], ['#variants']]"
+    assert problems(browser, where, ", runOnly: ['color-contrast']") == {}
+
+
+def test_axe_would_find_something(browser: Chromium, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.html"
+    wrong.write_text("<html><body><p style='color:#eee;background:#fff'>pale</p><img src='x'>")
+    browser.open(wrong)
+    assert {"color-contrast", "html-has-lang", "image-alt"} <= set(problems(browser))
+
+
+@pytest.mark.parametrize("korean", [False, True])
+def test_a_phone_scrolls_in_one_direction(browser: Chromium, page: Path, korean: bool) -> None:
+    browser.open(page, width=360, height=740, phone=True)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    if korean:
+        browser.evaluate("document.getElementById('language-ko').click()")
+    wide = browser.evaluate(
+        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg') &&"
+        " e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 120)).slice(0, 5)"
+    )
+    assert wide == []
+    assert browser.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_desk_scrolls_in_one_direction(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    widths = "[document.documentElement.scrollWidth, window.innerWidth]"
+    whole, window = browser.evaluate(widths)
+    assert whole <= window
+
+
+def test_paper_is_dark_where_the_reader_wants_it(browser: Chromium, page: Path) -> None:
+    colours = []
+    for dark in (False, True):
+        browser.open(page, dark=dark)
+        colours.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    light, night = (sum(map(int, re.findall(r"\d+", colour))) for colour in colours)
+    assert light > 600
+    assert night < 150
+
+
+def test_print_keeps_figures_and_rows_whole_and_unfolds(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    pdf = browser.pdf()
+    pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
+    assert pages >= 5
+    assert browser.evaluate("[...document.querySelectorAll('details.folded')].every(d => d.open)")
+    browser.open(page, media="print")
+    for what, wanted in (("figure", "avoid"), ("tbody tr", "avoid")):
+        inside = f"getComputedStyle(document.querySelector('main {what}')).breakInside"
+        assert browser.evaluate(inside) == wanted
+    assert browser.evaluate("getComputedStyle(document.querySelector('main h2')).breakAfter") == (
+        "avoid"
+    )
+    assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+
+
+def test_all_is_there_without_scripts(browser: Chromium, page: Path) -> None:
+    browser.open(page, scripts=False)
+    text = browser.evaluate("document.body.innerText")
+    assert "On this machine amp_bf16 trains 1.62" in text
+    assert browser.evaluate("document.getElementById('search').hidden")
+    assert browser.evaluate("document.querySelectorAll('nav li a').length") > 10
+    assert browser.evaluate("document.querySelectorAll('details > summary').length") > 5
+
+
+def test_keys_are_enough(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    browser.press("Tab", 9)
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    browser.press("Enter", 13)
+    assert browser.evaluate("location.hash") == "#recommendation"
+    head = "document.querySelector('#variants thead th:nth-child(4)')"
+    browser.evaluate(f"{head}.querySelector('button').focus()")
+    browser.press("Enter", 13)
+    assert browser.evaluate(f"{head}.getAttribute('aria-sort')") == "ascending"
+    numbers = browser.evaluate(
+        "[...document.querySelectorAll('#variants table.sortable tbody tr')]"
+        ".map(r => r.cells[3].querySelector('data')?.value ?? null).filter(v => v !== null)"
+    )
+    assert [float(value) for value in numbers] == sorted(float(value) for value in numbers)
+
+
+def test_a_link_into_what_is_folded_opens_it(browser: Chromium, page: Path) -> None:
+    browser.open(page, anchor="#comparisons-caption")
+    opened = "document.getElementById('comparisons-caption').closest('details').open"
+    assert browser.evaluate(opened)
+
+
+def test_search_leaves_the_sections_that_say_it(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    browser.evaluate(
+        "(() => {const box = document.getElementById('search-words'); box.value = 'chrF bpe';"
+        "box.dispatchEvent(new Event('input'))})()"
+    )
+    hidden = browser.evaluate(
+        "[...document.querySelectorAll('main > section')].filter(s => s.hidden).map(s => s.id)"
+    )
+    assert "recommendation" in hidden
+    assert "details" not in hidden

@@ -1,0 +1,41 @@
+"""Braces in titles and paths are text; Snakemake takes them for wildcards elsewhere."""
+
+import os
+from pathlib import Path
+
+from project import TINY, Project
+
+
+def test_a_study_with_braces_plans_and_reads_its_corpus(tmp_path: Path) -> None:
+    pairs = {}
+    for split in ("train", "validation", "test"):
+        pairs[split] = f"{{{split}}} {{corpus}}.tsv"
+        (tmp_path / pairs[split]).write_text("A dog sleeps .\tEin Hund schläft .\n" * 3)
+    corpus = {"kind": "tsv", "name": "braces", **pairs}
+    project = Project(tmp_path / "project", TINY | {"title": "{variant} {", "corpus": corpus})
+    for path in pairs.values():
+        (tmp_path / path).rename(project.folder / path)
+    assert "page" in project.planned("results/report.html")
+    code, output = project.snakemake("results/data/braces/pairs/train.json", "results/study.json")
+    assert code == 0, output
+    assert '"title":"{variant} {"' in (project.folder / "results/study.json").read_text()
+    assert project.planned("results/data/braces/pairs/train.json") == {}
+    (project.folder / pairs["train"]).write_text("A cat sleeps .\tEine Katze schläft .\n")
+    assert "read_corpus" in project.planned("results/data/braces/pairs/train.json")
+
+
+def test_a_corpus_that_was_edited_with_its_time_kept_is_read_again(tmp_path: Path) -> None:
+    files = {split: f"{split}.tsv" for split in ("train", "validation", "test")}
+    corpus = {"kind": "tsv", "name": "mine", **files}
+    project = Project(tmp_path / "project", TINY | {"corpus": corpus})
+    for name in files.values():
+        (project.folder / name).write_text("A dog sleeps .\tEin Hund schläft .\n" * 3)
+    target = "results/data/mine/pairs/train.json"
+    code, output = project.snakemake(target)
+    assert code == 0, output
+    assert project.planned(target) == {}
+    train = project.folder / "train.tsv"
+    before = train.stat()
+    train.write_text(train.read_text() + "A cat sleeps .\tEine Katze schläft .\n")
+    os.utime(train, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "read_corpus" in project.planned(target)

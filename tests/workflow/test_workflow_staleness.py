@@ -1,0 +1,174 @@
+"""What makes results stale, as Snakemake sees it: finished results of a small study, which are
+empty files that it takes for finished, and changes of the sources and of the user's files."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from project import TINY, Project
+
+from transformer_core.common.sources.cache import FOLDER
+from transformer_core.common.sources.fingerprint import Sources
+from transformer_core.plan.staleness import fingerprints, rules_of_files
+
+# As slow as Snakemake's start, eight times.
+pytestmark = pytest.mark.slow
+
+STUDY = TINY | {
+    "corpus": {
+        "name": "pairs",
+        "kind": "tsv",
+        **{split: f"{split}.tsv" for split in ("train", "validation", "test")},
+    },
+    "model": {"kind": "import", "factory": "own.model:build"},
+    "memory": None,
+    "variants": ["single", "ddp", "log_every_1"],
+    "comparison": TINY["comparison"] | {"together": 3},
+}
+
+
+TARGETS = ("results/report.html", "results/self_test/report.json")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = Project(tmp_path_factory.mktemp("staleness"), STUDY)
+    for split in ("train", "validation", "test"):
+        (project.folder / f"{split}.tsv").write_text("a dog\tein Hund\n")
+    own = project.folder / "own"
+    own.mkdir()
+    # To import the package would leave a file behind.
+    (own / "__init__.py").write_text("open('imported', 'w').close()\n")
+    (own / "model.py").write_text('"""Own."""\nfrom own import parts\ndef build(): parts.part()\n')
+    (own / "parts.py").write_text("def part():\n    return 1\n")
+    code, output = project.snakemake("--summary", *TARGETS)
+    assert code == 0, output
+    lines = [line.split("\t") for line in output.splitlines()]
+    rules = {name: rule for name, _, rule, *_ in (x for x in lines if x[0].startswith("results/"))}
+    # What says which study results are of is made: in an empty file it would be refused.
+    made = [name for name, rule in rules.items() if rule in ("describe_study", "resolve_spec")]
+    code, output = project.snakemake(*made)
+    assert code == 0, output
+    for name, rule in rules.items():
+        if name in made:
+            continue
+        path = project.folder / name
+        if rule == "turns":
+            path.mkdir(parents=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    code, output = project.snakemake("--touch", *TARGETS)
+    assert code == 0, output
+    assert "don't exist" not in output
+    return project
+
+
+def stale(project: Project) -> dict[str, set[str]]:
+    """Rules by the reason for which a dry run announces them."""
+    code, output = project.snakemake("-n", *TARGETS)
+    assert code == 0, output
+    text = output.split("Reasons:")[-1] if "Reasons:" in output else ""
+    found = re.findall(r"^    (\S[^\n]*):\n        (\S[^\n]*)$", text, re.MULTILINE)
+    return {reason: set(rules.split(", ")) for reason, rules in found}
+
+
+def by_itself(reasons: dict[str, set[str]]) -> set[str]:
+    """Rules that run again for themselves, not for another's new output."""
+    own = [rules for reason, rules in reasons.items() if "updated by another job" not in reason]
+    return set().union(*own)
+
+
+def edit(project: Project, name: str, old: str, new: str) -> None:
+    path = project.folder / name
+    text = path.read_text()
+    assert old in text, name
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_what_changes_no_result_makes_nothing_stale(finished: Project) -> None:
+    assert stale(finished) == {}
+    for package in ("transformer_core", "schemas"):
+        for path in (finished.folder / package).rglob("*.py"):
+            path.write_text(f"# A comment.\n{path.read_text()}\n\n# At the end.\n")
+    edit(finished, "transformer_core/common/progress.py", "tqdm(", "tqdm(leave=False, ")
+    edit(finished, "own/parts.py", "return 1", "return 1  # one")
+    assert stale(finished) == {}
+
+
+def test_neither_does_a_clone_of_the_project(finished: Project) -> None:
+    clone = finished.copy(finished.folder.with_name("clone"))
+    for package in ("transformer_core", "schemas", "workflow", "config", "own"):
+        for path in (clone.folder / package).rglob("*"):
+            os.utime(path)
+    assert stale(clone) == {}
+    shutil.rmtree(clone.folder)
+
+
+# A change of what stands in one file, and rules of which it can change the results, or cannot.
+CHANGES = {
+    "allocator": (
+        ("transformer_core/measure/processes/allocators.py", "1 << 30", "1 << 29"),
+        ({"train", "turns", "profile"}, {"claims", "page", "tokenizer"}),
+    ),
+    "Slurm": (
+        ("transformer_core/measure/processes/hosts/slurm.py", "--overlap", "--exact"),
+        ({"train", "turns", "profile"}, {"claims", "page", "tokenizer"}),
+    ),
+    "template": (
+        ("transformer_core/report/kit/style.css", "{", "{ --x: 1;"),
+        ({"page"}, {"figures", "tables"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_table_says_what_runs_again(finished: Project, name: str, tmp_path: Path) -> None:
+    (file, old, new), (some, others) = CHANGES[name]
+    text = (finished.folder / file).read_text()
+    cache = tmp_path / "cache"
+    shutil.copytree(finished.folder / FOLDER, cache)
+    before = Sources(finished.folder, cache)
+    marks, table = fingerprints(before), rules_of_files(before)
+    edit(finished, file, old, new)
+    try:
+        found = by_itself(stale(finished))
+        after = fingerprints(Sources(finished.folder, cache))
+        changed = {rule for rule, mark in after.items() if marks[rule] != mark}
+    finally:
+        (finished.folder / file).write_text(text)
+    # Not every rule is one of this study's.
+    assert found <= changed <= set(table[file])
+    assert found >= some
+    assert not changed & others
+
+
+# Before the user's files and the study are changed.
+def test_a_time_makes_comparisons_go_on_and_nothing_is_trained(finished: Project) -> None:
+    planned = finished.planned("results/report.html", "--config", "time=1h")
+    concluded = {"compare", "families", "claims", "tables", "figures", "page"}
+    # This study has no search to speak of; of rules without input a touched file knows nothing.
+    others = {"search", "describe_study"}
+    assert planned.keys() - others == {"refine", "pair"} | concluded
+    assert planned["refine"] == 1
+
+
+def test_files_of_the_user(finished: Project) -> None:
+    edit(finished, "own/parts.py", "return 1", "return 2")
+    # Of others, Snakemake only says that they come after these.
+    assert by_itself(stale(finished)) == {
+        *("train", "turns", "short_run", "profile", "compute_times", "self_test_sessions")
+    }
+    assert not (finished.folder / "imported").exists()
+    edit(finished, "own/parts.py", "return 2", "return 1")
+    edit(finished, "train.tsv", "Hund", "Hund\na cat\teine Katze")
+    assert by_itself(stale(finished)) == {"read_corpus"}
+
+
+def test_sides_that_take_turns_in_other_groups(finished: Project) -> None:
+    finished.write_study(STUDY | {"comparison": STUDY["comparison"] | {"together": 2}})
+    found = by_itself(stale(finished))
+    assert "turns" in found
+    assert not found & {"self_test_sessions", "train", "link_trial"}

@@ -1,0 +1,67 @@
+"""Snakemake without its imports, which take longer than a dry run: every call is a fork of a
+process that has imported Snakemake, and nothing of the project."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+
+def call(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
+) -> int:
+    """What ``python -m snakemake`` does in ``folder``, in a process group of its own; the exit
+    code. What it says is in the file ``output``."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    asked = [list(arguments), str(folder), dict(environment), str(output)]
+    print(json.dumps(asked), file=server.stdin, flush=True)
+    return int(server.stdout.readline())
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """The process that is forked; it ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, __file__],
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _serve() -> None:
+    import snakemake.cli
+
+    for line in sys.stdin:
+        arguments, folder, environment, output = json.loads(line)
+        fork = os.fork()
+        if not fork:
+            _become_a_new_process(folder, environment, output)
+            sys.argv = ["snakemake", *arguments]
+            snakemake.cli.main()
+        _, status = os.waitpid(fork, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _become_a_new_process(folder: str, environment: Mapping[str, str], output: str) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    # Instead of the folder of this file.
+    sys.path[0] = folder
+    with Path(output).open("w") as said, Path(os.devnull).open() as nothing:
+        for place, file in enumerate((nothing, said, said)):
+            os.dup2(file.fileno(), place)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,1 @@
+"""Whether a variant trains the same model."""

@@ -1,0 +1,1 @@
+"""What this machine says of the claims of a study."""

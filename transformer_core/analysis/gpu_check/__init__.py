@@ -1,0 +1,1 @@
+"""What a check of a GPU found, line by line."""

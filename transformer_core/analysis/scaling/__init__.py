@@ -1,0 +1,1 @@
+"""From measured steps to more devices and other links."""

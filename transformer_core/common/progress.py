@@ -1,0 +1,144 @@
+"""Progress of long work: a bar on a terminal, a log line now and then elsewhere."""
+
+import logging
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+CHANGES_NO_RESULT = True  # it shows how far a job is
+
+log = logging.getLogger("transformer_core")
+
+
+def log_to(path: Path | None) -> None:
+    """Send log lines to ``path`` and, where it is no terminal, to standard error too."""
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    handlers: list[logging.Handler] = []
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(path, encoding="utf-8"))
+    if not sys.stderr.isatty():
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        log.addHandler(handler)
+
+
+class Progress:
+    """Counts ``unit``s of ``what``; use it as a context manager and call :meth:`update`."""
+
+    def __init__(
+        self,
+        what: str,
+        unit: str,
+        total: int | None = None,
+        *,
+        show: bool = True,
+        line_seconds: float = 10.0,
+    ) -> None:
+        self.what, self.unit, self.total = what, unit, total
+        self.show, self.line_seconds = show, line_seconds
+        self.note = ""
+        """What is shown behind the count."""
+        self.bar: tqdm | None = None
+        self.done = self.first = 0
+        self.began = self.lined = time.monotonic()
+
+    def start(self, done: int = 0) -> None:
+        """Begin to count, with ``done`` units done before."""
+        self.done = self.first = done
+        self.began = self.lined = time.monotonic()
+        if self.show and sys.stderr.isatty():
+            self.bar = tqdm(
+                total=self.total,
+                initial=done,
+                desc=self.what,
+                unit=f" {self.unit}",
+                unit_scale=True,
+            )
+
+    def update(self, count: int) -> None:
+        """Add ``count`` units."""
+        self.count(count)
+        self.line()
+
+    def count(self, count: int) -> None:
+        """Add ``count`` units to the bar, without a line."""
+        self.done += count
+        if self.bar is not None:
+            self.bar.update(count)
+
+    def line(self, due: bool = False) -> None:
+        """A line on how far it is, if it is ``due`` or none was written in ``line_seconds``."""
+        now = time.monotonic()
+        beside_bar = self.bar is not None and log.propagate  # not to a file, but to its terminal
+        if not self.show or beside_bar or not (due or now >= self.lined + self.line_seconds):
+            return
+        self.lined = now
+        of = left = ""
+        if self.total:
+            of = f" of {self.total:,}"
+            speed = (self.done - self.first) / max(now - self.began, 1e-9)
+            left = f", {_clock((self.total - self.done) / speed)} left" if speed else ""
+        log.info("%s: %s%s %s%s%s", self.what, f"{self.done:,}", of, self.unit, self.note, left)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class RunProgress(Progress):
+    """Steps, loss and tokens per second of one training; shown by the main rank only."""
+
+    def __init__(self, name: str, steps: int, show: bool) -> None:
+        super().__init__(name, "steps", steps, show=show)
+        self.tokens = 0
+
+    def start(self, done: int = 0) -> None:
+        """Begin to show a training with ``done`` steps done."""
+        super().start(done)
+        if self.show:
+            how = "goes on after step" if done else "starts, step"
+            log.info("%s: %s %d of %d", self.what, how, done, self.total)
+
+    def step_done(self, tokens: int) -> None:
+        """Count a step."""
+        self.tokens += tokens
+        self.count(1)
+
+    def logged(self, step: int, loss: float) -> None:
+        """Show the loss of ``step``."""
+        rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
+        self.note = f", loss {loss:.3f}, {rate:,.0f} tokens/s"
+        if self.bar is not None:
+            self.bar.set_postfix_str(self.note.removeprefix(", "))
+        self.line(due=step == self.total)
+
+    def validated(self, step: int, loss: float) -> None:
+        """Show a validation loss."""
+        if self.show:
+            log.info("%s: step %d, validation loss %.3f", self.what, step, loss)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

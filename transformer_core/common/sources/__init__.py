@@ -1,0 +1,1 @@
+"""What programs depend on among the sources, by what the sources say."""

@@ -1,0 +1,135 @@
+"""The clock of a study: how long it has been worked on, over all commands and in spite of kills.
+
+Snakemake keeps it beside the results while jobs run: the times between which it was at work, the
+last of them as of a few seconds ago at most. What a killed one spent since then is lost, and the
+same command goes on from there. How long jobs took is kept too, by the host that they ran on.
+"""
+
+import platform
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from schemas.base import Schema
+from transformer_core.common.files import write_text
+
+CHANGES_NO_RESULT = True  # it says how long the work has taken
+
+CLOCK = Path("results/.clock.json")
+BEAT = 5.0
+"""Seconds between two looks at the clock."""
+
+
+class JobTimes(Schema):
+    """How long the jobs of a rule took."""
+
+    count: int = 0
+    """Jobs that ended well."""
+    seconds: float = 0.0
+    """All of them together."""
+    share: float = 1.0
+    """Share of the host's cores that a job reserves, 0 to 1."""
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a job."""
+        return self.seconds / max(1, self.count)
+
+    def with_one(self, seconds: float, share: float) -> "JobTimes":
+        """With a job more."""
+        return JobTimes(count=self.count + 1, seconds=self.seconds + seconds, share=share)
+
+
+class Clock(Schema):
+    """What is written down."""
+
+    spent_before: float = 0.0
+    """Seconds of all commands before the last."""
+    began: float = 0.0
+    """When the last command began to work, in seconds since 1970."""
+    seen: float = 0.0
+    """When it was last seen at work."""
+    running: bool = False
+    """Whether it had not ended then."""
+    host: str = ""
+    """Where it worked."""
+    jobs: dict[str, JobTimes] = Field(default_factory=dict)
+    """By rule, of that host."""
+
+    def spent(self, now: float | None = None) -> float:
+        """Seconds that the study has been worked on; ``now`` is for a command that is at work."""
+        end = self.seen
+        if now is not None and self.running and now - self.seen < 10 * BEAT:
+            end = max(now, end)
+        return self.spent_before + end - self.began
+
+
+def read_clock(path: Path = CLOCK) -> Clock:
+    """What the clock says; a new one where there is none, or none that can be read."""
+    try:
+        return Clock.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return Clock()
+
+
+class RunningClock:
+    """The clock of a study that is worked on by this process."""
+
+    def __init__(self, path: Path = CLOCK, now: Callable[[], float] = time.time) -> None:
+        self._path, self._now = path, now
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        before, host = read_clock(path), platform.node()
+        self._clock = Clock(
+            spent_before=before.spent(),
+            began=now(),
+            seen=now(),
+            running=True,
+            host=host,
+            jobs=before.jobs if before.host == host else {},
+        )
+        self.beat()
+
+    @property
+    def clock(self) -> Clock:
+        """What it says."""
+        return self._clock
+
+    def spent(self) -> float:
+        """Seconds that the study has been worked on."""
+        if not self._clock.running:
+            return self._clock.spent()
+        return self._clock.spent_before + self._now() - self._clock.began
+
+    def go(self, also: Callable[[], None] = lambda: None) -> None:
+        """Write the time down every few seconds, until this process ends, and do something else."""
+        threading.Thread(target=self._live, args=(also,), daemon=True).start()
+
+    def job_done(self, rule: str, seconds: float, share: float = 1.0) -> None:
+        """Count a job that ended well and had a ``share`` of the cores."""
+        with self._lock:
+            times = self._clock.jobs.get(rule, JobTimes()).with_one(seconds, share)
+            jobs = self._clock.jobs | {rule: times}
+            self._clock = self._clock.model_copy(update={"jobs": jobs})
+
+    def beat(self, running: bool = True) -> None:
+        """Write the time down."""
+        with self._lock:
+            changes = {"seen": self._now(), "running": running}
+            self._clock = self._clock.model_copy(update=changes)
+            write_text(self._path, self._clock.model_dump_json() + "\n")
+
+    def stop(self) -> None:
+        """The work has ended."""
+        self._over.set()
+        self.beat(running=False)
+
+    def _live(self, also: Callable[[], None]) -> None:
+        while not self._over.wait(BEAT):
+            also()
+            with suppress(OSError):  # a full disk, say: the next time may be written
+                self.beat()

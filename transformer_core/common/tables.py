@@ -1,0 +1,31 @@
+"""Reading and writing Parquet files, sealed, with errors that say what to do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import ConfigError, ConfigProblem
+from transformer_core.common import seals
+from transformer_core.common.files import atomic_path
+from transformer_core.common.reproducing import remake
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The columns of a Parquet file, all unless named; ConfigError if it is missing, damaged or
+    another one."""
+    seals.check(path)
+    try:
+        return pq.read_table(path, columns=columns and list(columns))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        problem = ConfigProblem(str(path), "(file)", None, str(error), remake(path))
+        raise ConfigError([problem]) from None
+
+
+def write_table(path: Path, table: pa.Table, compression: str = "snappy") -> None:
+    """Write a Parquet file, whole or not at all, and seal it."""
+    seals.seal_file(path).unlink(missing_ok=True)
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression=compression)
+    seals.seal(path)

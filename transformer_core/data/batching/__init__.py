@@ -1,0 +1,1 @@
+"""Shards become global batches: planning an epoch, rows, packing, feeding."""

@@ -1,0 +1,1 @@
+"""Corpora become sentence pairs: reading, downloading, filtering."""

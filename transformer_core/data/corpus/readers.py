@@ -1,0 +1,184 @@
+"""Readers of corpora: every kind becomes the same stream of numbered sentence pairs."""
+
+import gc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from multiprocessing import get_context
+from pathlib import Path
+
+from schemas.config.corpus import (
+    AnyCorpus,
+    DatasetsCorpus,
+    GrammarCorpus,
+    JsonlCorpus,
+    ParquetCorpus,
+    ReadingLimits,
+    RemoteFile,
+    Split,
+    TextCorpus,
+    TsvCorpus,
+    UrlCorpus,
+)
+from transformer_core.data import grammar
+from transformer_core.data.corpus import download
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.corpus_rows import Pair, Row
+from transformer_core.data.corpus.line_rows import line_rows, read_object, split_columns, text_rows
+from transformer_core.data.corpus.table_rows import one_table, table_rows
+from transformer_core.data.in_order import in_order
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One split of a corpus. ``rows()`` streams it from the beginning, line numbers from 1.
+
+    ``rows`` raises CorpusError for a file that is missing, damaged, or has another number of lines
+    than its partner; what is wrong with a single line is an :class:`Invalid` row.
+    """
+
+    files: list[str]
+    """The files as the study names them, or the generator and its seed."""
+    source_file: str
+    """Where the source sentences are."""
+    target_file: str
+    """Where the target sentences are."""
+    rows: Callable[[], Iterator[Row]]
+    total: int | None = None
+    """Number of rows, where it is known beforehand."""
+
+
+def open_split(
+    corpus: AnyCorpus, split: Split, downloads: Path | None = None, processes: int = 1
+) -> Reader:
+    """The reader of one split; ``downloads`` is the cache folder of url corpora, ``processes`` how
+    many generate a corpus that is not read.
+
+    Raises CorpusError if a remote file cannot be had.
+    """
+    match corpus:
+        case GrammarCorpus():
+            return _grammar(corpus, split, processes)
+        case TextCorpus():
+            pair = getattr(corpus, split)
+            return _text(
+                Path(pair.source), Path(pair.target), [pair.source, pair.target], corpus.limits
+            )
+        case UrlCorpus():
+            remote = getattr(corpus, split)
+            return _text(
+                _local(corpus, remote.source, downloads),
+                _local(corpus, remote.target, downloads),
+                [remote.source.url, remote.target.url],
+                corpus.limits,
+            )
+        case ParquetCorpus():
+            fields = corpus.source_field, corpus.target_field
+            return _one_file(
+                getattr(corpus, split), partial(one_table, fields=fields, limits=corpus.limits)
+            )
+        case DatasetsCorpus():
+            fields = corpus.source_field, corpus.target_field
+            return _datasets(Path(corpus.folder), getattr(corpus, split), fields, corpus.limits)
+        case TsvCorpus():
+            columns = corpus.source_column, corpus.target_column
+            tsv = partial(split_columns, columns=columns)
+            skip = 1 if corpus.header else 0
+            return _one_file(
+                getattr(corpus, split),
+                partial(line_rows, parse=tsv, skip=skip, limits=corpus.limits),
+            )
+        case JsonlCorpus():
+            fields = corpus.source_field, corpus.target_field
+            jsonl = partial(read_object, fields=fields)
+            return _one_file(
+                getattr(corpus, split),
+                partial(line_rows, parse=jsonl, skip=0, limits=corpus.limits),
+            )
+
+
+def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:
+    count = getattr(corpus, f"{split}_pairs")
+    name = f"grammar (seed {corpus.seed})"
+
+    def rows() -> Iterator[Row]:
+        made = chain.from_iterable(_grammar_chunks(corpus, split, count, processes))
+        return (Pair(line, *pair) for line, pair in enumerate(islice(made, count), start=1))
+
+    return Reader([name], name, name, rows, count)
+
+
+def _grammar_chunks(
+    corpus: GrammarCorpus, split: Split, count: int, processes: int
+) -> Iterator[list[tuple[str, str]]]:
+    make = partial(grammar.generate_chunk, corpus.seed, split, names=corpus.names)
+    chunks = range(-(-count // grammar.CHUNK))
+    if processes == 1 or len(chunks) < processes:
+        yield from map(make, chunks)
+        return
+    # Not forked: Arrow may have started threads.
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=gc.disable) as workers:
+        yield from in_order(workers, make, chunks, 4 * processes)
+
+
+def _text(source: Path, target: Path, names: list[str], limits: ReadingLimits) -> Reader:
+    return Reader(names, str(source), str(target), partial(text_rows, source, target, limits))
+
+
+def _one_file(name: str, rows: Callable[[Path], Iterator[Row]]) -> Reader:
+    return Reader([name], name, name, partial(rows, Path(name)))
+
+
+def _local(corpus: UrlCorpus, file: RemoteFile, downloads: Path | None) -> Path:
+    if corpus.folder is not None:
+        return download.find(file, Path(corpus.folder))
+    if downloads is None:
+        raise CorpusError(
+            "has to be downloaded, but no folder for downloads is given",
+            file=file.url,
+            remedy="give --downloads, or set corpus.folder to a folder that holds the files",
+        )
+    return download.fetch(
+        file,
+        downloads,
+        retries=corpus.retries,
+        timeout=corpus.timeout,
+        most=corpus.limits.download,
+    )
+
+
+_LAYOUTS = (
+    "{}/data-*.arrow",
+    "{}/*.arrow",
+    "{}/*.parquet",
+    "{}-*.parquet",
+    "{}.parquet",
+    "data/{}-*.parquet",
+    "{}-*.arrow",
+    "{}.arrow",
+)
+"""Where the library datasets puts the files of a split, the likeliest first."""
+
+
+def _datasets(folder: Path, split: str, fields: tuple[str, str], limits: ReadingLimits) -> Reader:
+    """The files of a split, in the order of their names, with the rows numbered through."""
+    found = next(filter(None, (sorted(folder.glob(p.format(split))) for p in _LAYOUTS)), [])
+    if not found:
+        raise CorpusError(
+            f"holds no Arrow or Parquet files of a split {split}",
+            file=folder,
+            remedy=f"check corpus.folder and the names of the splits ({_splits(folder)})",
+        )
+    name = f"{folder}, split {split}"
+    rows = partial(table_rows, found, name, fields, limits)
+    return Reader([str(path) for path in found], name, name, rows)
+
+
+def _splits(folder: Path) -> str:
+    """What could be names of splits, for people."""
+    files = [*folder.glob("*.parquet"), *folder.glob("*.arrow"), *folder.glob("data/*.parquet")]
+    names = {path.stem.partition("-")[0] for path in files}
+    names |= {path.name for path in folder.glob("*") if any(path.glob("*.arrow"))}
+    return f"there are {', '.join(sorted(names))}" if names else "there are none"

@@ -1,0 +1,192 @@
+"""Rows of corpora that are tables: Parquet and Arrow files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.config.corpus import ReadingLimits
+from schemas.errors import nearest
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.corpus_rows import Invalid, Pair, Row, not_utf8
+from transformer_core.data.corpus.memory_limit import at_most
+from transformer_core.data.corpus.text_lines import check_regular, most_bytes, unreadable
+
+_ROWS = 10_000
+"""Rows that are in memory at a time, at most."""
+_BYTES = 1 << 26
+"""Bytes of text that are in memory at a time, where single rows are not longer."""
+_LIMITS = ReadingLimits()
+
+
+def one_table(
+    path: Path, fields: tuple[str, str], limits: ReadingLimits = _LIMITS
+) -> Iterator[Row]:
+    """Rows of a single Parquet or Arrow file."""
+    return table_rows([path], str(path), fields, limits)
+
+
+def table_rows(
+    paths: list[Path], name: str, fields: tuple[str, str], limits: ReadingLimits = _LIMITS
+) -> Iterator[Row]:
+    """Rows of Parquet or Arrow files, numbered through; ``name`` stands for all of them.
+
+    The two columns are read as bytes, so that one bad row does not end it all. Raises CorpusError
+    for a file that cannot be read, lacks a column of ``fields`` or goes beyond the limits.
+    """
+    number = 0
+    for path in paths:
+        check_regular(path)
+        try:
+            for columns in _limited(_batches(path, fields), path, fields, limits, number):
+                for pair in zip(*columns, strict=True):
+                    number += 1
+                    yield _table_row(number, name, pair, fields)
+        except MemoryError as error:
+            message = f"takes more than {limits.memory:,} bytes of memory after row {number:,}"
+            remedy = "check what the file holds, write it in smaller pieces (row groups, record "
+            remedy += "batches), or raise corpus.limits.memory"
+            raise CorpusError(message, file=path, remedy=remedy) from error
+        except (pa.ArrowException, OSError) as error:
+            # Arrow has errors of the system's kind for data that end too soon, too.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise unreadable(path, error) from error
+            kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
+            message = f"is no {kind} file, or damaged after row {number:,} ({error})"
+            raise CorpusError(message, file=path, remedy="get the file again") from error
+
+
+Columns = list[list[bytes | None]]
+
+
+def _limited(
+    batches: Iterator[pa.RecordBatch],
+    path: Path,
+    fields: tuple[str, str],
+    limits: ReadingLimits,
+    before: int,
+) -> Iterator[Columns]:
+    """The two columns of every batch, within the limits; ``before`` rows were in earlier files.
+
+    A few kilobytes of a table can stand for gigabytes: pages and buffers are compressed, and a
+    dictionary holds once what many rows have. What it says of its size may be wrong, too.
+    """
+    total, rows = 0, before
+    most = most_bytes(path, limits, compressed=True)
+    while True:
+        with at_most(limits.memory):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            columns = [_column(batch, field) for field in fields]
+            total += 2 * batch.num_rows  # a row is at least its two ends
+            for field, column in zip(fields, columns, strict=True):
+                lengths = _lengths(column)
+                total += int(lengths.sum())
+                if lengths.max(initial=0) > limits.line:
+                    raise _too_long(path, field, rows, lengths)
+            if total > most:
+                limit = "file" if most == limits.file else "ratio"
+                message = f"goes on after row {rows:,} and byte {round(most):,} of its text"
+                remedy = f"check what the file holds, or raise corpus.limits.{limit}"
+                raise CorpusError(message, file=path, remedy=remedy)
+            texts = [column.to_pylist() for column in columns]
+        rows += batch.num_rows
+        yield texts
+
+
+def _lengths(column: pa.LargeBinaryArray) -> np.ndarray:
+    """Bytes of every row, [rows]."""
+    if not len(column):
+        return np.zeros(0, np.int64)  # there may be no offsets
+    offsets = np.frombuffer(column.buffers()[1], np.int64)
+    return np.diff(offsets[column.offset : column.offset + len(column) + 1])
+
+
+def _too_long(path: Path, field: str, rows: int, lengths: np.ndarray) -> CorpusError:
+    row = rows + 1 + int(lengths.argmax())
+    message = f"has {lengths.max():,} bytes in column {field} of row {row:,}"
+    remedy = "check what the file holds, or raise corpus.limits.line"
+    return CorpusError(message, file=path, remedy=remedy)
+
+
+def _batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+    if path.suffix == ".arrow":
+        yield from _arrow_batches(path, fields)
+        return
+    with pq.ParquetFile(path) as file:
+        for field in fields:
+            _check_column(path, file.schema_arrow, field)
+        found = file.metadata
+        size = sum(found.row_group(n).total_byte_size for n in range(found.num_row_groups))
+        rows = _rows_at_a_time(size / max(found.num_rows, 1))
+        yield from file.iter_batches(rows, columns=list(dict.fromkeys(fields)))
+
+
+def _rows_at_a_time(row_bytes: float) -> int:
+    return min(_ROWS, max(1, round(_BYTES / max(row_bytes, 1.0))))
+
+
+def _arrow_batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+    """Of an Arrow stream, which the library datasets writes, or of an Arrow file."""
+    with pa.OSFile(str(path)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(source)
+            batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
+        else:
+            batches = reader = pa.ipc.open_stream(source)
+        for field in fields:
+            _check_column(path, reader.schema, field)
+        for batch in batches:
+            rows = _rows_at_a_time(batch.get_total_buffer_size() / max(batch.num_rows, 1))
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
+
+
+def _table_row(
+    number: int, file: str, pair: tuple[bytes | None, bytes | None], fields: tuple[str, str]
+) -> Row:
+    texts = []
+    for value, field in zip(pair, fields, strict=True):
+        if value is None:
+            return Invalid(number, file, "", f"column {field} is null")
+        try:
+            texts.append(value.decode())
+        except UnicodeDecodeError as error:
+            return Invalid(number, file, value.decode(errors="replace"), not_utf8(error))
+    return Pair(number, *texts)
+
+
+def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
+    """CorpusError unless ``field`` is a text column of ``schema``."""
+    kind = pa.struct(list(schema))
+    for part in _column_path(schema, field):
+        names = [child.name for child in kind] if pa.types.is_struct(kind) else []
+        if part not in names:
+            remedy = f"{nearest(part, names)} (corpus.source_field, corpus.target_field)"
+            raise CorpusError(f"has no column {field}", file=path, remedy=remedy)
+        kind = kind.field(part).type
+    text = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if str(text) not in ("string", "large_string", "string_view"):
+        raise CorpusError(
+            f"column {field} is {kind}, not text", file=path, remedy="name a column of strings"
+        )
+
+
+def _column(batch: pa.RecordBatch, field: str) -> pa.LargeBinaryArray:
+    first, *rest = _column_path(batch.schema, field)
+    values = batch.column(first)
+    if rest:
+        values = pc.struct_field(values, rest)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return values.cast(pa.large_string(), safe=False).cast(pa.large_binary())
+
+
+def _column_path(schema: pa.Schema, field: str) -> list[str]:
+    return [field] if field in schema.names else field.split(".")

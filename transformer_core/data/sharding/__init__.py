@@ -1,0 +1,1 @@
+"""Token ids in checked Arrow shards: writing, reading, verifying, exporting."""

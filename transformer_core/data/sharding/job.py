@@ -1,0 +1,216 @@
+"""Tokenize a split into Arrow shards: ``python -m transformer_core.data.sharding.job``.
+
+A shard is an uncompressed Arrow IPC file with one record batch, so that its token ids are one flat
+array in the memory map. The manifest is written last: where it exists, the shards are whole. Until
+then progress.json holds what is done, and a job that was killed goes on from there.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from schemas.config.corpus import Filter
+from schemas.errors import ConfigError, from_validation
+from schemas.results import CorpusSplit, LengthHistogram, ShardManifest, ShardProgress
+from transformer_core.common.endings import in_words, program
+from transformer_core.common.files import sha256
+from transformer_core.common.progress import Progress
+from transformer_core.common.sources.fingerprint import Sources
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.in_order import in_order
+from transformer_core.data.sharding.shard_manifest import check_any_left, write_manifest
+from transformer_core.data.sharding.shard_writer import ShardWriter, unfinished
+from transformer_core.data.tokenizing.encoding import Encoded, Encoder
+from transformer_core.data.tokenizing.job import load_tokenizer
+
+PAIRS_PER_SHARD = 500_000
+_PIECE = 1 << 22
+"""Bytes of text that a thread works on at a time."""
+_LITTLE = 1 << 22
+"""Bytes of pairs that are encoded before the table of words would be compiled."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several jobs that share a split; each takes as many pairs."""
+
+    number: int = 0
+    """From 0."""
+    of: int = 1
+    """Number of jobs."""
+
+    def pairs(self, total: int) -> tuple[int, int]:
+        """The first pair, and the one after the last."""
+        return total * self.number // self.of, total * (self.number + 1) // self.of
+
+
+WHOLE = Part()
+
+
+def write_shards(
+    pairs: PairFile,
+    tokenizer_path: Path,
+    rules: Filter,
+    output: Path,
+    pairs_per_shard: int = PAIRS_PER_SHARD,
+    part: Part = WHOLE,
+    threads: int = 1,
+) -> ShardManifest:
+    """Write the shards of a split, or of a part of it, and their manifest to the folder ``output``.
+
+    Raises CorpusError if a sentence is too long and the filter says error, or if no pair is left
+    of the whole split.
+    """
+    began = time.perf_counter()
+    manifest_path = output / "manifest.json"
+    # Shards are about to change: an old manifest must not vouch for them.
+    manifest_path.unlink(missing_ok=True)
+    description = pairs.description()
+    tokenizer = load_tokenizer(tokenizer_path)
+    encoder = Encoder(tokenizer, by_word=description.bytes // part.of >= _LITTLE)
+    first, end = part.pairs(len(pairs))
+    nothing = _empty_manifest(description, encoder, tokenizer.get_vocab_size(), tokenizer_path)
+    settings = [rules.canonical_json(), pairs_per_shard, first, end]
+    work = _digest([description.sha256, nothing.tokenizer_sha256, *settings, _code()])
+    done = unfinished(output, work) or ShardProgress(work=work, next_pair=first, manifest=nothing)
+    writer = ShardWriter(output, done, rules, description.files, pairs_per_shard)
+    pieces = pairs.pieces(done.next_pair, end, _PIECE)
+    with (
+        ThreadPoolExecutor(threads) as workers,
+        Progress(f"shards {description.split}", "pairs", end - first) as progress,
+    ):
+        progress.update(done.next_pair - first)
+        for piece, *sides in in_order(workers, partial(_encode, encoder), pieces, 2 * threads):
+            writer.add(piece, *sides)
+            progress.update(piece.num_rows)
+    manifest = writer.finish(time.perf_counter() - began)
+    if part == WHOLE:
+        check_any_left(manifest, pairs.path, rules)
+    write_manifest(manifest, manifest_path)
+    return manifest
+
+
+def _empty_manifest(
+    description: CorpusSplit, encoder: Encoder, vocabulary: int, tokenizer_path: Path
+) -> ShardManifest:
+    return ShardManifest(
+        corpus=description.corpus,
+        split=description.split,
+        pairs=0,
+        source_tokens=0,
+        target_tokens=0,
+        skipped_too_long=0,
+        examples=[],
+        id_type=encoder.id_type.name,  # type: ignore[arg-type]
+        vocabulary=vocabulary,
+        tokenizer_sha256=sha256(tokenizer_path),
+        lengths=LengthHistogram(unit="tokens", source={}, target={}),
+        seconds=0.0,
+        shards=[],
+    )
+
+
+def _encode(encoder: Encoder, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Encoded, Encoded]:
+    return piece, encoder.encode(piece.column("source")), encoder.encode(piece.column("target"))
+
+
+def _digest(content: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+@cache
+def _code() -> str:
+    """What this job depends on among the sources: what other code began is not gone on with."""
+    return Sources().fingerprint(["transformer_core.data.sharding.job"])
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options; ``part`` is a :class:`Part`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.data.sharding.job",
+        description="Tokenize the sentence pairs of a split into memory-mappable Arrow shards.",
+    )
+    parser.add_argument("--tokenizer", required=True, type=Path, help="tokenizer.json")
+    parser.add_argument(
+        "--filter", required=True, metavar="JSON", help="the filter section of a run spec"
+    )
+    parser.add_argument(
+        "--pairs", required=True, type=Path, help="pairs of the split (.arrow, with .json beside)"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, help="folder for shard-*.arrow and manifest.json"
+    )
+    parser.add_argument(
+        "--part",
+        default="1-of-1",
+        metavar="N-of-COUNT",
+        help="tokenize only this part of the pairs, N from 1 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="threads that tokenize (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pairs-per-shard",
+        type=int,
+        default=PAIRS_PER_SHARD,
+        metavar="N",
+        help="pairs in a shard (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    for name in ("pairs_per_shard", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: take 1 or more")
+    part = re.fullmatch(r"([1-9]\d*)-of-([1-9]\d*)", options.part)
+    if part is None or int(part[1]) > int(part[2]):
+        parser.error(f"--part {options.part}: take N-of-COUNT, with N from 1 to COUNT")
+    options.part = Part(int(part[1]) - 1, int(part[2]))
+    return options
+
+
+@program
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 0 if the shards were written, 2 if the input is at fault."""
+    options = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # The tokenizer's own threads, of which it would else start one for each core of the host.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(options.threads))
+    try:
+        rules = Filter.model_validate_json(options.filter)
+        write_shards(
+            PairFile(options.pairs),
+            options.tokenizer,
+            rules,
+            options.output,
+            options.pairs_per_shard,
+            options.part,
+            options.threads,
+        )
+    except ValidationError as error:
+        print(from_validation(error, Filter, "--filter"), file=sys.stderr)
+        return 2
+    except (ConfigError, CorpusError, OSError) as error:
+        print(in_words(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Writing of shards, each followed by the progress from which a killed job goes on."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from schemas.config.corpus import Filter
+from schemas.results import Shard, ShardManifest, ShardProgress, SkippedPair
+from transformer_core.common.files import atomic_path, sha256, write_text
+from transformer_core.common.seals import digest
+from transformer_core.data.corpus.corpus_error import CorpusError, snippet, where
+from transformer_core.data.sharding.shard_manifest import EXAMPLES, PROGRESS, with_shard
+from transformer_core.data.tokenizing.encoding import Encoded, concatenate
+
+logger = logging.getLogger(__name__)
+
+_TOKENS_PER_SHARD = 1 << 26
+"""A shard has hardly more tokens, however long its sentences: it is made in memory."""
+
+
+def unfinished(folder: Path, work: str) -> ShardProgress | None:
+    """What an earlier job left of the same work, if its shards are as it left them."""
+    for torn in folder.glob(".shard-*.tmp"):
+        torn.unlink()
+    try:
+        text = (folder / PROGRESS).read_bytes()
+        found = ShardProgress.model_validate_json(text)
+        if found.work != work or any(
+            sha256(folder / s.file) != s.sha256 for s in found.manifest.shards
+        ):
+            return None
+    except (OSError, ValidationError):
+        return None
+    logger.info("%s: goes on after %s finished shards", folder, len(found.manifest.shards))
+    return found
+
+
+class ShardWriter:
+    """Collects pairs and writes a shard, and then the progress, whenever there are enough.
+
+    Pairs with a side of more than ``max_tokens`` tokens are left out, or refused.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        done: ShardProgress,
+        rules: Filter,
+        files: list[str],
+        pairs_per_shard: int,
+    ) -> None:
+        self._folder = folder
+        self._done = done
+        self._rules = rules
+        self._files = files
+        self._full = pairs_per_shard
+        self._skipped = done.manifest.skipped_too_long
+        self._examples = list(done.manifest.examples)
+        self._next_pair = done.next_pair
+        self._pending: list[tuple[Encoded, Encoded]] = []
+        self._pairs = self._tokens = 0
+
+    def add(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
+        """Append the next pairs of the split; full shards are written."""
+        limit = self._rules.max_tokens
+        kept = (source.lengths <= limit) & (target.lengths <= limit)
+        places = np.flatnonzero(kept)
+        start, before = 0, 0
+        while start < len(kept):
+            room = self._full - self._pairs
+            # Up to and with the pair that fills the shard.
+            stop = int(places[before + room - 1]) + 1 if before + room <= len(places) else len(kept)
+            self._take(
+                batch.slice(start, stop - start),
+                source.part(start, stop),
+                target.part(start, stop),
+                kept[start:stop],
+            )
+            self._next_pair += stop - start
+            before += int(kept[start:stop].sum())
+            start = stop
+            if self._pairs == self._full or self._tokens >= _TOKENS_PER_SHARD:
+                self._flush()
+                write_text(self._folder / PROGRESS, self._done.model_dump_json())
+
+    def finish(self, seconds: float) -> ShardManifest:
+        """Write what is left; the manifest, with the ``seconds`` that this job took."""
+        if self._pairs:
+            self._flush()
+        manifest = self._manifest()
+        return manifest.model_copy(update={"seconds": manifest.seconds + seconds})
+
+    def _take(
+        self, batch: pa.RecordBatch, source: Encoded, target: Encoded, kept: NDArray[np.bool_]
+    ) -> None:
+        if not kept.all():
+            self._leave_out(batch, source, target, np.flatnonzero(~kept))
+            rows = np.flatnonzero(kept)
+            source, target = source.take(rows), target.take(rows)
+        self._pending.append((source, target))
+        self._pairs += len(source.lengths)
+        self._tokens += len(source.ids) + len(target.ids)
+
+    def _leave_out(
+        self, batch: pa.RecordBatch, source: Encoded, target: Encoded, rows: NDArray[np.int64]
+    ) -> None:
+        limit = self._rules.max_tokens
+        self._skipped += len(rows)
+        stop = 1 if self._rules.too_long == "error" else EXAMPLES - len(self._examples)
+        for row in rows[:stop].tolist():
+            side, tokens = "source", source.lengths[row]
+            if tokens <= limit:
+                side, tokens = "target", target.lengths[row]
+            text, line = batch.column(side)[row].as_py(), batch.column("line")[row].as_py()
+            # Two files are source and target; a single one holds both sides.
+            file = self._files[0 if side == "source" else -1] if self._files else "(unknown)"
+            if self._rules.too_long == "error":
+                raise CorpusError(
+                    f"{side} has {tokens} tokens, more than filter.max_tokens = {limit}",
+                    file=file,
+                    line=line,
+                    value=text,
+                    remedy="set filter.too_long: skip to leave such pairs out, "
+                    "raise filter.max_tokens, or shorten the sentence",
+                )
+            self._examples.append(
+                SkippedPair(reason="too_long", where=where(file, line), text=snippet(text))
+            )
+
+    def _flush(self) -> None:
+        source = concatenate([source for source, _ in self._pending])
+        target = concatenate([target for _, target in self._pending])
+        number = len(self._done.manifest.shards)
+        path = self._folder / f"shard-{number:05d}.arrow"
+        try:
+            with atomic_path(path) as temporary:
+                _write(temporary, source, target)
+                shard = Shard(
+                    file=path.name,
+                    pairs=self._pairs,
+                    source_tokens=len(source.ids),
+                    target_tokens=len(target.ids),
+                    bytes=temporary.stat().st_size,
+                    sha256=sha256(temporary),
+                    xxh3=digest(temporary),
+                )
+        except OSError as error:
+            raise CorpusError(
+                f"cannot be written ({error})",
+                file=path,
+                remedy="make room, then run the same command again: finished shards are kept",
+            ) from None
+        logger.info("%s: %s pairs", path, f"{self._pairs:,}")
+        self._done = ShardProgress(
+            work=self._done.work,
+            next_pair=self._next_pair,
+            manifest=with_shard(self._manifest(), shard, source, target),
+        )
+        self._pending, self._pairs, self._tokens = [], 0, 0
+
+    def _manifest(self) -> ShardManifest:
+        """Of the shards that are written, and of all that was left out."""
+        return self._done.manifest.model_copy(
+            update={"skipped_too_long": self._skipped, "examples": self._examples}
+        )
+
+
+def _write(path: Path, source: Encoded, target: Encoded) -> None:
+    columns = [pa.LargeListArray.from_arrays(side.offsets, side.ids) for side in (source, target)]
+    batch = pa.record_batch(columns, names=["source", "target"])
+    options = pa.ipc.IpcWriteOptions(compression=None)
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, batch.schema, options=options) as f,
+    ):
+        f.write_batch(batch)

@@ -1,0 +1,1 @@
+"""Tokenizers, and text to token ids."""

@@ -1,0 +1,1 @@
+"""Results that are damaged on purpose: does every reader notice?"""

@@ -1,0 +1,1 @@
+"""A timed training, alone on the machine."""

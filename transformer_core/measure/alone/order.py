@@ -1,0 +1,14 @@
+"""What the job of a timed run asks of its workers."""
+
+from transformer_core.measure.processes.order import TrainingOrder
+
+
+class TimedRunOrder(TrainingOrder):
+    """To train from the first step to the last, and to time it."""
+
+    repeat: int
+    """Number of the repeat, from 1."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.variant}, repeat {self.repeat}"

@@ -1,0 +1,1 @@
+"""What one device computes in a step while nobody talks."""

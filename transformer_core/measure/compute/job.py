@@ -1,0 +1,127 @@
+"""What one device does in a step while its neighbours work too and nobody talks.
+
+    python -m transformer_core.measure.compute.job --specs ddp/spec.json accum4_sync/spec.json \
+        --data results/data/grammar --settings '{"steps": 6}' --output compute.json
+
+Projections rest on these times. All devices of a host work at the same time, as in a run of several
+processes, because they share its memory, its power and, as processes on a CPU, its cores.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from schemas.config.projection import Projecting
+from schemas.config.run_spec import RunSpec
+from schemas.results import ComputeRecord, ComputeTimes
+from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.compute.order import RESULT, ComputeOrder
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.job_options import add_data, add_log_file
+from transformer_core.measure.processes.supervisor import attempt, exclusive
+from transformer_core.plan.reservations import on_one_host
+
+WORKER = "transformer_core.measure.compute.worker"
+
+
+def different_work(specs: Sequence[RunSpec]) -> Iterator[RunSpec]:
+    """The first spec of each kind of work: how devices talk makes no difference here."""
+    seen = set()
+    for spec in specs:
+        found = work(spec)
+        if found not in seen:
+            seen.add(found)
+            yield spec
+
+
+def work(spec: RunSpec) -> str:
+    """What a device computes in a step of ``spec``; equal for specs that differ in talking only."""
+    host = on_one_host(spec).machine
+    parts = {
+        "model": spec.model.model_dump(mode="json"),
+        "batching": spec.batching.model_dump(mode="json"),
+        "precision": spec.training.precision.model_dump(mode="json"),
+        "optimizer": spec.training.optimizer.model_dump(mode="json"),
+        "loss": spec.training.loss.model_dump(mode="json"),
+        "micro_batches": spec.training.accumulation.micro_batches,
+        "devices": [spec.machine.device, host.devices_per_node, host.threads, spec.world_size],
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+def measure(order: ComputeOrder, target: Path) -> ComputeTimes:
+    """Run the workers of one spec for the record ``target``; the times, or how that ended."""
+    started = datetime.now(UTC)
+    log.info("compute times: %s", order.spec.variant)
+    result = order.output / RESULT
+    outcome = attempt(order, WORKER, result)
+    if outcome is None:
+        return read_record(result, ComputeTimes)
+    if outcome.again:
+        count_failure(target)
+    return ComputeTimes(
+        variant=order.spec.variant,
+        status=outcome.status,
+        reason=outcome.reason,
+        micro_batches=order.spec.training.accumulation.micro_batches,
+        forward_seconds=None,
+        backward_seconds=None,
+        update_seconds=None,
+        other_seconds=None,
+        gradients=[],
+        source_tokens=None,
+        target_tokens=None,
+        vocabulary=None,
+        topology=None,
+        provenance=collect(order.spec, order.command, started),
+    )
+
+
+@program
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.measure.compute.job",
+        description="Time what one device computes in a step, without communication.",
+    )
+    parser.add_argument(
+        "--specs", type=Path, nargs="*", required=True, help="spec.json of each variant"
+    )
+    add_data(parser)
+    parser.add_argument("--settings", required=True, help="projection of the study, as JSON")
+    parser.add_argument("--output", type=Path, required=True, help="file of the record")
+    add_log_file(parser)
+    given = parser.parse_args()
+    settings = Projecting.model_validate_json(given.settings)
+    log_to(given.log_file)
+    specs = [read_record(file, RunSpec) for file in given.specs]
+    output: Path = given.output
+    with exclusive(output.with_suffix("")), tempfile.TemporaryDirectory() as folder:
+        times = [
+            measure(
+                ComputeOrder(
+                    spec=on_one_host(spec),
+                    data=given.data,
+                    output=Path(folder),
+                    command=reproducing_command(output),
+                    log_file=given.log_file,
+                    shares=spec.world_size,
+                    settings=settings,
+                ),
+                output,
+            )
+            for spec in different_work(specs)
+        ]
+    write_sealed(output, ComputeRecord(times=times).model_dump_json(indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

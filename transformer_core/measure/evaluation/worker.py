@@ -1,0 +1,24 @@
+"""The process of an evaluation. Started by :mod:`transformer_core.measure.evaluation.job`."""
+
+from transformer_core.common.files import write_text
+from transformer_core.data.sharding.shard_store import open_shards
+from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.train.translate import evaluate
+
+
+def run(order: EvaluationOrder) -> None:
+    """Translate, score, and write what was found."""
+    device = take_place(order).device
+    store = open_shards(order.data / "shards/test/manifest.json")
+    tokenizer = order.data / "tokenizer.json"
+    found = evaluate(order.spec, order.weights, store, store.manifest.vocabulary, tokenizer, device)
+    write_text(order.output / RESULT, found.model_dump_json(indent=2) + "\n")
+
+
+def main() -> None:
+    carry_out(EvaluationOrder, run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Which kernels compute attention, what share of the weights they drop, and how exact they are:
+``python -m transformer_core.measure.gpu_check.attention_truth``."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from schemas.config.model import AttentionBackend, SdpaAttention
+from schemas.errors import Unsupported
+from schemas.results.gpu_check import AttentionTruth, AttentionTruths
+from transformer_core.common.files import write_text
+from transformer_core.measure.gpu_check.no_device import no_device
+from transformer_core.model.layers.attention import additive, build_attention, reference_attention
+
+SHAPE = (8, 8, 64, 64)
+"""[b, h, n, k]. As many keys as elements, so that the identity serves as values."""
+DROPOUTS = (0.0, 0.1)
+KERNELS_TOLD = 3
+
+Attend = Callable[..., Tensor]
+
+
+def dropped_share(
+    attend: Attend, dropout: float, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Share of attention weights that ``attend`` drops when it is asked for ``dropout``.
+
+    With the identity as values, the result is the matrix of the weights itself. All keys weigh the
+    same, so that none is 0 without being dropped.
+    """
+    b, h, n, k = SHAPE
+    q = torch.zeros(b, h, n, k, device=device, dtype=dtype)
+    eye = torch.eye(n, k, device=device, dtype=dtype).expand(b, h, n, k).contiguous()
+    weights = attend(q, torch.zeros_like(q), eye, None, False, dropout)
+    return float((weights == 0).float().mean())
+
+
+def relative_error(
+    attend: Attend, mask: Tensor | None, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Norm of the difference to attention in 64 bits over the norm of that; without dropout."""
+    inputs = _random(device, dtype)
+    ours = attend(*inputs, _for_kernel(mask, dtype), False, 0.0)
+    q, k, v = (x.double() for x in inputs)
+    exact = reference_attention(q, k, v, mask, False, 0.0)
+    return float((ours.double() - exact).norm() / exact.norm())
+
+
+def all_finite(attend: Attend, masked: bool, dropout: float, device: Any, dtype: Any) -> bool:
+    """Whether values and gradients are finite, also where a row hides all its keys."""
+    inputs = [x.requires_grad_() for x in _random(device, dtype)]
+    mask = padding(device, nothing_left=True) if masked else None
+    heads = attend(*inputs, _for_kernel(mask, dtype), False, dropout)
+    heads.float().square().sum().backward()
+    grads = [x.grad for x in inputs if x.grad is not None]
+    return all(bool(x.isfinite().all()) for x in (heads, *grads))
+
+
+def padding(device: torch.device, nothing_left: bool = False) -> Tensor:
+    """A mask [b, 1, 1, n] of sentences of all lengths; one of them has none left, if asked."""
+    b, _, n, _ = SHAPE
+    lengths = torch.linspace(n // 4, n, b, device=device).long()
+    if nothing_left:
+        lengths[0] = 0
+    return (torch.arange(n, device=device) < lengths[:, None])[:, None, None, :]
+
+
+def truth(backend: AttentionBackend, masked: bool, dropout: float) -> AttentionTruth:
+    """One backend in one case, on the first GPU."""
+    device, dtype = torch.device("cuda", 0), torch.bfloat16
+    attend = build_attention(SdpaAttention(backend=backend))
+    known: dict[str, Any] = {"backend": backend, "masked": masked, "dropout": dropout}
+    nothing = dict.fromkeys(("dropped", "error", "finite", "seconds"))
+    mask = padding(device) if masked else None
+    try:
+        finite = all_finite(attend, masked, dropout, device, dtype)
+        kernels, seconds = _observed(attend, mask, dropout, device, dtype)
+        error = None if dropout else relative_error(attend, mask, device, dtype)
+        dropped = dropped_share(attend, dropout, device, dtype) if dropout else None
+    except Unsupported as problem:
+        known |= {"status": "unsupported", "reason": str(problem), "kernels": []}
+        return AttentionTruth.model_validate(known | nothing)
+    except RuntimeError as problem:
+        known |= {"status": "failed", "reason": str(problem), "kernels": []}
+        return AttentionTruth.model_validate(known | nothing)
+    return AttentionTruth.model_validate(
+        known
+        | {"status": "ok", "reason": None, "kernels": kernels, "dropped": dropped}
+        | {"error": error, "finite": finite, "seconds": seconds}
+    )
+
+
+def _observed(
+    attend: Attend, mask: Tensor | None, dropout: float, device: torch.device, dtype: torch.dtype
+) -> tuple[list[str], float]:
+    """The longest kernels of a forward and a backward pass, and the time of another."""
+    inputs = [x.requires_grad_() for x in _random(device, dtype)]
+    bias = _for_kernel(mask, dtype)
+
+    def once() -> None:
+        attend(*inputs, bias, False, dropout).float().sum().backward()
+
+    once()
+    torch.cuda.synchronize(device)
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        once()
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    once()
+    torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - began
+    events = sorted(profile.key_averages(), key=lambda e: e.device_time_total, reverse=True)
+    return [event.key for event in events[:KERNELS_TOLD]], seconds
+
+
+def _random(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    return [torch.randn(SHAPE, device=device).to(dtype) for _ in range(3)]
+
+
+def _for_kernel(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As models hand it over: numbers on a GPU."""
+    return mask if mask is None or mask.device.type == "cpu" else additive(mask, dtype)
+
+
+def measure() -> AttentionTruths:
+    """Every backend in every case; unsupported without a GPU."""
+    known: dict[str, Any] = {"dtype": "bfloat16", "shape": list(SHAPE)}
+    if reason := no_device():
+        known |= {"status": "unsupported", "reason": reason, "cases": []}
+        return AttentionTruths.model_validate(known)
+    torch.manual_seed(0)
+    return AttentionTruths.model_validate(
+        known | {"status": "ok", "reason": None, "cases": list(_cases())}
+    )
+
+
+def _cases() -> Iterator[AttentionTruth]:
+    backends: tuple[AttentionBackend, ...] = get_args(AttentionBackend)
+    for backend, masked, dropout in product(backends, (False, True), DROPOUTS):
+        found = truth(backend, masked, dropout)
+        print(found.model_dump_json(), flush=True)
+        yield found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.measure.gpu_check.attention_truth",
+        description="Find out which kernels compute attention on the GPU, and what they drop.",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="attention.json to write")
+    given = parser.parse_args(arguments)
+    write_text(given.output, measure().model_dump_json(indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

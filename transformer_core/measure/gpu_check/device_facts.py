@@ -1,0 +1,184 @@
+"""What beside the GPU itself works: NVML, NCCL, compiling; and all versions:
+``python -m transformer_core.measure.gpu_check.device_facts``."""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.errors import Unsupported
+from schemas.results.gpu_check import DeviceFact, DeviceFacts
+from transformer_core.common.files import write_text
+from transformer_core.measure.gpu_check import nccl_rank
+from transformer_core.measure.gpu_check.no_device import no_device
+from transformer_core.measure.processes.statuses import classify
+from transformer_core.model import one_pass_loss
+
+ROOT = Path(__file__).parents[3]
+ROOM = "transformer_core.measure.gpu_check"
+NVML_PACKAGES = ("nvidia-ml-py", "nvidia-ml-py3")
+OTHERS = "nvml"
+"""Folder of the checkout for the package that is not installed: both bring a module pynvml."""
+_SECONDS = 3 * nccl_rank.SECONDS
+_TOLD = ("CUDA", "NCCL", "TORCH", "PYTORCH", "NVIDIA", "OMP_", "TRITON")
+"""Beginnings of the variables of the environment that are told."""
+
+Look = Callable[[], tuple[bool, str]]
+"""Whether what is expected is so, and what was found; Unsupported where it cannot be."""
+
+
+def fact(name: str, expected: str, look: Look) -> DeviceFact:
+    """What ``look`` finds, or why it finds nothing."""
+    known: dict[str, Any] = {"name": name, "expected": expected}
+    if reason := no_device():
+        return DeviceFact(**known, status="unsupported", holds=None, found="", reason=reason)
+    try:
+        holds, found = look()
+    except Exception as error:  # whatever it is, the other lines are wanted
+        status, reason = classify(error)
+        return DeviceFact(**known, status=status, holds=None, found="", reason=reason)
+    return DeviceFact(**known, status="ok", holds=holds, found=found, reason=None)
+
+
+def _run(module: str, *arguments: str, path: Path | None = None) -> subprocess.Popen[str]:
+    before = [str(path)] if path else []
+    paths = [*before, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", f"{ROOM}.{module}", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+def nvml_by(package: str) -> tuple[bool, str]:
+    """Whether NVML knows torch's device, asked through the module of ``package``."""
+    try:
+        version, path = metadata.version(package), None
+    except metadata.PackageNotFoundError:
+        version, path = "", ROOT / OTHERS / package
+        if not (path / "pynvml.py").is_file():
+            raise Unsupported(
+                f"{package} is not here: pip install --no-deps --target {OTHERS}/{package} "
+                f"{package}"
+            ) from None
+    process = _run("nvml_look", path=path)
+    said, errors = process.communicate(timeout=_SECONDS)
+    if process.returncode:
+        raise RuntimeError(errors.strip().split("\n")[-1])
+    found = json.loads(said)
+    knows = found["used"] is not None and found["used"] >= found["reserved"]
+    return knows and bool(found["names"]), f"{package} {version}: {said.strip()}".replace(" :", ":")
+
+
+def ranks_of_nccl(count: int) -> list[dict[str, Any]]:
+    """What became of so many ranks of NCCL on the first GPU."""
+    with tempfile.TemporaryDirectory() as name:
+        processes = [_run("nccl_rank", str(rank), str(count), name) for rank in range(count)]
+        errors = []
+        for process in processes:
+            try:
+                errors.append(process.communicate(timeout=_SECONDS)[1])
+            except subprocess.TimeoutExpired:
+                process.kill()
+                errors.append(process.communicate()[1])
+        files = [Path(name, f"{rank}.json") for rank in range(count)]
+        return [
+            json.loads(file.read_text())
+            if file.exists()
+            else {"status": "failed", "reason": error.strip().split("\n")[-1]}
+            for file, error in zip(files, errors, strict=True)
+        ]
+
+
+def one_rank() -> tuple[bool, str]:
+    """A group of one rank adds up."""
+    (found,) = ranks_of_nccl(1)
+    return found == {"status": "ok", "sum": 1.0}, json.dumps(found)
+
+
+def two_ranks_on_one_gpu() -> tuple[bool, str]:
+    """NCCL refuses, and what it says is understood."""
+    found = ranks_of_nccl(2)
+    refused = [one for one in found if one["status"] == "unsupported"]
+    return bool(refused) and all(one["status"] != "ok" for one in found), json.dumps(found)
+
+
+def compiled_loss() -> tuple[bool, str]:
+    """The loss in one pass is compiled here, and gives what it gives step by step."""
+    if not one_pass_loss.has_triton():
+        raise Unsupported("torch finds no Triton for this device")
+    torch.manual_seed(0)
+    logits = torch.randn(64, 1000, device="cuda")
+    labels = torch.randint(1, 1000, (64,), device="cuda")
+    ours = one_pass_loss._in_two_kernels(logits, labels, None, 0.1)
+    expected = one_pass_loss._loss_and_gradient(logits, labels, None, 0.1)
+    error = max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
+    told = f"largest difference {error:.2g}"
+    if one_pass_loss._not_compiled:
+        return False, f"{told}; not compiled: {one_pass_loss._not_compiled[0]}"
+    return error < 1e-4, told
+
+
+def versions() -> dict[str, str]:
+    """All that a mistake may depend on: builds, libraries, and the environment."""
+    found = {"platform": platform.platform(), "executable": sys.executable}
+    found["torch build"] = torch.__config__.show().replace("\n", "; ")
+    found["architectures"] = ", ".join(torch.cuda.get_arch_list()) or "none"
+    for one in sorted(metadata.distributions(), key=lambda d: str(d.metadata["Name"]).lower()):
+        found[f"package {one.metadata['Name']}"] = one.version
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(_TOLD):
+            found[f"variable {name}"] = value
+    return found
+
+
+def measure() -> DeviceFacts:
+    """All lines."""
+    seen = "NVML knows torch's device and counts what torch has reserved, asked through {}."
+    facts = [
+        fact(f"NVML by {package}", seen.format(package), lambda p=package: nvml_by(p))  # type: ignore[misc]
+        for package in NVML_PACKAGES
+    ]
+    facts += [
+        fact("NCCL, one rank", "A process group of one rank adds up.", one_rank),
+        fact(
+            "NCCL, two ranks on one GPU",
+            "NCCL refuses them, and the end is unsupported with the remedy.",
+            two_ranks_on_one_gpu,
+        ),
+        fact(
+            "compiled loss",
+            "The loss in one pass is compiled, and equal to that step by step.",
+            compiled_loss,
+        ),
+    ]
+    return DeviceFacts(facts=facts, versions=versions())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.measure.gpu_check.device_facts",
+        description="Find out whether NVML, NCCL and compiling work here, and tell all versions.",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="device.json to write")
+    given = parser.parse_args(arguments)
+    found = measure()
+    for one in found.facts:
+        print(f"{one.name}: {one.status} {one.found or one.reason}", flush=True)
+    write_text(given.output, found.model_dump_json(indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""Why there is nothing to check here."""
+
+import torch
+
+from schemas.config.parallel import Machine
+from schemas.errors import Unsupported
+from transformer_core.parallel.devices.usable_gpus import require_usable_gpus
+
+
+def no_device() -> str | None:
+    """Why no GPU can be used here; None if one can."""
+    try:
+        require_usable_gpus(Machine(device="cuda"))
+    except Unsupported as error:
+        return str(error)
+    return None if torch.cuda.is_available() else "there is no CUDA device that torch can use"

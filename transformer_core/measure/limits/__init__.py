@@ -1,0 +1,1 @@
+"""What the devices and links of this machine reach."""

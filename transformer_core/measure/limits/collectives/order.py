@@ -1,0 +1,19 @@
+"""What the job that measures collective operations asks of its workers."""
+
+from pathlib import Path
+
+from schemas.config.profiling import Limits
+from transformer_core.measure.processes.order import Order
+
+
+class CollectivesOrder(Order):
+    """To time collective operations between the processes of a run."""
+
+    limits: Limits
+    """Sizes and time."""
+    table: Path
+    """File of the result."""
+
+    @property
+    def title(self) -> str:
+        return "collectives"

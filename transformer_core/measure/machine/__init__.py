@@ -1,0 +1,1 @@
+"""The machine: hardware, NVML, its state and speed at a moment, provenance."""

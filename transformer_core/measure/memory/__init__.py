@@ -1,0 +1,1 @@
+"""Where memory goes, what a run will need, and the largest batch that fits."""

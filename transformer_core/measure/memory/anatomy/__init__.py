@@ -1,0 +1,1 @@
+"""Where the memory of a variant goes, measured over a few steps."""

@@ -1,0 +1,18 @@
+"""What the job that measures memory asks of its workers."""
+
+from transformer_core.measure.processes.order import TrainingOrder
+
+
+class AnatomyOrder(TrainingOrder):
+    """To train a few steps on the heaviest batch, and to follow their memory."""
+
+    steps: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.variant}, memory"
+
+
+def rank_file(rank: int | str) -> str:
+    """What a rank leaves beside the result."""
+    return f"rank-{rank}.json"

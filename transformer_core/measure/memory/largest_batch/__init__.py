@@ -1,0 +1,1 @@
+"""The largest batch of a variant that fits."""

@@ -1,0 +1,1 @@
+"""Programs forked from a process that has imported what they need."""

@@ -1,0 +1,24 @@
+"""What a server imports before it forks: what trainings need, and the jobs that take moments."""
+
+CHANGES_NO_RESULT = True  # a program imports what it needs, forked or not
+
+IMPORTS = (
+    "torch",
+    # The optimizers of torch import it when they are first used.
+    "torch._dynamo",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.distributed.launcher",
+    "transformer_core.measure.alone.worker",
+    "transformer_core.measure.memory.anatomy.worker",
+    "transformer_core.measure.trajectory.worker",
+    "transformer_core.measure.turns.worker",
+    "transformer_core.profiling.capture.worker",
+    "transformer_core.measure.alone.job",
+    "transformer_core.measure.memory.anatomy.job",
+    "transformer_core.measure.trajectory.job",
+    "transformer_core.profiling.capture.job",
+    "transformer_core.profiling.__main__",
+    "transformer_core.train.translate",
+    "transformer_core.analysis.certificates.certify",
+    "transformer_core.analysis.comparisons.combine",
+)

@@ -1,0 +1,1 @@
+"""Short trainings whose every step is kept, for the certificates."""

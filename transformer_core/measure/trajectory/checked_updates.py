@@ -1,0 +1,110 @@
+"""Every update of a training beside what its optimizer's rule should have made of its gradients."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from schemas.config.run_spec import RunSpec
+from schemas.results.equivalence import TensorDistance
+from transformer_core.measure.trajectory.independent.eight_bit_rounding import rounded
+from transformer_core.measure.trajectory.independent.expected_updates import (
+    ExpectedUpdates,
+    expected_rate,
+)
+
+SINGLE_UNIT = 2.0**-24
+"""Unit round-off of 32 bits: of what a sum of weight and change loses at the least."""
+
+Tensors = Mapping[str, Tensor]
+Numbers = NDArray[np.float64]
+
+
+class CheckedUpdates:
+    """Compares the change of all trained tensors at every step; ``unit`` is the unit round-off of
+    the format in which weights are kept.
+
+    All tensors are one vector: a step of many small ones costs a few operations.
+    """
+
+    def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str], unit: float) -> None:
+        self.spec, self.unit = spec, unit
+        self.expected = ExpectedUpdates(spec.training.optimizer)
+        self.names = [name for name in initial if name in trained]
+        self.sizes = [initial[name].numel() for name in self.names]
+        self.starts = np.cumsum([0, *self.sizes[:-1]])
+        self.before = self._vector(initial)
+        self.worst: dict[tuple[str, int], TensorDistance] = {}
+
+    def done(self, step: int, after: Tensors, gradients: Tensors | None) -> None:
+        """Compare ``step``, which led to the weights ``after``; it should have changed nothing
+        where there are no ``gradients``, because they had overflowed."""
+        before, self.before = self.before, self._vector(after)
+        change = torch.zeros_like(before)
+        if gradients is not None:
+            training, width = self.spec.training, self.spec.model.d_model
+            rate = expected_rate(training.schedule, step, training.steps, width)
+            change = self.expected.next(before, self._vector(gradients), rate)
+        lost = self.unit * self._norms(before)
+        self._compare("", step, lost, self.before - before, change)
+
+    def keeps(self, step: int, first: Tensors, second: Tensors) -> None:
+        """Compare the moments of 8 bits that the optimizer keeps after ``step`` with those that it
+        should, and go on from what it keeps: the next update follows from that."""
+        kept = self._vector(first), self._vector(second)
+        right = self.expected.first, self.expected.second
+        for which, mine, moments in zip(("first", "second"), kept, right, strict=True):
+            assert moments is not None, "a step has been done"
+            emulated = rounded(moments, self.sizes, signed=which == "first")
+            rounding = self._norms(emulated - moments)
+            self._compare(f", {which} moment", step, rounding, mine, moments)
+        self.expected.first, self.expected.second = kept
+
+    def _compare(
+        self, what: str, step: int, rounding: Numbers, found: Tensor, expected: Tensor
+    ) -> None:
+        """Keep of every tensor what is farthest off, ``rounding`` (2-norms) considered."""
+        lost = ~np.isfinite(self._norms(found))
+        apart, size = self._norms(found - expected), self._norms(expected)
+        # What is not finite is as far off as no change.
+        apart, own = np.where(lost, size, apart), np.where(lost, 0.0, self._norms(found))
+        product = np.where(lost, 0.0, self._sums(found * expected))
+        moved = (apart > 0).astype(float)
+        still, safe = size == 0, np.where(size == 0, 1.0, size)
+        error = np.where(still, moved, apart / safe)
+        ratio = np.where(still, 1 + moved, own / safe)
+        cosine = product / (safe * np.where(own == 0, 1.0, own))
+        cosine = np.where(still, 1 - moved, cosine)
+        rounding = np.where(still, 0.0, rounding / safe)
+        for at, name in enumerate(self.names):
+            known = self.worst.get((what, at))
+            if known is None or error[at] / (rounding[at] + SINGLE_UNIT) > _excess(known):
+                self.worst[what, at] = TensorDistance(
+                    tensor=name + what,
+                    step=step,
+                    error=float(error[at]),
+                    ratio=float(ratio[at]),
+                    cosine=min(1.0, float(cosine[at])),
+                    size=float(size[at]),
+                    rounding=float(rounding[at]),
+                )
+
+    def read(self) -> list[TensorDistance]:
+        """Of every trained tensor the update that was farthest off."""
+        return list(self.worst.values())
+
+    def _vector(self, tensors: Tensors) -> Tensor:
+        return torch.cat([tensors[name].double().flatten() for name in self.names])
+
+    def _sums(self, values: Tensor) -> Numbers:
+        sums: Numbers = np.add.reduceat(values.numpy(), self.starts)
+        return sums
+
+    def _norms(self, values: Tensor) -> Numbers:
+        return np.sqrt(self._sums(values * values))
+
+
+def _excess(update: TensorDistance) -> float:
+    return update.error / (update.rounding + SINGLE_UNIT)

@@ -1,0 +1,239 @@
+"""Looks over a training's shoulder: computes its losses, gradients and updates once more.
+
+What is compared starts at every step from the run's own weights and gradients, not from those of
+another training, so that two trainings that drift apart by rounding can still be held to narrow
+bounds at any step.
+"""
+
+import math
+import shutil
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from schemas.config.batching import PaddedRows
+from schemas.config.model import TorchTransformer, Transformer
+from schemas.config.parallel import CompressHook, Ddp
+from schemas.config.run_spec import RunSpec
+from schemas.results.equivalence import CheckedPoint, Checks, TensorDistance
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
+from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
+from transformer_core.measure.trajectory.checked_updates import CheckedUpdates
+from transformer_core.measure.trajectory.independent.eight_bit_rounding import kept_moments
+from transformer_core.measure.trajectory.independent.number_formats import (
+    EXACT,
+    SINGLE,
+    Format,
+    format_of,
+    to_bf16,
+    to_fp16,
+)
+from transformer_core.measure.trajectory.independent.own_model import OwnModel
+from transformer_core.measure.trajectory.independent.plain_model import PlainModel, Tokens
+from transformer_core.measure.trajectory.tensor_distance import distance
+from transformer_core.train import checkpoint
+from transformer_core.train.assemble import Setup
+
+POINTS = 3
+"""Steps whose gradients are compared: the first, the last, and those between at even distances."""
+NEAR = 4.0
+"""Inputs of a ReLU within so many unit round-offs of 0, relative to their size, may fall on either
+side."""
+CLIP_EPSILON = 1e-6
+"""What torch adds to the norm before it divides by it."""
+UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
+"""Unit round-off of the formats in which weights are kept."""
+
+
+Tensors = Mapping[str, Tensor]
+
+
+class Checker:
+    """Compares every step of a training with what it should have been.
+
+    Every rank must call it; the main one does the work while the others wait at their next message.
+    """
+
+    def __init__(self, setup: Setup, vocabulary: int, folder: Path) -> None:
+        spec = setup.spec
+        self.folder = folder
+        self.spec, self.setup = spec, setup
+        self.tensors = CanonicalTensors(setup, vocabulary)
+        self.weights = self.tensors.weights()
+        self.exact = _plain(spec, vocabulary)
+        self.batches = _whole_batches(setup)
+        self.waiting = sorted(
+            {1 + round(i * (spec.training.steps - 1) / (POINTS - 1)) for i in range(POINTS)}
+        )
+        unit = max(UNIT.get(p.dtype, 0.0) for p in setup.model.parameters())
+        self.updates = (
+            CheckedUpdates(spec, self.weights, self.tensors.trained, unit) if self.weights else None
+        )
+        self.points: list[CheckedPoint] = []
+        self.gradients: list[TensorDistance] = []
+        self.skipped = 0
+        self.sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+
+    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
+        """Compare ``step``, which has just been done."""
+        loss = float(self.setup.strategy.sum(loss_sum.detach().double())) / target_tokens
+        before, self.weights = self.weights, self.tensors.weights()
+        taken, held_back = self.tensors.gradients(), self.tensors.held_back()
+        kept = kept_moments(self.setup)
+        moments = None if kept is None else [self.tensors.of_trained(each) for each in kept]
+        if step == self.spec.training.steps // 2 and self.setup.process.nodes == 1:
+            resume(self.setup, step, self.folder)
+        if self.updates is None:
+            return  # not the main rank
+        tokens = _tokens(next(self.batches))
+        size = float(norm)
+        if not math.isfinite(size):
+            self.skipped += 1
+            self.updates.done(step, self.weights, None)
+            return
+        self.updates.done(step, self.weights, taken)
+        if moments is not None:
+            self.updates.keeps(step, *moments)
+        # Before clipping: it would hide that all of them are too large.
+        limit = self.spec.training.clip_norm
+        scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
+        gradients = {name: tensor.double() * scale for name, tensor in taken.items()}
+        if held_back is not None:
+            self._returned(step, before, gradients, tokens, held_back)
+        elif self.waiting and step >= self.waiting[0]:
+            self.waiting.pop(0)
+            self._point(step, before, gradients, tokens, (loss, size))
+
+    def _point(
+        self,
+        step: int,
+        before: Tensors,
+        gradients: Tensors,
+        tokens: Tokens,
+        loss_and_norm: tuple[float, float],
+    ) -> None:
+        expected_loss, expected = self.exact.loss_and_gradients(before, [tokens], EXACT)
+        form = format_of(self.spec)
+        kinks = self._kinks(before, tokens, expected, form)
+        rounded_loss, rounded = expected_loss, expected
+        if form is not SINGLE:
+            rounded_loss, rounded = self.exact.loss_and_gradients(before, [tokens], form)
+        self.points.append(
+            CheckedPoint(
+                step=step,
+                loss=loss_and_norm[0],
+                expected_loss=expected_loss,
+                rounding=abs(rounded_loss / expected_loss - 1),
+                norm=loss_and_norm[1],
+                expected_norm=math.sqrt(sum(float(g.square().sum()) for g in expected.values())),
+            )
+        )
+        for name, gradient in expected.items():
+            rounding = math.hypot(
+                distance(name, step, rounded[name], gradient, 0.0).error,
+                _message_rounding(self.spec, gradient),
+            )
+            found = distance(name, step, gradients[name], gradient, rounding)
+            self.gradients.append(found.model_copy(update={"kinks": kinks[name]}))
+
+    def _kinks(
+        self, weights: Tensors, tokens: Tokens, exact: Tensors, form: Format
+    ) -> dict[str, float]:
+        """By tensor, the error in its gradient where every ReLU whose input is next to 0 takes the
+        other side: half of them open too late, half too early."""
+        kinks = dict.fromkeys(exact, 0.0)
+        near = NEAR * form.unit
+        if self.exact.nearest > near:
+            return kinks
+        # The effect of a wide gate is the same in 32 bits, and takes half the time.
+        numbers = EXACT if form is SINGLE else SINGLE
+        for gate in (near, -near):
+            _, shifted = self.exact.loss_and_gradients(
+                weights, [tokens], replace(numbers, gate=gate)
+            )
+            for name, gradient in exact.items():
+                kinks[name] += distance(name, 0, shifted[name], gradient, 0.0).error
+        return kinks
+
+    def _returned(
+        self, step: int, before: Tensors, gradients: Tensors, tokens: Tokens, held_back: Tensors
+    ) -> None:
+        """Compare the sums of the gradients since the start: what a message leaves out of one step
+        is in a later one, or still held back."""
+        _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT)
+        found_sum, expected_sum = self.sums
+        for name, gradient in expected.items():
+            found_sum[name] = found_sum.get(name, 0.0) + gradients[name].double()
+            expected_sum[name] = expected_sum.get(name, 0.0) + gradient
+        if self.waiting and step >= self.waiting[0]:
+            self.waiting.pop(0)
+            for name, total in expected_sum.items():
+                found = found_sum[name] + held_back[name].double()
+                self.gradients.append(distance(name, step, found, total, 0.0))
+
+    def read(self) -> Checks | None:
+        """What was found; null on ranks other than the main one."""
+        if self.updates is None:
+            return None
+        self.batches.close()
+        return Checks(
+            points=self.points,
+            gradients=self.gradients,
+            updates=self.updates.read(),
+            skipped_steps=self.skipped,
+        )
+
+
+@torch.no_grad()
+def resume(setup: Setup, step: int, folder: Path) -> None:
+    """Save a checkpoint, lose everything that is in it, and go on from it. Every rank must call
+    this. What does not come back is missing in the next update."""
+    checkpoint.save(folder, setup, step, {})
+    setup.strategy.synchronise()  # until the main rank has renamed it
+    for parameter in setup.model.parameters():
+        parameter.zero_()
+    setup.optimizer.state.clear()
+    path = checkpoint.latest(folder, setup)
+    if path is None:
+        raise RuntimeError(f"the checkpoint that was written to {folder} is not there")
+    checkpoint.load(path, setup)
+    setup.strategy.synchronise()
+    if setup.process.is_main:
+        shutil.rmtree(folder)
+
+
+def _plain(spec: RunSpec, vocabulary: int) -> PlainModel | OwnModel:
+    if isinstance(spec.model, Transformer | TorchTransformer):
+        published = spec.training.loss.kind == "kl_divergence"
+        return PlainModel(spec.model, spec.training.label_smoothing, published)
+    return OwnModel(spec.model, vocabulary, spec.training.label_smoothing)
+
+
+def _whole_batches(setup: Setup) -> Generator[GlobalBatch, None, None]:
+    """The global batches in one piece each, every pair in a row of its own."""
+    batching = setup.spec.batching.model_copy(update={"rows": PaddedRows()})
+    seed = setup.spec.training.seed
+    feed = Feed(setup.train_store, batching, seed, 0, 1, 1, setup.device, prefetch=0)
+    return feed.batches()
+
+
+def _tokens(batch: GlobalBatch) -> Tokens:
+    (whole,) = batch.micro_batches
+    return whole.source.cpu(), whole.target_input.cpu(), whole.target_output.cpu()
+
+
+def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:
+    """The relative error that the message makes in ``gradient``; 0 for one in 32 bit.
+
+    Every rank rounds its own gradient, and the sum is rounded once more: errors of about the same
+    size that do not know of each other.
+    """
+    hook = spec.parallel.hook if isinstance(spec.parallel, Ddp) else None
+    if not isinstance(hook, CompressHook):
+        return 0.0
+    rounding = to_fp16 if hook.dtype == "fp16" else to_bf16
+    once = distance("", 0, rounding(gradient.float()), gradient, 0.0).error
+    return once * math.sqrt(spec.world_size + 1)

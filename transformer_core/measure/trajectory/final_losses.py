@@ -1,0 +1,105 @@
+"""Whether trainings with several seeds end at the same loss as those of the reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from schemas.config.equivalence import LOOKS
+
+LEVEL = 0.05 / LOOKS
+"""Level of each of two one-sided tests: their interval is one of 1 - 2 * LEVEL. Divided by the
+looks, so that all of them together err in one case of twenty (Bonferroni)."""
+POWER = 0.95
+"""Probability of finding a difference of twice the margin below which nothing is decided."""
+
+
+@dataclass(frozen=True)
+class FinalLosses:
+    """The mean relative difference of the smoothed final losses, and what it can tell."""
+
+    low: float
+    high: float
+    margin: float
+    learned: float
+    """By which share the reference's loss fell; less than what should be found tells nothing."""
+    power: float
+    """Probability to find a difference of twice the margin: its whole interval lies beyond it."""
+
+    def __str__(self) -> str:
+        found = f"a difference of {2 * self.margin:.1%} is found with probability {self.power:.2f}"
+        return f"{self.low:+.1e} to {self.high:+.1e}; {found}"
+
+    @property
+    def farthest(self) -> float:
+        """The end of the interval that is farther from 0."""
+        return max(-self.low, self.high)
+
+    @property
+    def undecided(self) -> list[str]:
+        """Why the interval decides nothing, where it does not."""
+        if self.low > self.margin or self.high < -self.margin:
+            return []
+        wanted = 2 * self.margin
+        if self.learned < wanted:
+            fell = f"the reference's loss fell by {self.learned:.1%} only"
+            return [f"{fell}: training of more steps is needed to find {wanted:.1%}"]
+        if self.power < POWER or self.farthest > self.margin:
+            return [
+                f"the final loss differs by {self.low:+.1e} to {self.high:+.1e}, {self.margin:.1e} "
+                f"is allowed: more seeds are needed to find {wanted:.1%}, which so many find with "
+                f"probability {self.power:.2f}"
+            ]
+        return []
+
+
+def compare_final_losses(
+    run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], margin: float
+) -> FinalLosses:
+    """Compare the losses by step of each seed."""
+    differences = _differences(run, reference)
+    low, high = final_loss_interval(run, reference)
+    fell = [1 - smoothed(losses) / losses[0] for losses in reference]
+    return FinalLosses(low, high, margin, float(np.mean(fell)), power_of(differences, margin))
+
+
+def power_of(differences: NDArray[np.float64], margin: float) -> float:
+    """Probability that a true difference of twice the margin is refused, by the spread that the
+    ``differences`` show: a one-sided t test of the margin, whose statistic is noncentral t."""
+    count = len(differences)
+    error = float(np.std(differences, ddof=1)) / np.sqrt(count)
+    if margin > 1e6 * error:
+        return 1.0
+    return float(stats.nct.sf(stats.t.ppf(1 - LEVEL, count - 1), count - 1, margin / error))
+
+
+def final_loss_interval(
+    run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]
+) -> tuple[float, float]:
+    """Interval of the mean relative difference of the smoothed final losses, of 1 - 2 * LEVEL.
+
+    Raises ValueError with a single seed.
+    """
+    differences_s = _differences(run, reference)
+    error = differences_s.std(ddof=1) / np.sqrt(len(differences_s))
+    half = stats.t.ppf(1 - LEVEL, len(differences_s) - 1) * error
+    return float(differences_s.mean() - half), float(differences_s.mean() + half)
+
+
+def _differences(
+    run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]
+) -> NDArray[np.float64]:
+    if len(run) < 2:
+        raise ValueError("an interval of a mean needs at least two seeds")
+    mine_s, theirs_s = (
+        np.array([smoothed(losses) for losses in side]) for side in (run, reference)
+    )
+    found: NDArray[np.float64] = (mine_s - theirs_s) / theirs_s
+    return found
+
+
+def smoothed(losses: Sequence[float]) -> float:
+    """The mean over the last third of the steps."""
+    return float(np.mean(losses[-max(1, len(losses) // 3) :]))

@@ -1,0 +1,76 @@
+"""What an optimizer should have done: its rule once more, in 64 bit, beside the training.
+
+The rule keeps a state of its own, made from every gradient that the training's optimizer took, so
+that a state that is lost, reset, rounded or shared out wrongly shows at the step where it is used.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from schemas.config.training import (
+    Adam,
+    AdamW,
+    AdamW8bit,
+    AnyOptimizer,
+    AnySchedule,
+    Constant,
+    Cosine,
+    Linear,
+    Noam,
+    Sgd,
+)
+
+
+class ExpectedUpdates:
+    """The changes of the weights, step by step, by the rule of ``spec``: one vector of all."""
+
+    def __init__(self, spec: AnyOptimizer) -> None:
+        self.spec = spec
+        self.steps = 0
+        self.first: Tensor | None = None
+        self.second: Tensor | None = None
+
+    def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
+        """The change of ``weights`` by ``gradients``, both in 64 bit, at learning rate ``rate``."""
+        self.steps += 1
+        match self.spec:
+            case Adam() | AdamW() | AdamW8bit():
+                return self._adamw(self.spec, weights, gradients, rate)
+            case Sgd():
+                # torch.optim.SGD: the first step takes the gradient as the velocity.
+                old = self.first
+                self.first = gradients if old is None else self.spec.momentum * old + gradients
+                return -rate * self.spec.rate_factor * self.first
+
+    def _adamw(self, spec: Adam | AdamW | AdamW8bit, w: Tensor, g: Tensor, rate: float) -> Tensor:
+        """arXiv 1412.6980, algorithm 1; with decay, arXiv 1711.05101, algorithm 2."""
+        one, two = spec.betas
+        if self.first is None or self.second is None:
+            self.first, self.second = torch.zeros_like(w), torch.zeros_like(w)
+        # In place: all weights of a model are one vector, and memory is what takes the time.
+        self.first.mul_(one).add_(g, alpha=1 - one)
+        self.second.mul_(two).addcmul_(g, g, value=1 - two)
+        size = (self.second / (1 - two**self.steps)).sqrt_().add_(spec.eps)
+        decay = 0.0 if isinstance(spec, Adam) else spec.weight_decay
+        change = self.first.div(size).mul_(-rate / (1 - one**self.steps))
+        return change.add_(w, alpha=-rate * decay)
+
+
+def expected_rate(schedule: AnySchedule, step: int, steps: int, d_model: int) -> float:
+    """Learning rate of ``step``, from 1, of ``steps``: straight from the sources that
+    :mod:`schemas.config.training` names."""
+    if isinstance(schedule, Noam):
+        rising, falling = step / schedule.warmup**1.5, 1 / math.sqrt(step)
+        return schedule.factor / math.sqrt(d_model) * min(rising, falling)
+    if step <= schedule.warmup:
+        return schedule.peak * (step / schedule.warmup)
+    done = (step - schedule.warmup) / (steps - schedule.warmup)
+    match schedule:
+        case Constant():
+            return schedule.peak
+        case Linear():
+            return schedule.peak * (1 - done)
+        case Cosine():
+            return schedule.peak * (1 + math.cos(math.pi * done)) / 2

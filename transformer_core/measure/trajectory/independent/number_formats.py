@@ -1,0 +1,115 @@
+"""Number formats, emulated: what a format of fewer bits does to a matrix product.
+
+A number is rounded to the nearest that the format has and computed with in 32 bits, as matrix units
+do that multiply in 16 bits and add in 32 (Micikevicius et al., ICLR 2018, arXiv 1710.03740). This
+shares no code with the kernels that a variant uses.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schemas.config.parallel import Fsdp
+from schemas.config.run_spec import RunSpec
+from schemas.config.training import Bf16, Bf16Matmul, Fp16, Tf32
+
+Rounding = Callable[[Tensor], Tensor]
+
+
+def to_bf16(x: Tensor) -> Tensor:
+    """``x`` to 8 significant bits."""
+    return x.to(torch.bfloat16).to(x.dtype)
+
+
+def to_fp16(x: Tensor) -> Tensor:
+    """``x`` to 11 significant bits and the range of float16."""
+    return x.to(torch.float16).to(x.dtype)
+
+
+def to_tf32(x: Tensor) -> Tensor:
+    """float32 ``x`` to 11 significant bits (NVIDIA A100 white paper, 2020)."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32).view_as(x)
+
+
+@dataclass(frozen=True)
+class Format:
+    """What is rounded in a training step."""
+
+    base: torch.dtype
+    """Format of everything that is not rounded."""
+    rounding: Rounding | None = None
+    """Of the operands of matrix products, forward and backward."""
+    results: bool = False
+    """Whether the results of matrix products are rounded too: tensors of 16 bits."""
+    everything: bool = False
+    """Whether what lies between matrix products is rounded too."""
+    loss_scale: float = 1.0
+    """Factor on the loss during the backward pass."""
+    unit: float = 2.0**-24
+    """Unit round-off: the largest relative error of rounding a number."""
+    gate: float = 0.0
+    """A ReLU opens above this many times the size of its inputs, instead of above 0."""
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """The matrix product ``a @ b``."""
+        if self.rounding is None:
+            return a @ b
+        if self.results:
+            both = [_Rounded.apply(x, self.rounding, self.rounding) for x in (a, b)]
+            result: Tensor = _Rounded.apply(both[0] @ both[1], self.rounding, self.rounding)
+            return result
+        forward = [_Rounded.apply(x, self.rounding, None) for x in (a, b)]
+        result = _Rounded.apply(forward[0] @ forward[1], None, self.rounding)
+        return result
+
+    def rounded(self, x: Tensor, result: bool = False) -> Tensor:
+        """An operand of a matrix product, or its ``result``; without a gradient."""
+        if self.rounding is None or (result and not self.results):
+            return x
+        return self.rounding(x)
+
+    def between(self, x: Tensor) -> Tensor:
+        """A result that is not that of a matrix product."""
+        if self.rounding is None or not self.everything:
+            return x
+        result: Tensor = _Rounded.apply(x, self.rounding, self.rounding)
+        return result
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds x on its way forward, and its gradient on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forth: Rounding | None, back: Rounding | None) -> Tensor:
+        ctx.back = back
+        return x.clone() if forth is None else forth(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (grad if ctx.back is None else ctx.back(grad)), None, None
+
+
+EXACT = Format(torch.float64)
+"""What other formats are compared with."""
+SINGLE = Format(torch.float32)
+
+
+def format_of(spec: RunSpec) -> Format:
+    """The format in which the training steps of ``spec`` compute."""
+    if isinstance(spec.parallel, Fsdp) and spec.parallel.bf16:
+        return Format(torch.float32, to_bf16, results=True, everything=True, unit=2.0**-9)
+    match spec.training.precision:
+        case Bf16():
+            return Format(torch.float32, to_bf16, results=True, unit=2.0**-9)
+        case Fp16():
+            return Format(torch.float32, to_fp16, results=True, loss_scale=2.0**12, unit=2.0**-11)
+        case Bf16Matmul():
+            return Format(torch.float32, to_bf16, unit=2.0**-9)
+        case Tf32():
+            return Format(torch.float32, to_tf32, unit=2.0**-11)
+        case _:
+            return SINGLE

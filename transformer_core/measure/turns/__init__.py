@@ -1,0 +1,1 @@
+"""Variants that take turns on the machine, so that small differences show."""

@@ -1,0 +1,19 @@
+"""What the job of a comparison asks of the workers of a side."""
+
+from pathlib import Path
+from typing import Literal
+
+from transformer_core.measure.processes.order import TrainingOrder
+
+
+class TurnsOrder(TrainingOrder):
+    """To train whenever it is this side's turn."""
+
+    side: str
+    """Its name in the comparison."""
+    desk: Path
+    """File that tells where the desk is, which gives the turns."""
+    keeps: Literal["all", "state"] = "all"
+    """What it keeps on its devices between its turns (predicted/sides_together.py)."""
+    planted: float | None = None
+    """Share by which its steps are slowed down; null where nothing is tested."""

@@ -1,0 +1,1 @@
+"""What the encoder-decoder is built from."""

@@ -1,0 +1,1 @@
+"""Models of other libraries and of the user."""

@@ -1,0 +1,262 @@
+"""Computing on real tokens only: those of a batch stand in one list of rows.
+
+Everything token by token (projections, feed-forward layers, normalization, dropout) then has
+nothing to do with padding. Attention takes the sentences in blocks of similar lengths, each padded
+to its longest, so that a block is a few batched matrix products. Known for one block from
+ByteTransformer (arXiv 2210.03052) and for GPUs from FlashAttention's kernels of variable length.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+
+
+def places(real: Tensor) -> Tensor:
+    """Places [m] of the true elements of ``real`` [n].
+
+    A fake tensor, which has a shape and no values, counts as true throughout: what is predicted
+    from it is an upper bound.
+    """
+    if isinstance(real, FakeTensor) or real.is_meta:
+        return torch.arange(len(real), device=real.device)
+    return real.nonzero().squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """One side of a batch as a list of n real tokens, sentence after sentence."""
+
+    shape: torch.Size
+    """[b, t] of the batch."""
+    places: Tensor
+    """[n] where each token stands in the batch, flattened."""
+    lengths: Tensor
+    """[sentences] tokens of each; at least 1."""
+    longest: int
+    """Tokens of the longest, or more."""
+    fill: int = 0
+    """Rows without a token that stand behind the n, so that few lengths of lists occur."""
+
+    def grid(self, chosen: Tensor) -> Tensor:
+        """[b, m] numbers of the tokens of the ``chosen`` sentences [b]; n where there is none."""
+        lengths = self.lengths[chosen]
+        real = not isinstance(lengths, FakeTensor) and not lengths.is_meta
+        width = int(lengths.max()) if real else self.longest
+        column = torch.arange(width, device=lengths.device)
+        starts = (self.lengths.cumsum(0) - self.lengths)[chosen]
+        numbers = starts[:, None] + column
+        return numbers.masked_fill(column >= lengths[:, None], len(self.places))
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """[sentences + 1] int32: where each begins among the tokens, and where the last ends."""
+        return F.pad(self.lengths.cumsum(0), (1, 0)).int()
+
+    @property
+    def within(self) -> Tensor:
+        """[n + fill] place of each token in its sentence, from 0."""
+        index = torch.arange(len(self.places), device=self.places.device)
+        starts = self.lengths.cumsum(0) - self.lengths
+        found = index - starts.repeat_interleave(self.lengths, output_size=len(index))
+        return F.pad(found, (0, self.fill))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """x [b, t, ...] -> the tokens [1, n + fill, ...], with zeros, as PAD is, behind them."""
+        found = x.flatten(0, 1).index_select(0, self.places)
+        if self.fill:
+            found = torch.cat([found, found.new_zeros(self.fill, *found.shape[1:])])
+        return found[None]
+
+    def batch(self, rows: Tensor) -> Tensor:
+        """Tokens [1, n + fill, d] -> [b, t, d], with zeros in place of padding."""
+        b, t = self.shape
+        taken = rows[0, : len(self.places)]
+        flat = rows.new_zeros(b * t, rows.size(-1)).index_copy(0, self.places, taken)
+        return flat.view(b, t, -1)
+
+
+def source_sentences(source: Tensor, packed: bool, multiple: int = 1) -> Sentences:
+    """The sentences of source [b, s]; where a row may hold several (``packed``), EOS ends each.
+
+    The list is filled up to a ``multiple`` of rows.
+    """
+
+    def lengths(tokens: Tensor) -> Tensor:
+        return places(tokens == EOS).diff(prepend=tokens.new_tensor([-1]))
+
+    return _sentences(source, lengths if packed else None, multiple)
+
+
+def target_sentences(target_input: Tensor, packed: bool, multiple: int = 1) -> Sentences:
+    """The sentences of target_input [b, t]; with ``packed``, BOS begins each."""
+
+    def lengths(tokens: Tensor) -> Tensor:
+        return places(tokens == BOS).diff(append=tokens.new_tensor([len(tokens)]))
+
+    return _sentences(target_input, lengths if packed else None, multiple)
+
+
+def _sentences(
+    tokens: Tensor, lengths: Callable[[Tensor], Tensor] | None, multiple: int
+) -> Sentences:
+    b, t = tokens.shape
+    if isinstance(tokens, FakeTensor) or tokens.is_meta:
+        full = torch.full((b,), t, device=tokens.device)
+        fill = -b * t % multiple
+        return Sentences(tokens.shape, places(tokens.flatten() != PAD), full, t, fill)
+    index = places(tokens.flatten() != PAD)
+    found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index])
+    # The width, and not the longest: to ask a GPU for that would make the host wait.
+    return Sentences(tokens.shape, index, found, t, -len(index) % multiple)
+
+
+@dataclass(frozen=True)
+class _Grids:
+    """The blocks of a batch, as numbers of tokens."""
+
+    queries: list[Tensor]
+    """[b, m] each."""
+    keys: list[Tensor]
+    """Likewise."""
+    query_places: Tensor
+    """[n] where each query stands in the blocks, one after the other."""
+    key_places: Tensor
+    """Likewise of the keys."""
+    masks: list[Tensor]
+    """[b, 1, m] each: where there is a key."""
+
+
+class Blocks:
+    """Which token attends to which: every query to the keys of its sentence, and with ``causal`` to
+    those up to its own place.
+
+    It stands in for a mask where the input of a layer is a list of tokens [1, n, d].
+    """
+
+    def __init__(self, queries: Sentences, keys: Sentences, blocks: int, causal: bool) -> None:
+        self.causal = causal
+        self.sentences = queries, keys
+        self.blocks = blocks
+
+    @cached_property
+    def _grids(self) -> "_Grids":
+        """Made where a layer first asks for blocks: a kernel that takes sentences never does."""
+        queries, keys = self.sentences
+        order = (queries.lengths * (keys.longest + 1) + keys.lengths).argsort()
+        parts = order.chunk(min(self.blocks, len(order)))
+        of_queries = [queries.grid(part) for part in parts]
+        of_keys = of_queries if queries is keys else [keys.grid(part) for part in parts]
+        return _Grids(
+            queries=of_queries,
+            keys=of_keys,
+            query_places=_inverse(of_queries, len(queries.places)),
+            key_places=_inverse(of_keys, len(keys.places)),
+            masks=[(grid < len(keys.places))[:, None, :] for grid in of_keys],
+        )
+
+    def sentence_by_sentence(
+        self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dropout: float
+    ) -> Tensor:
+        """The same by a ``kernel`` that takes sentences of any lengths, without blocks.
+
+        It sees no row that only fills a list: what it leaves there is no number.
+        """
+        queries, keys = self.sentences
+        n, m = len(queries.places), len(keys.places)
+        heads = kernel(
+            *(x[0, :, :count].transpose(0, 1) for x, count in ((q, n), (k, m), (v, m))),
+            (queries.starts, keys.starts),
+            (queries.longest, keys.longest),
+            self.causal,
+            dropout,
+        ).transpose(0, 1)
+        return (F.pad(heads, (0, 0, 0, queries.fill)) if queries.fill else heads)[None]
+
+    def attention(
+        self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *dropout: Any
+    ) -> Tensor:
+        """q [1, h, n, k], k and v [1, h, m, k] -> heads [1, h, n, k]; n and m with what fills the
+        lists, which is 0 in the result."""
+        grids, fill = self._grids, self.sentences[0].fill
+        spread = zip(
+            _Spread.apply(q[0], grids.query_places, *grids.queries),
+            _Spread.apply(k[0], grids.key_places, *grids.keys),
+            _Spread.apply(v[0], grids.key_places, *grids.keys),
+            grids.masks,
+            strict=True,
+        )
+        heads = []
+        for query, key, value, mask in spread:
+            if self.causal:  # padding comes after all that a token may see
+                heads.append(attend(query, key, value, None, True, *dropout))
+            else:
+                heads.append(attend(query, key, value, mask, False, *dropout))
+        result: Tensor = _Collect.apply(grids.query_places, grids.queries, *heads)
+        return (F.pad(result, (0, 0, 0, fill)) if fill else result)[None]
+
+
+def _inverse(grids: Sequence[Tensor], count: int) -> Tensor:
+    """[count] where each number stands in the grids, flattened one after the other."""
+    flat = torch.cat([grid.flatten() for grid in grids])
+    result = flat.new_empty(count + 1)
+    result[flat] = torch.arange(len(flat), device=flat.device)
+    return result[:count]
+
+
+class _Spread(torch.autograd.Function):
+    """Rows [h, n + fill, k], inverse [n], grids [b, m] -> a tensor [h, b, m, k] for each grid.
+
+    What stands in place of padding is some row, and its gradient is left out: nothing may depend on
+    it. Both directions read where torch's own gradient of an index would add.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, inverse: Tensor, *grids: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(inverse)
+        ctx.fill = rows.size(1) - len(inverse)
+        last = rows.size(1) - 1
+        return tuple(
+            rows.index_select(1, grid.flatten().clamp(max=last)).unflatten(1, grid.shape)
+            for grid in grids
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (inverse,) = ctx.saved_tensors
+        flat = torch.cat([grad.flatten(1, 2) for grad in grads], dim=1)
+        gradient = flat.index_select(1, inverse)
+        if ctx.fill:
+            gradient = F.pad(gradient, (0, 0, 0, ctx.fill))
+        return (gradient, None, *(None for _ in grads))
+
+
+class _Collect(torch.autograd.Function):
+    """Inverse [n], grids [b, m], tensors [h, b, m, k] -> rows [h, n, k]: :class:`_Spread` back.
+
+    The gradient at padding is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inverse: Tensor, grids: list[Tensor], *heads: Tensor) -> Tensor:
+        ctx.grids = grids
+        flat = torch.cat([part.flatten(1, 2) for part in heads], dim=1)
+        return flat.index_select(1, inverse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        with_zero = torch.cat([grad, grad.new_zeros(len(grad), 1, grad.size(2))], dim=1)
+        parts = (
+            with_zero.index_select(1, grid.flatten()).unflatten(1, grid.shape) for grid in ctx.grids
+        )
+        return (None, None, *parts)

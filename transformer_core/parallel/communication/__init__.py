@@ -1,0 +1,1 @@
+"""Messages between ranks: collectives, their traffic, and ranks that are lost."""

@@ -1,0 +1,57 @@
+"""How long messages and collective operations take over a link (the alpha-beta model)."""
+
+from schemas.config.link import LinkModel
+
+PAYLOAD_SHARE = 1448 / 1514
+"""Share of the bits on an Ethernet that TCP delivers: of a frame of 1,514 bytes, 14 are Ethernet's,
+20 IPv4's and 32 TCP's with its time stamps (RFC 894, RFC 791, RFC 7323)."""
+
+
+_BURST_BYTES, _BURST_SECONDS = 16 * 1024, 0.001
+
+
+def burst_bytes(bandwidth: float) -> int:
+    """What a limited link of ``bandwidth`` bits per second lets through at once after a rest.
+
+    A rate limit needs it to be kept at all, and with little of it short messages cost what they
+    should.
+    """
+    return max(_BURST_BYTES, round(bandwidth / 8 * _BURST_SECONDS))
+
+
+def burst_seconds(bandwidth: float) -> float:
+    """How long the link needs for :func:`burst_bytes` otherwise, and to gather them again."""
+    return 8 * burst_bytes(bandwidth) / bandwidth
+
+
+def send_seconds(link: LinkModel, size: float) -> float:
+    """Time of one message of ``size`` bytes."""
+    return link.latency + 8 * size / link.bandwidth
+
+
+def all_reduce_seconds(link: LinkModel, size: float, devices: int) -> float:
+    """Time to all-reduce ``size`` bytes over ``devices`` devices.
+
+    Ring: Patarasuk and Yuan, JPDC 69, 2009. Tree: Thakur, Rabenseifner and Gropp,
+    Optimization of Collective Communication Operations in MPICH, IJHPCA 19, 2005.
+    """
+    if devices == 1:
+        return 0.0
+    if link.algorithm == "tree":
+        return 2 * (devices - 1).bit_length() * send_seconds(link, size)
+    return 2 * (devices - 1) * send_seconds(link, size / devices)
+
+
+def gather_seconds(link: LinkModel, size: float, devices: int) -> float:
+    """Time of a ring all-gather, or reduce-scatter, of ``size`` bytes in all."""
+    return (devices - 1) * send_seconds(link, size / devices)
+
+
+def broadcast_seconds(link: LinkModel, size: float, devices: int) -> float:
+    """Time to broadcast ``size`` bytes, or to reduce them to one device: a binomial tree."""
+    return (devices - 1).bit_length() * send_seconds(link, size)
+
+
+def scatter_seconds(link: LinkModel, size: float, devices: int) -> float:
+    """Time of one device to send everybody's share of ``size`` bytes, or to gather them."""
+    return (devices - 1) * send_seconds(link, size / devices)

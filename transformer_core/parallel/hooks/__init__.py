@@ -1,0 +1,1 @@
+"""What DistributedDataParallel does with gradient buckets."""

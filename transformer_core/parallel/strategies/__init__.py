@@ -1,0 +1,1 @@
+"""How work is divided over devices: one module per strategy."""

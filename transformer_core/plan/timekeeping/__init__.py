@@ -1,0 +1,1 @@
+"""How long a study is going to take, and how far it is."""

@@ -1,0 +1,79 @@
+"""Words of the command line, refused where they mean nothing."""
+
+import argparse
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from transformer_core.profiling.events.time_window import Window
+from transformer_core.profiling.readers.trace_kind import unusable
+
+_LONGEST_MS = 1e12
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def pattern(text: str) -> str:
+    """A regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
+def percent(text: str) -> float:
+    """A finite number that is not negative."""
+    if not 0 <= (number := float(text)) < math.inf:
+        raise ValueError
+    return number
+
+
+def milliseconds(text: str) -> float:
+    """A time that fits into 64 bits of nanoseconds."""
+    if not abs(number := float(text)) <= _LONGEST_MS:
+        raise ValueError
+    return number
+
+
+def add_window(parser: argparse.ArgumentParser) -> None:
+    """The options of a window: :func:`window` reads them."""
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        type=milliseconds,
+        metavar="MS",
+        help="leave out what is before, in milliseconds after the first event",
+    )
+    parser.add_argument(
+        "--to",
+        dest="end",
+        type=milliseconds,
+        metavar="MS",
+        help="leave out what is after, likewise",
+    )
+
+
+def window(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Window:
+    """The window that the options name; ends the program if it has no length."""
+    found = Window(options.begin, options.end)
+    if found.end_ms is not None and found.end_ms <= (found.begin_ms or 0):
+        parser.error("--to must be later than --from")
+    return found
+
+
+def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
+    """TraceError if a file to write is one to read, or another one to write."""
+    taken = {path.resolve() for path in inputs if path}
+    for path in outputs:
+        if path and path.resolve() in taken:
+            reason = "would be overwritten, for the same command reads or writes it"
+            raise unusable(path, reason, "name another file")
+        if path:
+            taken.add(path.resolve())

@@ -1,0 +1,1 @@
+"""From the event table to where the time of a step goes."""

@@ -1,0 +1,1 @@
+"""Recording the profile of a variant."""

@@ -1,0 +1,111 @@
+"""``python -m transformer_core.profiling diff A B``: two profiles side by side."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from schemas.errors import ConfigError
+from schemas.results import Breakdown
+from transformer_core.profiling.arguments import count, percent
+from transformer_core.profiling.breakdown.difference import Change, Difference, difference
+from transformer_core.profiling.breakdown.job import Choice, breakdown_of_files
+from transformer_core.profiling.breakdown.kernel_use import KernelChoice
+from transformer_core.profiling.readers.trace_kind import unusable
+
+_ALL = Choice(KernelChoice(count=10_000))
+REGRESSION = 3
+"""The exit code where the second is slower than allowed; 1 is an error, 2 a wrong command line."""
+
+
+def read_profile(path: Path, cache: Path | None = None) -> Breakdown:
+    """The profile that a path stands for: a breakdown.json, a folder that holds one or the traces
+    of all ranks, or one trace. Raises TraceError where there is none."""
+    choice = replace(_ALL, cache=cache)
+    if (path / "breakdown.json").is_file():
+        path = path / "breakdown.json"
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix in (".json", ".gz", ".sqlite"))
+        if not files:
+            raise unusable(path, "holds no traces", "name the files, or another folder")
+        found, _ = breakdown_of_files(files, path.name, choice)
+    else:
+        found = _breakdown(path) or breakdown_of_files([path], path.name, choice)[0]
+    if not found.devices:
+        raise unusable(path, f"has nothing to compare ({found.reason})", "give another profile")
+    return found
+
+
+def _breakdown(path: Path) -> Breakdown | None:
+    """A file that is a breakdown already; null for any other."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(4096)
+        if path.suffix != ".json" or b'"source_version"' not in start:
+            return None
+        return Breakdown.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def text(found: Difference, count: int) -> str:
+    """The differences as lines."""
+    lines = [f"{'ms of a step':<40}{found.first[:18]:>20}{found.second[:18]:>20}{'difference':>14}"]
+    for title, changes in (
+        ("", [found.step]),
+        ("wall time", found.parts),
+        ("phases", found.phases),
+        ("operators", found.operators),
+        ("collectives", found.collectives),
+        ("kernels", found.kernels),
+    ):
+        if changes and title:
+            lines.append(title)
+        lines += [_line(change, indent=bool(title)) for change in changes[:count]]
+    if found.explanation:
+        told = ", ".join(f"{part.name} {part.difference_ms:+.3f} ms" for part in found.explanation)
+        lines.append(f"The step differs by {found.step.difference_ms:+.3f} ms: {told}")
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def _line(change: Change, indent: bool) -> str:
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.3f}"
+
+    name = ("  " if indent else "") + change.name
+    name = name if len(name) < 40 else name[:36] + "..."
+    ratio = f"{change.ratio:7.2f} x" if change.ratio else ""
+    return (
+        f"{name:<40}{shown(change.first_ms):>20}{shown(change.second_ms):>20}"
+        f"{change.difference_ms:>+14.3f}{ratio}"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the differences; :data:`REGRESSION` if the second is slower by more than allowed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.profiling diff",
+        description="Two profiles side by side: by part of the wall time, phase, class of "
+        "operators, collective and kernel. A profile is a breakdown.json, a trace, or a folder "
+        f"with either. Exits with {REGRESSION} if a step of the second takes longer than allowed.",
+    )
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    parser.add_argument(
+        "--allowed", type=percent, default=5.0, help="per cent that a step may grow (default 5)"
+    )
+    parser.add_argument("--top", type=count, default=10, help="lines of each list (default 10)")
+    parser.add_argument("--cache", type=Path, help="folder to keep the events of traces in")
+    options = parser.parse_args(arguments)
+    try:
+        profiles = [read_profile(path, options.cache) for path in (options.first, options.second)]
+        found = difference(*profiles)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(text(found, options.top))
+    ratio = found.step.ratio
+    return REGRESSION if ratio is not None and ratio > 1 + options.allowed / 100 else 0

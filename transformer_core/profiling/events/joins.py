@@ -1,0 +1,53 @@
+"""Joins within a process: an event and its launch, a launch and what runs around it."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_core.profiling.events.time_intervals import innermost
+from transformer_core.profiling.readers.columns import NULL, Columns, Integers, nulls
+
+
+def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integers]:
+    """Thread and time of the launch of each device event, by correlation id; null where there is
+    none."""
+    # The first of several calls with one id: a call of the driver lies in the runtime's.
+    order = np.lexsort((launches["t0"], launches["correlation"]))
+    known = launches["correlation"][order]
+    thread, time = nulls(len(wanted)), nulls(len(wanted))
+    if len(known):
+        place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        found = (known[place] == wanted) & (wanted != NULL)
+        first = order[place[found]]
+        thread[found] = launches["thread"][first]
+        time[found] = launches["t0"][first]
+    return thread, time
+
+
+def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
+    """The innermost of ``rows`` around each time on its thread; -1 where there is none."""
+    found = np.full(len(time), -1, np.int64)
+    if not len(rows):
+        return found
+    for number in np.unique(thread[thread != NULL]).tolist():
+        mine = np.flatnonzero(rows["thread"] == number)
+        if not len(mine):
+            continue
+        asked = np.flatnonzero(thread == number)
+        owner = innermost(rows["t0"][mine], rows["t1"][mine]).at(time[asked])
+        found[asked[owner >= 0]] = mine[owner[owner >= 0]]
+    return found
+
+
+def leaves(operators: Columns, kinds: Integers) -> NDArray[np.bool_]:
+    """The operators that do their work themselves: no operator of their kind runs inside."""
+    t0, t1 = operators["t0"], operators["t1"]
+    order = np.lexsort((-t1, t0, kinds, operators["thread"]))
+    found = np.ones(len(order), np.bool_)
+    if len(order) > 1:
+        this, following = order[:-1], order[1:]
+        # What is inside begins next of its kind on the thread.
+        inside = t0[following] < t1[this]
+        inside &= kinds[following] == kinds[this]
+        inside &= operators["thread"][following] == operators["thread"][this]
+        found[this] = ~inside
+    return found

@@ -1,0 +1,141 @@
+"""The event table as arrays, each made when it is asked for.
+
+Few of the many columns are asked of most selections of rows, so that none of them is copied before.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from transformer_core.profiling.events import event_table
+from transformer_core.profiling.events.arrow_arrays import codes, numbers
+from transformer_core.profiling.events.time_intervals import Union, union
+from transformer_core.profiling.readers.columns import NULL, Integers
+
+Mask = NDArray[np.bool_]
+Value = TypeVar("Value")
+
+
+class _Made(dict[str, Value]):
+    """What a function makes of names, kept."""
+
+    def __init__(self, make: Callable[[str], Value]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> Value:
+        self[name] = made = self._make(name)
+        return made
+
+
+class Rows:
+    """Columns of the event table; integers that are null hold NULL, texts None."""
+
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray],
+        texts: Mapping[str, NDArray],
+        places: NDArray[np.int64] | slice = slice(None),
+    ) -> None:
+        self._all, self._places = columns, places
+        self.texts = texts
+        """The values of columns of texts; the last is None."""
+        self.columns: Mapping[str, NDArray] = _Made(lambda name: columns[name][places])
+        """Numbers, or of texts the places of their values."""
+
+    def __getitem__(self, name: str) -> NDArray:
+        column = self.columns[name]
+        return self.texts[name][column] if name in _TEXTS else column
+
+    def __len__(self) -> int:
+        return len(self.columns["t0_ns"])
+
+    def where(self, mask: Mask | NDArray[np.int64]) -> "Rows":
+        """Some of the rows."""
+        chosen = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask.astype(np.int64)
+        places = chosen if isinstance(self._places, slice) else self._places[chosen]
+        return Rows(self._all, self.texts, places)
+
+    def equal(self, name: str, *texts: str) -> Mask:
+        """Where a column of texts holds one of some."""
+        known = self.texts[name]
+        return np.isin(self.columns[name], [k for k, text in enumerate(known) if text in texts])
+
+    def missing(self, name: str) -> Mask:
+        """Where a column of texts is null."""
+        return self.columns[name] == len(self.texts[name]) - 1
+
+    def groups(self, name: str) -> dict[str, NDArray[np.int64]]:
+        """The places of the rows by the values of a column of texts, in order of those; without
+        null."""
+        codes = self.columns[name]
+        order = np.argsort(codes, kind="stable")
+        present, begins = np.unique(codes[order], return_index=True)
+        parts = np.split(order, begins[1:])
+        known = self.texts[name]
+        found = {known[code]: part for code, part in zip(present, parts, strict=False)}
+        return {text: found[text] for text in sorted(text for text in found if text is not None)}
+
+    def union(self, mask: Mask | NDArray[np.int64] | slice = slice(None)) -> Union:
+        """When any of the rows runs."""
+        return union(self["t0_ns"][mask], self["t1_ns"][mask])
+
+    def replaced(self, **columns: NDArray) -> "Rows":
+        """The same rows with other values in some columns."""
+        made = _Made(lambda name: self.columns[name])
+        made.update(columns)
+        return Rows(made, self.texts)
+
+    @cached_property
+    def work(self) -> "Rows":
+        """Those of devices: what ran, not what the host marked."""
+        return self.where(~self.equal("kind", *event_table.HOST_KINDS))
+
+    @property
+    def durations(self) -> Integers:
+        """Nanoseconds of each row."""
+        return self["t1_ns"] - self["t0_ns"]
+
+
+_TEXTS = frozenset(f.name for f in event_table.SCHEMA if pa.types.is_dictionary(f.type))
+
+
+def rows_of(table: pa.Table, but: str | None = None) -> Rows:
+    """A table of :data:`event_table.SCHEMA` as arrays; without the parts of it that hold nothing
+    ``but`` rows of one kind."""
+    if but is not None:
+        kept = [
+            part
+            for part in table.to_batches()
+            if part.column("kind").dictionary.to_pylist() != [but]
+        ]
+        table = pa.Table.from_batches(kept, event_table.SCHEMA)
+    unified = _Made(lambda name: table.column(name).unify_dictionaries())
+
+    def values(name: str) -> NDArray:
+        if not table.num_rows:
+            return np.array([None], dtype=object)
+        return np.array([*unified[name].chunk(0).dictionary.to_pylist(), None], dtype=object)
+
+    texts = _Made(values)
+
+    def numbered(name: str) -> NDArray:
+        if name not in _TEXTS:
+            return _joined([numbers(part, NULL) for part in table.column(name).chunks], np.int64)
+        null = len(texts[name]) - 1
+        return _joined([codes(part.indices, null) for part in unified[name].chunks], np.int32)
+
+    return Rows(_Made(numbered), texts)
+
+
+def _joined(parts: list[NDArray], kind: type[np.integer]) -> NDArray:
+    return np.concatenate(parts) if parts else np.empty(0, kind)
+
+
+def total(values: Integers) -> int | None:
+    """The sum, or null if any value is, or there is none."""
+    return None if not len(values) or (values == NULL).any() else int(values.sum())

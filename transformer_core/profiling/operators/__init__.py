@@ -1,0 +1,1 @@
+"""Classes of operators, kernels and collectives by their names, and the work they do."""

@@ -1,0 +1,1 @@
+"""Readers of Nsight Systems' and torch.profiler's traces."""

@@ -1,0 +1,1 @@
+"""Reader of torch.profiler's traces, the JSON files of Kineto."""

@@ -1,0 +1,166 @@
+"""The text of a Kineto trace in pieces of whole events, however large the trace is."""
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from transformer_core.profiling.readers.trace_kind import TraceError, unusable
+
+_CHUNK = 1 << 20
+_TRIES = 40
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_END = re.compile(rb"\}\s*(\])\s*[,}]")
+_BETWEEN = re.compile(rb"\s*,\s*(?=\{)")
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
+_SUSPECT = re.compile(rb"[:\[,]\s*-?(?:[Ii]nf|[Nn]a[Nn])")
+_LONGEST = 1 << 26
+"""More bytes than any event or the rest of a trace has."""
+_NO_NUMBER = re.compile(rb'("(?:[^"\\]|\\.)*")|(-?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b)')
+"""A text, or a number that JSON does not have and that some profilers write."""
+
+
+class Damaged(ValueError):
+    """The text is no JSON from some place on."""
+
+
+def repaired(text: bytes) -> bytes:
+    """``text`` with null for numbers that are none, and readable characters throughout."""
+    if _SUSPECT.search(text):
+        text = _NO_NUMBER.sub(lambda found: found[1] or b"null", text)
+    return text.decode("utf-8", "replace").encode()
+
+
+def open_trace(path: Path) -> BinaryIO:
+    """A stream of a trace, decompressed if it begins like gzip, whatever its name."""
+    stream = path.open("rb")
+    start = stream.read(2)
+    stream.seek(0)
+    if start == b"\x1f\x8b":
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream), _CHUNK)
+    return stream
+
+
+class EventText:
+    """Iterates over ``(text, events)``: what ``decode`` makes of stretches of the events.
+
+    ``decode`` gets a JSON list and raises :class:`msgspec.DecodeError` for what is none; a stretch
+    that ends amid an event is tried again with less of it. ``head`` is the rest of the file.
+    """
+
+    def __init__(self, path: Path, decode: Any) -> None:
+        self.path, self.decode = path, decode
+        self.head: dict[str, Any] = {}
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        try:
+            with open_trace(self.path) as stream:
+                yield from self._pieces(stream)
+        except (*_DAMAGE, Damaged) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise unusable(
+                self.path,
+                f"is damaged or cut off after {self.seen:,} events ({reason})",
+                "record it again, and let the program end before the file is copied",
+            ) from None
+        except OSError as error:
+            raise unusable(
+                self.path,
+                f"cannot be read ({error.strerror or error})",
+                "check its path and permissions",
+            ) from None
+
+    def _pieces(self, stream: BinaryIO) -> Iterator[list[Any]]:
+        text = b""
+        while not (found := _EVENTS.search(text)):
+            if not (more := stream.read(_CHUNK)):
+                raise self._foreign(text)
+            text += more
+        head, text = text[: found.end()], text[found.end() :]
+        wanted = _CHUNK
+        while more := stream.read(_CHUNK):
+            text += more
+            if len(text) < wanted:
+                continue
+            events, text = self._whole_events(text)
+            if not events and self._ends(text):
+                text += stream.read(_LONGEST)
+                break
+            # Where no end of an event is found, more of the text may hold one.
+            wanted = _CHUNK if events else 2 * len(text)
+            if wanted > _LONGEST:
+                raise Damaged("no event ends where it should")
+            self.seen += len(events)
+            yield events
+        events, tail = self._last_events(text)
+        self.seen += len(events)
+        yield events
+        self._read_head(head + b"]" + tail)
+
+    def _whole_events(self, text: bytes) -> tuple[list[Any], bytes]:
+        """The events that ``text`` begins with, and what stands behind them."""
+        end = len(text)
+        for _ in range(_TRIES):
+            end = text.rfind(b"}", 0, end)
+            if end < 0:
+                break
+            if after := _BETWEEN.match(text, end + 1):
+                try:
+                    return self.decode(b"[" + text[: end + 1] + b"]"), text[after.end() :]
+                except msgspec.DecodeError:
+                    continue  # a brace within an event, or behind the last of them
+        return [], text
+
+    def _ends(self, text: bytes) -> bool:
+        """Whether the list of events ends within ``text``."""
+        for found in islice(_END.finditer(text), _TRIES):
+            try:
+                self.decode(b"[" + text[: found.start(1)] + b"]")
+            except msgspec.DecodeError:
+                continue
+            return True
+        return False
+
+    def _last_events(self, text: bytes) -> tuple[list[Any], bytes]:
+        """The events up to the end of their list, and what stands behind it."""
+        if empty := re.match(rb"\s*\]", text):
+            return [], text[empty.end() :]
+        error = "it ends amid an event"
+        for found in reversed(list(_END.finditer(text))[-_TRIES:]):
+            try:
+                return self.decode(b"[" + text[: found.start(1)] + b"]"), text[found.end(1) :]
+            except msgspec.DecodeError as problem:
+                error = str(problem)
+        self.seen += len(self._whole_events(text)[0])
+        raise Damaged(error)
+
+    def _read_head(self, text: bytes) -> None:
+        for candidate in (text, repaired(text)):
+            try:
+                found = msgspec.json.decode(candidate)
+                break
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                found = None
+        if not isinstance(found, dict):
+            raise Damaged("it does not end where it should")
+        self.head = found
+
+    def _foreign(self, text: bytes) -> TraceError:
+        """The error for a text without events."""
+        try:
+            msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if text.lstrip()[:1] == b"{" and b'"schemaVersion"' in text:
+                raise Damaged(str(error)) from None
+        return unusable(
+            self.path,
+            "is no trace of torch.profiler, for it has no traceEvents",
+            "give a file that export_chrome_trace or tensorboard_trace_handler wrote",
+        )

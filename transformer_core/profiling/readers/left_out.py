@@ -1,0 +1,30 @@
+"""What a reader leaves out of a trace, counted by reason, so that nothing vanishes in silence."""
+
+from collections import Counter
+
+
+class LeftOut:
+    """Events that cannot be used."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def add(self, reason: str, count: int = 1, first: str = "") -> None:
+        """``count`` events for one reason, and what is wrong with the first of them."""
+        if count:
+            self._counts[reason] += count
+            self._first.setdefault(reason, first)
+
+    @property
+    def total(self) -> int:
+        """Events left out in all."""
+        return self._counts.total()
+
+    def notes(self) -> list[str]:
+        """A sentence for each reason."""
+        return [
+            f"{count:,} {'event was' if count == 1 else 'events were'} left out: {reason}"
+            + (f" ({first})" if (first := self._first[reason]) else "")
+            for reason, count in self._counts.items()
+        ]

@@ -1,0 +1,1 @@
+"""Reader of the SQLite exports of Nsight Systems."""

@@ -1,0 +1,1 @@
+"""Two sets of results beside each other."""

@@ -1,0 +1,1 @@
+"""What the sections share: drawing, formats, languages, style."""

@@ -1,0 +1,76 @@
+"use strict";
+// All of this is comfort: without it the page shows the same.
+(() => {
+  const number = (cell) => {
+    const data = cell.querySelector("data");
+    return data ? Number(data.value) : NaN;
+  };
+  const text = (cell) => cell.textContent.trim();
+  const sort = (table, column, descending) => {
+    const body = table.tBodies[0];
+    const rows = [...body.rows];
+    const numeric = rows.some((row) => !Number.isNaN(number(row.cells[column])));
+    rows.sort((a, b) => {
+      const [x, y] = [a.cells[column], b.cells[column]];
+      if (!numeric) return text(x).localeCompare(text(y));
+      const [p, q] = [number(x), number(y)];
+      if (Number.isNaN(p)) return 1;
+      return Number.isNaN(q) ? -1 : p - q;
+    });
+    body.append(...(descending ? rows.reverse() : rows));
+  };
+  for (const table of document.querySelectorAll("table.sortable")) {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const descending = head.getAttribute("aria-sort") === "ascending";
+        for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+        sort(table, column, descending);
+      });
+    });
+    const filter = document.createElement("input");
+    filter.type = "search";
+    filter.className = "filter";
+    filter.placeholder = "amp_bf16, FASTER …";
+    filter.setAttribute("aria-label", "Filter rows / 행 거르기");
+    filter.addEventListener("input", () => {
+      const words = filter.value.toLowerCase().split(/\s+/);
+      for (const row of table.tBodies[0].rows) {
+        const said = row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => said.includes(word));
+      }
+    });
+    table.closest(".scroll").before(filter);
+  }
+  const search = document.getElementById("search");
+  if (search) {
+    search.hidden = false;
+    search.querySelector("input").addEventListener("input", (event) => {
+      const words = event.target.value.toLowerCase().split(/\s+/);
+      for (const section of document.querySelectorAll("main > section")) {
+        const said = section.textContent.toLowerCase();
+        const found = words.every((word) => said.includes(word));
+        section.hidden = !found;
+        document.querySelector(`nav a[href="#${section.id}"]`).parentElement.hidden = !found;
+      }
+    });
+  }
+  // On a phone the answer comes before the contents.
+  const index = document.getElementById("index");
+  if (index && matchMedia("(max-width: 60rem)").matches) index.open = false;
+  // A link into something folded opens it; so does printing.
+  const open = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let up = target; up; up = up.parentElement) if (up.tagName === "DETAILS") up.open = true;
+    if (target) target.scrollIntoView();
+  };
+  addEventListener("hashchange", open);
+  if (location.hash) open();
+  addEventListener("beforeprint", () => {
+    for (const folded of document.querySelectorAll("details.folded")) folded.open = true;
+  });
+})();

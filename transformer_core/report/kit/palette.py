@@ -1,0 +1,64 @@
+"""Every colour of the figures and of the page, once for light and once for dark paper.
+
+The series follow Okabe and Ito's palette for all kinds of colour vision (Color Universal Design,
+2008), darkened for white paper and lightened for dark paper until each stands out from it by 3 to
+1, as WCAG 2.2 asks of graphics (criterion 1.4.11); texts stand out by 4.5 to 1 (criterion 1.4.3).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shade:
+    """A colour on light and on dark paper, each as #rrggbb."""
+
+    light: str
+    dark: str
+
+
+SHADES = {
+    "paper": Shade("#ffffff", "#14171b"),
+    "card": Shade("#f6f7f9", "#1c2025"),
+    "ink": Shade("#1f2328", "#d8dee4"),
+    "muted": Shade("#59636e", "#9aa4ae"),
+    "line": Shade("#d9dee3", "#353b42"),
+    "link": Shade("#0a58ca", "#7db3ff"),
+    "good": Shade("#0f6b4f", "#5fc9a3"),
+    "bad": Shade("#a8320a", "#ff9b74"),
+    "neutral": Shade("#59636e", "#9aa4ae"),
+    "blue": Shade("#0173b2", "#3f9fdc"),
+    "orange": Shade("#c67d00", "#e69f2e"),
+    "green": Shade("#028a65", "#2bb98d"),
+    "vermilion": Shade("#cc4f00", "#f07a35"),
+    "purple": Shade("#b0599f", "#d691c8"),
+    "brown": Shade("#94633a", "#ca9161"),
+    "pink": Shade("#d1679f", "#fbafe4"),
+    "grey": Shade("#7d7d7d", "#a3a3a3"),
+    "yellow": Shade("#8f8600", "#ece133"),
+    "sky": Shade("#2f8fc8", "#7cc8f5"),
+}
+"""Shades by name. The page's style and every figure know them as ``var(--name)``."""
+
+_PAGE = ("paper", "card", "ink", "muted", "line", "link", "good", "bad", "neutral")
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = SERIES = [
+    shade.light for name, shade in SHADES.items() if name not in _PAGE
+]
+"""Colours of series as figures are drawn, in the order in which series take them."""
+
+_NAMES = {shade.light: name for name, shade in SHADES.items() if name not in _PAGE}
+
+
+def declarations(dark: bool = False, series_only: bool = False) -> str:
+    """The shades as CSS custom properties."""
+    return ";".join(
+        f"--{name}:{shade.dark if dark else shade.light}"
+        for name, shade in SHADES.items()
+        if not (series_only and name in _PAGE)
+    )
+
+
+def with_variables(text: str) -> str:
+    """The text of a drawing whose series follow the reader's light or dark setting."""
+    for colour, name in _NAMES.items():
+        text = text.replace(colour, f"var(--{name})")
+    return text

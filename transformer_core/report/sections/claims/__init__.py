@@ -1,0 +1,1 @@
+"""Claims, a section of the page."""

@@ -1,0 +1,16 @@
+"""What the section on claims shows."""
+
+from collections import Counter
+from typing import Any, get_args
+
+from schemas.results import ClaimVerdict
+from transformer_core.analysis.study_results import StudyResults
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """The claims, and how many have each verdict."""
+    counts = Counter(claim.verdict for claim in results.claims)
+    return {
+        "claims": results.claims,
+        "counts": {verdict: counts[verdict] for verdict in get_args(ClaimVerdict)},
+    }

@@ -1,0 +1,1 @@
+"""Corpus, a section of the page."""

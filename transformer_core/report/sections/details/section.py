@@ -1,0 +1,14 @@
+"""What the section with all variants shows."""
+
+from typing import Any
+
+from transformer_core.analysis.certificates.deviations import WORDS, nearest
+from transformer_core.analysis.study_results import StudyResults
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """Quantities in words, and of every certificate that holds what came nearest to its bound."""
+    return {
+        "words": WORDS,
+        "nearest": {name: nearest(each) for name, each in results.certificates.items()},
+    }

@@ -1,0 +1,1 @@
+"""Equivalence, a section of the page."""

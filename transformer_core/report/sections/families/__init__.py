@@ -1,0 +1,1 @@
+"""Families, a section of the page."""

@@ -1,0 +1,1 @@
+"""Where the limit is, a section of the page."""

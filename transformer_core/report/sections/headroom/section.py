@@ -1,0 +1,32 @@
+"""Where the limit is, of the baseline and of what is recommended."""
+
+from typing import Any
+
+from schemas.results.search import BASELINE, BEST
+from transformer_core.analysis.headroom import Headroom, headroom, step_seconds, topology_of
+from transformer_core.analysis.study_results import StudyResults
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """Both steps by class of operators, as far as they were timed and profiled; the recommended
+    one first, which is the answer."""
+    return {"rooms": [room for room in (_recommended(results), _baseline(results)) if room]}
+
+
+def _baseline(results: StudyResults) -> Headroom | None:
+    name = results.study.baseline
+    profile = results.breakdowns.get(name)
+    return _room(results, name, BASELINE, results.specs[name], profile)
+
+
+def _recommended(results: StudyResults) -> Headroom | None:
+    found = results.search
+    return _room(results, " + ".join(found.parts), BEST, found.spec, found.profile)
+
+
+def _room(results: StudyResults, name: str, side: str, spec: Any, profile: Any) -> Headroom | None:
+    sessions = results.search.sessions
+    seconds, topology = step_seconds(sessions, side), topology_of(sessions, side)
+    if profile is None or seconds is None or topology is None:
+        return None
+    return headroom(name, spec, topology, seconds, profile, results.roofline)

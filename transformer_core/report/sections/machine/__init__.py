@@ -1,0 +1,1 @@
+"""Machine, a section of the page."""

@@ -1,0 +1,1 @@
+"""Memory, a section of the page."""

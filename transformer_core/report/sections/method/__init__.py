@@ -1,0 +1,1 @@
+"""Method, a section of the page."""

@@ -1,0 +1,23 @@
+"""How the numbers came about."""
+
+from typing import Any
+
+from transformer_core.analysis.comparisons import compare
+from transformer_core.analysis.statistics import medians
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.common.study_clock import CLOCK, read_clock
+from transformer_core.measure.turns import session_ratio
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """The constants of the statistics, and how long jobs took."""
+    jobs = read_clock(results.folder / CLOCK.name).jobs
+    return {
+        "jobs": sorted(jobs.items(), key=lambda job: -job[1].seconds),
+        "jobs_seconds": sum(times.seconds for times in jobs.values()),
+        "confidence": medians.CONFIDENCE,
+        "resamples": medians.RESAMPLES,
+        "fewest_samples": medians.FEWEST_SAMPLES,
+        "input_wait_limit": compare.INPUT_WAIT_LIMIT,
+        "trim": session_ratio.TRIM,
+    }

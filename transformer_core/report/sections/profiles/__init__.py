@@ -1,0 +1,1 @@
+"""Profiles, a section of the page."""

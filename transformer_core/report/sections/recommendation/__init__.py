@@ -1,0 +1,1 @@
+"""Recommendation, a section of the page."""

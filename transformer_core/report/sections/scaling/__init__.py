@@ -1,0 +1,1 @@
+"""Scaling, a section of the page."""

@@ -1,0 +1,1 @@
+"""Summary, a section of the page."""

@@ -1,0 +1,1 @@
+"""Techniques, a section of the page."""

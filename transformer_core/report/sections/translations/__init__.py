@@ -1,0 +1,1 @@
+"""Translations, a section of the page."""

@@ -1,0 +1,1 @@
+"""Variants, a section of the page."""

@@ -1,0 +1,85 @@
+"""Figures of throughput and drift."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from transformer_core.analysis.comparisons.turn_throughput import session_rates, throughputs
+from transformer_core.analysis.data_frames import rounds_frame
+from transformer_core.analysis.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, name_rows, nothing, rows
+from transformer_core.report.kit.palette import BLUE
+from transformer_core.report.kit.said import NOTHING, Said, say
+
+MOST_PANELS = 16
+"""Comparisons in the figure of the rounds at most."""
+
+
+def throughput(results: StudyResults) -> Drawing:
+    """The throughput of every variant, from the turns."""
+    found = throughputs(results)
+    names = [name for name in results.variants if name in found]
+    figure, axes = rows(len(names))
+    for row, name in enumerate(names):
+        interval = found[name]
+        axes.barh(row, interval.median, 0.6, color=BLUE, alpha=0.45, lw=0)
+        axes.plot([interval.low, interval.high], [row, row], color=svg.INK, zorder=3)
+    if names:
+        sessions = session_rates(results)
+        places = [names.index(results.study.baseline)] * len(sessions)
+        axes.plot(sessions, places, "o", color=BLUE, ms=4, alpha=0.8)
+        name_rows(axes, names)
+        axes.set(xlabel="non-padding tokens per second", xlim=(0, None))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return Drawing(
+        figure,
+        say("Throughput"),
+        say(
+            "Non-padding tokens per second: a longer bar is faster. Variant and baseline took "
+            "turns on the machine, a few steps each. A dot is a session of the baseline, whose bar "
+            "is their median; every other bar is that times the ratio of the variant, with its "
+            "interval."
+        )
+        + left_out(results, names),
+    )
+
+
+def drift(results: StudyResults) -> Drawing:
+    """The rounds of the comparisons: how the machine drifts, and that the ratio does not."""
+    runs = [run for run in results.paired_runs if run.status == "ok"]
+    title = say("Drift, seen and cancelled")
+    shown = runs[:MOST_PANELS]
+    count = max(1, -(-len(shown) // 2))
+    figure = Figure(figsize=(WIDTH, 0.9 + 1.25 * count), layout="constrained")
+    names = [run.variant for run in runs] + [results.study.baseline]
+    missing = left_out(results, names)
+    if not shown:
+        return Drawing(nothing(figure), title, missing.strip())
+    grid = list(figure.subplots(count, 2, sharex=True, sharey=True, squeeze=False).flat)
+    for axes, run in zip(grid, shown, strict=False):
+        frame = rounds_frame(run)
+        for _, session in frame.groupby("session"):
+            axes.plot(session["round"], session["reference"], color=svg.INK, alpha=0.45, lw=1)
+            axes.plot(session["round"], session["ratio"], color=BLUE)
+        axes.axhline(1, color=svg.INK, lw=0.8, ls="--")
+        axes.set_title(run.variant, fontsize=10)
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("round; a gap is a new session in fresh processes", fontsize=11)
+    figure.supylabel("over the median", fontsize=11)
+    left = NOTHING
+    if len(runs) > len(shown):
+        left = Said(" ", " ") + say(
+            "The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs)
+        )
+    return Drawing(
+        figure,
+        title,
+        say(
+            "In each round of a comparison both sides train for a moment, one after the other. "
+            "Grey is the speed of the baseline, over its median: what the machine does. Blue is "
+            "the ratio of the two, over its median: the machine has gone from it."
+        )
+        + left
+        + missing,
+    )

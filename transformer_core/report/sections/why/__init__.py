@@ -1,0 +1,1 @@
+"""Why a variant is faster or slower, a section of the page."""

@@ -1,0 +1,1 @@
+"""The search for the best combination of techniques: it measures, certifies and recommends."""

@@ -1,0 +1,64 @@
+"""Whether a combination trains the same model."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from schemas.config.equivalence import Different
+from schemas.config.variants import Variant
+from schemas.results import Certificate, Trajectory
+from transformer_core.analysis.certificates.certify import certify
+from transformer_core.analysis.certificates.weight_distance import Weights, read_tensors
+from transformer_core.common.files import write_text
+from transformer_core.common.records import read_record
+from transformer_core.plan.certification import short_spec
+from transformer_core.plan.combinations import equivalence_of
+from transformer_core.search.trials import NAME, Bench, Trial
+
+MOST_CERTIFIED = 3
+"""Combinations that are certified at most until one holds."""
+
+
+def certified(
+    bench: Bench, variants: Mapping[str, Variant], trials: Sequence[Trial], reference: Path
+) -> Trial | None:
+    """The best trial that beats the baseline and trains the same model; None if none does."""
+    better = [trial for trial in trials if trial.rounds and trial.rounds[-1] > 1]
+    for trial in better[:MOST_CERTIFIED]:
+        trial.certificate = _certificate(bench, variants, trial, reference)
+        if trial.certificate.status == "equivalent":
+            return trial
+    return None
+
+
+def _certificate(
+    bench: Bench, variants: Mapping[str, Variant], trial: Trial, reference: Path
+) -> Certificate:
+    """The certificate of a combination, from a short run of its own."""
+    equivalence = equivalence_of(variants, trial.parts)
+    assert not isinstance(equivalence, Different), "only certified variants are combined"
+    folder = bench.folder / "certificate" / "+".join(trial.parts)
+    spec = short_spec(bench.study, trial.spec).model_copy(update={"variant": NAME})
+    write_text(folder / "spec.json", spec.model_dump_json() + "\n")
+    seeds = getattr(equivalence, "seeds", 1)
+    options = {
+        "spec": folder / "spec.json",
+        "seeds": seeds,
+        "dropout": bench.study.model.dropout,
+        "data": bench.data,
+        "output": folder,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "transformer_core.measure.trajectory.job", *words]
+    subprocess.run(command, check=True)
+    return certify(
+        equivalence,
+        read_record(folder / "trajectory.json", Trajectory),
+        read_record(reference / "trajectory.json", Trajectory),
+        Weights(
+            run=read_tensors(folder / "final.safetensors"),
+            reference=read_tensors(reference / "final.safetensors"),
+            initial=read_tensors(reference / "initial.safetensors"),
+        ),
+    )

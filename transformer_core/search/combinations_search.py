@@ -1,0 +1,139 @@
+"""A search from its beginning to its result: measure, certify, compare anew."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.results import Certificate, Comparison
+from schemas.results.search import BASELINE, BEST, Contender, SearchResult, Stage
+from transformer_core.analysis.statistics.verdicts import session_effects
+from transformer_core.measure.machine.provenance import collect
+from transformer_core.plan.combinations import combine
+from transformer_core.search.candidates import eligible, own_effects, shortlist
+from transformer_core.search.combination_certificates import certified
+from transformer_core.search.halving import halve
+from transformer_core.search.profile_of_winner import profile_of
+from transformer_core.search.stages import final_sessions, stages
+from transformer_core.search.trials import NAME, Bench, Parts, Trial
+
+
+@dataclass
+class Record:
+    """What is known of a search, until it ends with a result."""
+
+    baseline: RunSpec
+    command: str
+    started: datetime
+    began: float
+    known: dict[str, Any]
+
+    def ended(self, status: str, reason: str, **more: object) -> SearchResult:
+        """The result; what is not known is empty, and what is recommended is the baseline."""
+        nothing = {"considered": 0, "contenders": [], "parts": [], "spec": self.baseline}
+        nothing |= {"certificate": None, "waterfall": [], "left_out": [], "sessions": []}
+        seconds = time.monotonic() - self.began
+        origin = collect(self.baseline, self.command, self.started)
+        return SearchResult.model_validate(
+            {**nothing, **self.known, **more, "status": status, "reason": reason}
+            | {"seconds": seconds, "provenance": origin}
+        )
+
+
+def search(
+    study: Study,
+    variants: Mapping[str, Variant],
+    comparisons: Sequence[Comparison],
+    certificates: Mapping[str, Certificate],
+    reference: Path,
+    data: Path,
+    folder: Path,
+    command: str,
+) -> SearchResult:
+    """Search, certify and compare; work files are below ``folder``."""
+    started, began = datetime.now(UTC), time.monotonic()
+    baseline = combine(study, variants, (), NAME)
+    assert baseline is not None, "the baseline is a variant of the study"
+    asked = study.search
+    parts = eligible(study, certificates)
+    known = {"baseline": study.baseline, "eligible": parts}
+    record = Record(baseline, command, started, began, known)
+    if asked is None or not asked.budget:
+        return record.ended("not_searched", "the study gives no time for it (search.budget)")
+    if certificates[study.baseline].status != "equivalent":
+        reason = f"the baseline {study.baseline} has no certificate"
+        return record.ended("not_searched", reason)
+    if not parts:
+        return record.ended("not_searched", "no variant of the study has a certificate")
+    effects = own_effects(study, variants, comparisons)
+    trials, record.known["considered"] = shortlist(study, variants, parts, effects)
+    bench = Bench(study, baseline, data, folder, command, started, began + asked.budget)
+    halve(bench, trials, asked.together)
+    trials.sort(key=lambda trial: trial.rank, reverse=True)
+    best = certified(
+        bench, variants, [trial for trial in trials if trial.status == "ok"], reference
+    )
+    record.known["contenders"] = [_contender(trial) for trial in trials]
+    if best is None:
+        return record.ended("baseline", "no certified combination was faster than the baseline")
+    return _compared(bench, variants, best, effects, asked.together, record)
+
+
+def _contender(trial: Trial) -> Contender:
+    """What the result says of a combination that was tried."""
+    return Contender(
+        parts=list(trial.parts),
+        predicted=trial.predicted,
+        rounds=trial.rounds,
+        status=trial.status,
+        reason=trial.reason,
+        certificate=trial.certificate.status if trial.certificate else None,
+    )
+
+
+def _compared(
+    bench: Bench,
+    variants: Mapping[str, Variant],
+    best: Trial,
+    effects: Mapping[str, float],
+    together: int,
+    record: Record,
+) -> SearchResult:
+    """The result after the best combination and its stages were compared with the baseline."""
+    study = bench.study
+    steps, without = stages(study, variants, best.parts, effects)
+    sides: dict[Parts, str] = {tuple(sorted(best.parts)): BEST}
+    for chosen in (*steps.values(), *without.values()):
+        if len(sides) < together - 1:
+            sides.setdefault(tuple(sorted(chosen)), f"stage_{len(sides)}")
+    specs = {side: combine(study, variants, chosen, NAME) for chosen, side in sides.items()}
+    sessions = final_sessions(bench, {s: spec for s, spec in specs.items() if spec is not None})
+    found = session_effects(sessions, BASELINE, list(sides.values()), study.comparison)
+
+    def shown(chosen: Mapping[str, Parts]) -> list[Stage]:
+        return [
+            Stage(parts=list(some), change=part, effect=found[side])
+            for part, some in chosen.items()
+            if (side := sides.get(tuple(sorted(some))))
+        ]
+
+    effect = found[sides[tuple(sorted(best.parts))]]
+    more = {"waterfall": shown(steps), "left_out": shown(without), "sessions": sessions}
+    if effect.verdict != "FASTER":
+        reason = "the best combination of the search is not shown to be faster than the baseline"
+        return record.ended("baseline", reason, **more)
+    spec = combine(study, variants, best.parts, NAME)
+    assert spec is not None, "it was measured"
+    winner = {
+        "parts": list(best.parts),
+        "spec": spec,
+        "certificate": best.certificate,
+        "profile": profile_of(bench, spec),
+    }
+    reason = "the fastest certified combination of the search"
+    return record.ended("found", reason, **more, **winner)

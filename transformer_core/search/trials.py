@@ -1,0 +1,69 @@
+"""A combination on its way through a search, and what all sessions of a search share."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.results import Certificate
+from schemas.results.search import BASELINE
+from transformer_core.measure.turns.session import Lines, Sessions
+from transformer_core.measure.turns.sides import Side
+from transformer_core.measure.turns.turn_taking import Desk
+
+NAME = "recommended"
+
+Parts = tuple[str, ...]
+
+
+@dataclass
+class Trial:
+    """A combination on its way through the rounds."""
+
+    parts: Parts
+    spec: RunSpec
+    predicted: float
+    rounds: list[float] = field(default_factory=list)
+    status: str = "ok"
+    reason: str | None = None
+    certificate: Certificate | None = None
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The larger, the better: rounds survived, then what the last of them measured."""
+        return len(self.rounds), self.rounds[-1] if self.rounds else self.predicted
+
+
+@dataclass
+class Bench:
+    """What all sessions of a search share."""
+
+    study: Study
+    baseline: RunSpec
+    data: Path
+    folder: Path
+    command: str
+    started: datetime
+    deadline: float
+
+    def sessions(
+        self, specs: Mapping[str, RunSpec], comparing: Comparing, desk: Desk, name: str
+    ) -> Sessions:
+        """Sessions of these run specs beside the baseline."""
+        sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
+        lines = Lines(f"search, {name}")
+        return Sessions(
+            sides, comparing, self.data, self.folder / name, desk, self.command, self.started, lines
+        )
+
+    def desk(self) -> Desk:
+        """A desk for one group of sessions."""
+        return Desk(self.folder / "desk.json", self.baseline.machine.nodes > 1)
+
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.deadline - time.monotonic()

@@ -1,0 +1,109 @@
+# what only a GPU can tell, and what an ordinary study finds on it -> one page of what held
+
+GPU_TESTS = ["model", "train", "data", "measure", "parallel", "profiling"]
+GPU_CHECKED = {
+    "runs": expand(
+        "results/runs/{variant}/repeat-1/metrics.json",
+        variant=["single", "tf32", "amp_fp16", "amp_bf16"],
+    ),
+    "pairs": [file for file in PAIRED_RUNS if file.startswith("results/pairs/single/")],
+    "memory": [
+        "results/memory/predicted.json",
+        *expand("results/memory/largest_batch/{variant}.json", variant=SEARCHED),
+    ],
+    "profile": "results/profiles/amp_bf16/capture.json",
+    "roofline": "results/machine/roofline.json",
+}
+
+
+rule gpu_tests:
+    output:
+        "results/gpu_check/tests.json",
+    log:
+        "results/logs/gpu_tests.log",
+    threads: workflow.cores
+    resources:
+        **needs(lambda wildcards: [ONE_DEVICE]),
+        timed=1,
+    params:
+        code=CODE["gpu_tests"],
+        folders=GPU_TESTS,
+    message:
+        "Run the tests that need a GPU"
+    shell:
+        "python -m transformer_core.measure.gpu_check.device_tests --folders {params.folders}"
+        " --output {output} 2>&1 | tee {log}"
+
+
+rule attention_truth:
+    output:
+        "results/gpu_check/attention.json",
+    log:
+        "results/logs/attention_truth.log",
+    threads: workflow.cores
+    resources:
+        **needs(lambda wildcards: [ONE_DEVICE]),
+        timed=1,
+    params:
+        code=CODE["attention_truth"],
+    message:
+        "Look at the kernels of attention"
+    shell:
+        "python -m transformer_core.measure.gpu_check.attention_truth --output {output} 2>&1"
+        " | tee {log}"
+
+
+rule device_facts:
+    output:
+        "results/gpu_check/device.json",
+    log:
+        "results/logs/device_facts.log",
+    threads: workflow.cores
+    resources:
+        **needs(lambda wildcards: [ONE_DEVICE]),
+        timed=1,
+    params:
+        code=CODE["device_facts"],
+    message:
+        "Look at NVML, NCCL and the compiler"
+    shell:
+        "python -m transformer_core.measure.gpu_check.device_facts --output {output} 2>&1"
+        " | tee {log}"
+
+
+rule gpu_checks:
+    input:
+        **GPU_CHECKED,
+        device="results/gpu_check/device.json",
+        tests="results/gpu_check/tests.json",
+        attention="results/gpu_check/attention.json",
+    output:
+        "results/gpu_check/checks.json",
+    log:
+        "results/logs/gpu_checks.log",
+    params:
+        code=CODE["gpu_checks"],
+    message:
+        "Hold what was found against what should be so"
+    shell:
+        "python -m transformer_core.analysis.gpu_check.lines --output {output} 2>&1 | tee {log}"
+
+
+rule gpu_check_page:
+    input:
+        checks="results/gpu_check/checks.json",
+        device="results/gpu_check/device.json",
+        tests="results/gpu_check/tests.json",
+        attention="results/gpu_check/attention.json",
+    output:
+        "results/gpu_check/report.html",
+    log:
+        "results/logs/gpu_check_page.log",
+    params:
+        code=CODE["gpu_check_page"],
+    message:
+        "Write the page: results/gpu_check/report.html"
+    shell:
+        "python -m transformer_core.report.gpu_check.check_page --checks {input.checks}"
+        " --tests {input.tests} --attention {input.attention} --device {input.device}"
+        " --output {output} 2>&1 | tee {log}"
