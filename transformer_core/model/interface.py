@@ -1,8 +1,14 @@
 """What every model offers, whatever it is made of."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from schemas.config.decoder_only import Sampling
+
+HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(hidden [b, n, d], output map [v, d], targets [b, n]) -> loss sum, a float32 scalar."""
 
 
 class Cache(Protocol):
@@ -33,3 +39,37 @@ class Model(Protocol):
 
     def new_cache(self) -> Cache:
         """An empty cache for :meth:`decode`."""
+
+
+class LanguageModel(Protocol):
+    """A decoder over token ids; PAD is padding, at the end of a row, and counts nothing."""
+
+    training: bool
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        segments: Tensor | None = None,
+        loss: HeadLoss = ...,
+    ) -> Tensor:
+        """Loss sum of targets [b, n] after tokens [b, n], of documents with the numbers segments
+        [b, n]; without targets, logits [b, n, v]."""
+
+    def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits [b, n, v] of the next tokens."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
+    ) -> list[list[int]]:
+        """Token ids that follow each prompt."""
+
+    def new_cache(self) -> Any:
+        """An empty cache for :meth:`step`, which has ``select(rows)``."""
+
+    def step(self, tokens: Tensor, real: Tensor | None, cache: Any) -> Tensor:
+        """Logits [b, v] after tokens [b, n], which follow the cached ones; ``real`` [b, m] is False
+        at padding before them."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The weights."""

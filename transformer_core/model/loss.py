@@ -31,6 +31,11 @@ def token_loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Te
     return _TokenLossSum.apply(logits.reshape(-1, v), labels.reshape(-1), smoothing)
 
 
+def whole_head_loss(hidden: Tensor, output: Tensor, labels: Tensor) -> Tensor:
+    """:func:`token_loss_sum` of the logits ``hidden @ output.T``, all at once."""
+    return token_loss_sum(F.linear(hidden, output), labels)
+
+
 def chunked_token_loss_sum(
     hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, rows: int | None = None
 ) -> Tensor:

@@ -5,9 +5,12 @@ from typing import Any
 
 from torch import nn
 
+from schemas.config.decoder_only import AnyLanguageModel
 from schemas.config.model import AnyModel
+from transformer_core.model.decoder_only.decoder import build_decoder
 from transformer_core.model.layers.attention import leave_out_cudnn
 from transformer_core.model.libraries.huggingface import build_huggingface
+from transformer_core.model.libraries.huggingface_causal import build_huggingface_causal
 from transformer_core.model.libraries.torch_nn import build_torch_nn
 from transformer_core.model.libraries.user_model import build_imported
 from transformer_core.model.transformer import EncoderDecoder, build_transformer
@@ -19,6 +22,12 @@ BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
     "import": build_imported,
 }
 """Builder of a model by the ``kind`` of its schema."""
+
+LANGUAGE_BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
+    "decoder_only": build_decoder,
+    "huggingface_causal": build_huggingface_causal,
+}
+"""Builder of a language model by the ``kind`` of its schema."""
 
 
 def build_model(spec: AnyModel, vocabulary: int, packed: bool = False) -> nn.Module:
@@ -35,3 +44,13 @@ def build_model(spec: AnyModel, vocabulary: int, packed: bool = False) -> nn.Mod
             raise ValueError(f"a model of kind {spec.kind} cannot tell the pairs of a row apart")
         model.packed = True
     return model
+
+
+def build_language_model(spec: AnyLanguageModel, vocabulary: int) -> nn.Module:
+    """The model of ``spec`` over ``vocabulary`` tokens, with initial weights.
+
+    It lies on torch's default device, and its weights depend on torch's seed. It follows
+    :class:`transformer_core.model.interface.LanguageModel`.
+    """
+    leave_out_cudnn()
+    return LANGUAGE_BUILDERS[spec.kind](spec, vocabulary)

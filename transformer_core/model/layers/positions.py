@@ -32,7 +32,7 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor, start: int = 0, places: Tensor | None = None) -> Tensor:
         """``x`` [b, t, d] plus positions: of tokens that follow each other, the first one at
-        position ``start``, or of tokens at ``places`` [b, t], each below t."""
+        position ``start``, or of tokens at ``places`` [b or 1, t], each below start + t."""
         end = start + x.size(1)
         table = self._tables.get(x.device)
         if table is None or len(table) < end:

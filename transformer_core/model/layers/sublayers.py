@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from schemas.config.decoder_only import DecoderOnly
 from schemas.config.model import Transformer
 from transformer_core.model.decoding.key_value_cache import LayerCache
 from transformer_core.model.layers.attention import (
@@ -27,14 +28,14 @@ Memory = Tensor | tuple[Tensor, ...]
 class Attention(nn.Module):
     """What self- and cross-attention share: attending, and the output projection."""
 
-    def __init__(self, spec: Transformer) -> None:
+    def __init__(self, spec: Transformer | DecoderOnly, bias: bool = True) -> None:
         super().__init__()
         self.spec = spec.attention
         self.attend = build_attention(spec.attention)
         self.attend_in_decoding = build_attention(in_decoding(spec.attention))
         self.dropout = spec.dropout
         self.drop = DROPOUTS[spec.dropout_method.kind]
-        self.output = nn.Linear(spec.d_model, spec.d_model)
+        self.output = nn.Linear(spec.d_model, spec.d_model, bias)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, causal: bool = False
