@@ -9,6 +9,7 @@ from schemas.config.measurement import Comparing, SelfTest
 from schemas.config.memory import MemoryUse
 from schemas.config.profiling import Limits, Profiling
 from schemas.config.projection import LinkCheck, Projecting
+from schemas.config.quality import Quality
 from schemas.config.run_spec import Sections
 from schemas.config.search import Search
 from schemas.errors import nearest
@@ -42,6 +43,8 @@ class Study(Sections):
     """How it is shown that variants train the same model."""
     search: Search | None = Search()
     """The search for the best combination of techniques; null for none."""
+    quality: Quality | None = None
+    """How long the baseline and what is recommended take to translate well; null if not asked."""
     link_check: LinkCheck | None = None
     """Whether the emulated link is held against a real one, and how; null for not."""
     projection: Projecting | None = Projecting()
@@ -72,6 +75,19 @@ class Study(Sections):
                     {"name": name, "remedy": nearest(name, known)},
                 )
         return memory
+
+    @field_validator("quality")
+    @classmethod
+    def _trains_what_is_recommended(
+        cls, quality: Quality | None, info: ValidationInfo
+    ) -> Quality | None:
+        if quality is not None and info.data.get("search", True) is None:
+            raise PydanticCustomError(
+                "needs_search",
+                "trains what the search recommends, and search is null",
+                {"remedy": "give search a budget, or leave quality out"},
+            )
+        return quality
 
     @field_validator("traces")
     @classmethod

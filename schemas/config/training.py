@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from annotated_types import Unit
 from pydantic import Field
 
-from schemas.base import Count, Fraction, Pairs, Rate, Schema, Seed, Steps, StepsOrNone
+from schemas.base import Count, Fraction, Rate, Schema, Seed, Steps, StepsOrNone
 
 
 class Fp32(Schema):
@@ -228,8 +228,9 @@ class Evaluation(Schema):
     """Hypotheses per sentence in beam search; 1 is greedy decoding."""
     length_penalty: float = Field(default=0.6, ge=0, le=10.0)
     """Exponent alpha of the length penalty (arXiv 1609.08144, equation 14)."""
-    max_pairs: Pairs = 1_000
-    """At most this many test pairs are translated."""
+    max_pairs: Annotated[int, Field(ge=0, le=10_000_000_000), Unit("pairs")] = 1_000
+    """At most this many test pairs are translated; 0 for none, where the trainings of a study are
+    too short to translate anything."""
     batch_pairs: Annotated[int, Field(ge=1, le=65_536), Unit("pairs")] = 64
     """Sentences that are translated together."""
     samples: int = Field(default=5, ge=0, le=1_000)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Answer,
         AnswerClaim,
         AnswerCommands,
+        AnswerQuality,
         AnswerStage,
         AnswerTime,
         AnswerVariant,
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
         ReadyGradient,
         TriedBucket,
     )
+    from schemas.results.quality import QualityLook, QualityResult, QualitySide
     from schemas.results.refinement import Refinement, Stint, Unsettled
     from schemas.results.runs import (
         STEP_COLUMNS,
@@ -164,6 +166,7 @@ __all__ = [
     "Answer",
     "AnswerClaim",
     "AnswerCommands",
+    "AnswerQuality",
     "AnswerStage",
     "AnswerTime",
     "AnswerVariant",
@@ -242,6 +245,9 @@ __all__ = [
     "Projection",
     "ProjectionCheck",
     "Provenance",
+    "QualityLook",
+    "QualityResult",
+    "QualitySide",
     "Quantity",
     "RankAnatomy",
     "RankCapture",

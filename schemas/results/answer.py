@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from schemas.base import Schema
 from schemas.results.claims import ClaimVerdict
-from schemas.results.common import Bytes, Elapsed, Interval, Score, Status
+from schemas.results.common import Bytes, Elapsed, Interval, Measured, Score, Status
 from schemas.results.comparisons import Verdict
 from schemas.results.equivalence import CertificateStatus
 from schemas.results.refinement import Unsettled
@@ -74,6 +74,15 @@ class AnswerTime(Schema):
     """A time of the study with which one of them more would probably be settled."""
 
 
+class AnswerQuality(Schema):
+    """How soon the recommendation translates as well as the study asked."""
+
+    bleu: Score
+    """BLEU that was asked for."""
+    time_ratio: Measured
+    """Training time until then over that of the baseline, of one training each."""
+
+
 class AnswerCommands(Schema):
     """What to type."""
 
@@ -122,6 +131,8 @@ class Answer(Schema):
     """Variants whose comparison with the baseline is undecided."""
     undecided_claims: list[str]
     """Claims that are undecided."""
+    quality: AnswerQuality | None
+    """Time to quality; null where not asked, or where not both trainings arrived."""
     time: AnswerTime | None
     """Where the time went; null for a study without a time of its own."""
     commands: AnswerCommands

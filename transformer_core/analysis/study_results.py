@@ -1,6 +1,5 @@
 """The results of a study: the one place that reads them from their folder."""
 
-import argparse
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +29,7 @@ from schemas.results import (
     PairedRun,
     PredictedMemory,
     Projection,
+    QualityResult,
     Roofline,
     SearchResult,
     ShardManifest,
@@ -163,6 +163,12 @@ class StudyResults:
         """What the search for the best combination found."""
         return self._read(self.folder / "search.json", SearchResult)
 
+    @cached_property
+    def quality(self) -> QualityResult | None:
+        """How long two trainings take to translate well; null where the study does not ask."""
+        asked = self.study.quality is not None
+        return self._read(self.folder / "quality.json", QualityResult) if asked else None
+
     # Links and more devices
 
     @cached_property
@@ -274,26 +280,3 @@ class StudyResults:
             problem = ConfigProblem(str(path), "(metadata)", None, str(error), remake(path))
             raise ConfigError([problem]) from None
         return run, table.to_pandas()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say where the results are, the same for every job that reads them all."""
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        help="folder of the results (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--study", type=Path, help="the study as JSON (default: study.json in the results)"
-    )
-    parser.add_argument(
-        "--comparisons",
-        type=Path,
-        help="comparisons with the baseline (default: comparisons.json in the results)",
-    )
-
-
-def from_arguments(options: argparse.Namespace) -> StudyResults:
-    """The results that the options of :func:`add_arguments` name."""
-    return StudyResults(options.results, options.study, options.comparisons)

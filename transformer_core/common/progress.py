@@ -13,6 +13,9 @@ CHANGES_NO_RESULT = True  # it shows how far a job is
 
 log = logging.getLogger("transformer_core")
 
+LINE_SECONDS = 10.0
+"""Lines of sessions in the log are this far apart at least."""
+
 
 def log_to(path: Path | None) -> None:
     """Send log lines to ``path`` and, where it is no terminal, to standard error too."""
@@ -142,3 +145,18 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class SessionLines:
+    """Progress of sessions as lines of the log, not too many of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.session = 1
+        self.said = -LINE_SECONDS
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self.said >= LINE_SECONDS:
+            self.said = now
+            log.info("%s, session %d: %s", self.name, self.session, text)

@@ -49,6 +49,7 @@ PROGRAMS = MappingProxyType(
         "families": ("transformer_core.analysis.comparisons.family_curves",),
         "claims": ("transformer_core.analysis.claims.judge",),
         "search": ("transformer_core.search.job",),
+        "quality": ("transformer_core.measure.quality.job",),
         "link_trial": ("transformer_core.measure.turns.job",),
         "link_error": ("transformer_core.analysis.scaling.link_error",),
         "compute_times": ("transformer_core.measure.compute.job",),

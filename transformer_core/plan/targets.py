@@ -25,6 +25,7 @@ def known_targets(
     targets += ["results/families.json", "results/claims.json", f"{data}/tokenizer.json"]
     targets += [f"{data}/verify.json"]
     targets += ["results/refinement.json"] * (study.time is not None)
+    targets += ["results/quality.json"] * (study.quality is not None)
     targets += ["results/links/error.json"] * (study.link_check is not None)
     if study.projection:
         targets += ["results/projection/compute.json", "results/projection/projection.json"]
@@ -39,8 +40,7 @@ def known_targets(
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]
     targets += ["results/self_test/report.json"]
-    targets += ["results/faults/certificates.json", "results/faults/healthy.json"]
-    targets += ["results/faults/report.json"]
+    targets += [f"results/faults/{name}.json" for name in ("certificates", "healthy", "report")]
     pairs = compared_pairs(study, extra_pairs)
     targets += [f"results/pairs/{reference}/{variant}.json" for variant, reference in pairs]
     for variant in study.variants:

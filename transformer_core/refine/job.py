@@ -25,7 +25,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Certificate, PairedRun, Refinement, Session
 from transformer_core.common.endings import program
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.progress import SessionLines, log, log_to
 from transformer_core.common.records import check_option, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import check, write_sealed
@@ -35,7 +35,7 @@ from transformer_core.measure.processes.launcher import spans_machines
 from transformer_core.measure.processes.order import shard_manifests
 from transformer_core.measure.processes.supervisor import end_on_request, exclusive
 from transformer_core.measure.turns.kept_sessions import Kept
-from transformer_core.measure.turns.session import DESK, Lines, Sessions
+from transformer_core.measure.turns.session import DESK, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.turn_taking import Desk
 from transformer_core.refine.allocation import Limits, Plan
@@ -62,7 +62,7 @@ def sessions_of(
 
     def measure(plan: Plan, number: int) -> Session:
         sides = [Side(name, specs[name]) for name in (plan.reference, *plan.variants)]
-        lines = Lines(f"{', '.join(plan.variants)} against {plan.reference}")
+        lines = SessionLines(f"{', '.join(plan.variants)} against {plan.reference}")
         lines.session = number
         asked = for_devices(comparing, [side.spec for side in sides])
         with Desk(folder / DESK, several_hosts=False) as desk:

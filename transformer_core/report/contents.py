@@ -108,6 +108,7 @@ SECTIONS = (
         under="summary",
     ),
     Section("headroom", "Where is the limit?", under="summary"),
+    Section("quality", "How soon does it translate well?", figures=("quality",)),
     Section(
         "memory",
         "Where does the memory go?",

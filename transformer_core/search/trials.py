@@ -11,7 +11,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Certificate
 from schemas.results.search import BASELINE
-from transformer_core.measure.turns.session import Lines, Sessions
+from transformer_core.common.progress import SessionLines
+from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.sides import Side
 from transformer_core.measure.turns.turn_taking import Desk
 
@@ -55,7 +56,7 @@ class Bench:
     ) -> Sessions:
         """Sessions of these run specs beside the baseline."""
         sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
-        lines = Lines(f"search, {name}")
+        lines = SessionLines(f"search, {name}")
         return Sessions(
             sides, comparing, self.data, self.folder / name, desk, self.command, self.started, lines
         )

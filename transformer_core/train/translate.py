@@ -60,7 +60,7 @@ def evaluate(
     precision = build_precision(spec.training.precision, device)
     tokenizer = load_tokenizer(tokenizer_file, store.manifest.tokenizer_sha256)
     started = time.perf_counter()
-    found = _translate(model, precision, device, store, spec.evaluation)
+    found = translate_rows(model, precision, device, store, spec.evaluation)
     hypotheses = {row: detokenize(tokenizer, ids) for row, ids in found}
     seconds = time.perf_counter() - started
 
@@ -88,7 +88,7 @@ def evaluate(
     )
 
 
-def _translate(
+def translate_rows(
     model: nn.Module,
     precision: Precision,
     device: torch.device,

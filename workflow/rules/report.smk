@@ -19,12 +19,15 @@ STUDY_FILES = [
     *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
     *expand("results/equivalence/{variant}.json", variant=SPECS),
     *expand("results/profiles/{name}/breakdown.json", name=[*SPECS, *STUDY.traces]),
+    *["results/quality.json"] * (STUDY.quality is not None),
     *["results/links/error.json"] * (STUDY.link_check is not None),
     *["results/projection/projection.json"] * (STUDY.projection is not None),
     *MEMORY_FILES,
     *VARIANT_FILES,
 ]
-CONCLUSIONS = [f"results/{name}.json" for name in ("comparisons", "families", "claims", "search")]
+CONCLUSIONS = [
+    f"results/{name}.json" for name in ("comparisons", "families", "claims", "search", "quality")
+]
 # What does not rest on comparisons is done before they use up the time of the study.
 DONE_FIRST = [file for file in STUDY_FILES if file not in CONCLUSIONS]
 STUDY_FILES += ["results/refinement.json"] * (STUDY.time is not None)

@@ -1,4 +1,4 @@
-# certificates + comparisons -> the best combination of techniques
+# certificates + comparisons -> the best combination of techniques; how soon it translates well
 
 
 rule search:
@@ -34,3 +34,31 @@ rule search:
         " --certificates {input.certificates} --reference {params.reference}"
         " --data {params.data} --output {output.result} --recommended {output.recommended}"
         " --log-file {log}"
+
+
+rule quality:
+    input:
+        spec=f"results/runs/{STUDY.baseline}/spec.json",
+        search="results/search.json",
+        tokenizer=f"results/data/{CORPUS}/tokenizer.json",
+        shards=expand(
+            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+        ),
+    output:
+        "results/quality.json",
+    log:
+        "results/logs/quality.log",
+    threads: CORES
+    resources:
+        **needs(lambda wildcards: [largest(SPECS.values())]),
+        timed=1,
+    params:
+        code=CODE["quality"],
+        own=own_models(SPECS.values()),
+        goal=dump(STUDY.quality),
+        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+    message:
+        "Train {STUDY.baseline} and what is recommended until they translate well"
+    shell:
+        "python -m transformer_core.measure.quality.job --spec {input.spec} --search {input.search}"
+        " --goal {params.goal:q} --data {params.data} --output {output} --log-file {log}"

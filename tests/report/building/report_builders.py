@@ -15,7 +15,7 @@ from memory_builders import write_memory
 from pair_builders import ended, paired, side
 from profile_builders import write_profile
 from scaling_builders import write_scaling
-from search_builders import write_search
+from search_builders import write_quality, write_search
 
 from schemas.config.equivalence import Different
 from schemas.config.run_spec import RunSpec
@@ -389,6 +389,7 @@ def build(
         repeats=repeats,
         variants=list(VARIANTS),
         link_check={},
+        quality={"bleu": 50},
         memory={"largest_batch": {"variants": ["single"]}},
     )
     write(folder / "study.json", study)
@@ -433,6 +434,8 @@ def build(
     write_memory(folder, study, specs, example.provenance, EVIL)
     write_scaling(folder, study, specs, example.provenance, EVIL)
     write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
+    raced = make_repeat is not unsupported
+    write_quality(folder, baseline.variant, example.provenance, EVIL, raced)
     # Tests change what is here.
     for seal in folder.rglob(".*.seal"):
         seal.unlink()

@@ -25,7 +25,7 @@ WORKER = "transformer_core.measure.evaluation.worker"
 
 
 def not_evaluated(variant: str, status: Status, reason: str | None) -> EvaluationResult:
-    """The evaluation of a run that left no model, or one that could not be used."""
+    """The evaluation of a run that left no model, or one that could not or need not be used."""
     return EvaluationResult(
         variant=variant,
         status=status,
@@ -43,6 +43,8 @@ def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationR
     """What the worker found, or why there is nothing."""
     if run.status != "ok":
         return not_evaluated(run.variant, run.status, run.reason)
+    if order.spec.evaluation.max_pairs == 0:
+        return not_evaluated(run.variant, "ok", None)
     outcome = attempt(order, WORKER, order.output / RESULT)
     if outcome is None:
         return read_record(order.output / RESULT, EvaluationResult)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from schemas.config.measurement import Comparing
 from schemas.results import PairedRun, Provenance, Round, Session
-from transformer_core.common.progress import log
+from transformer_core.common.progress import SessionLines, log
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.processes.launcher import spans_machines
 from transformer_core.measure.processes.statuses import Outcome
 from transformer_core.measure.turns.kept_sessions import Kept
-from transformer_core.measure.turns.session import DESK, Lines, SessionEndedError, Sessions
+from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
 from transformer_core.measure.turns.session_ratio import session_ratio
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.stopping_rule import Stopped, enough, stop
@@ -57,7 +57,7 @@ def _sessions(
     again: Callable[[], None],
 ) -> dict[str, PairedRun]:
     """The records of all sides but the first, or of the side that ended before the others."""
-    lines = Lines(f"{', '.join(side.name for side in sides[1:])} against {sides[0].name}")
+    lines = SessionLines(f"{', '.join(side.name for side in sides[1:])} against {sides[0].name}")
     folder = kept.folder
     if kept.recorded(comparing):
         kept.forget()
@@ -80,7 +80,9 @@ def _sessions(
     return _records(sides, done, stopped, ended, provenance)
 
 
-def _until_enough(sessions: Sessions, lines: Lines, kept: Kept, done: list[Session]) -> Stopped:
+def _until_enough(
+    sessions: Sessions, lines: SessionLines, kept: Kept, done: list[Session]
+) -> Stopped:
     """Make sessions, keep them and add them to ``done``; why there are no more of them."""
     reference, *variants = (side.name for side in sessions.sides)
     judge = enough(reference, variants, sessions.comparing)

@@ -21,7 +21,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import Session
 from schemas.results.self_test import SelfTestRun
 from transformer_core.common.endings import program
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.progress import SessionLines, log, log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
@@ -30,7 +30,7 @@ from transformer_core.measure.processes.job_options import job_parser
 from transformer_core.measure.processes.launcher import spans_machines
 from transformer_core.measure.processes.supervisor import end_on_request, exclusive
 from transformer_core.measure.turns.kept_sessions import Kept
-from transformer_core.measure.turns.session import DESK, Lines, SessionEndedError, Sessions
+from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.stopping_rule import enough
 from transformer_core.measure.turns.turn_taking import Desk
@@ -60,7 +60,7 @@ def measure(
     if done:
         log.info("self-test: going on after %d sessions", len(done))
     judge = enough(REFERENCE, [side.name for side in sides[1:]], comparing)
-    lines = Lines("self-test")
+    lines = SessionLines("self-test")
     began, first = time.monotonic(), len(done)
     with Desk(folder / DESK, spans_machines(sides[0].spec)) as desk:
         sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)

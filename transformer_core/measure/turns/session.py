@@ -8,7 +8,8 @@ no other turn is far from its own.
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import ceil
@@ -20,7 +21,6 @@ from schemas.config.measurement import Comparing
 from schemas.errors import Unsupported
 from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
-from transformer_core.common.progress import log
 from transformer_core.measure.machine.machine_state import cpu_time, machine_state
 from transformer_core.measure.machine.speed_probe import probe_cpu
 from transformer_core.measure.memory.predicted.sides_together import (
@@ -56,10 +56,11 @@ Enough = Callable[[Sequence[Round], float], bool]
 Ask = Callable[[Side, Any], list[Any]]
 """Gives a side a task; what each of its ranks answers."""
 
+Seated = dict[str, tuple[Topology, float]]
+"""The topology of each side, and when its last rank was ready."""
+
 _LAST_WORDS_SECONDS = 5.0
 """How long a side that ended may take to say why."""
-LINE_SECONDS = 10.0
-"""Lines of progress in the log are this far apart at least."""
 
 
 class SessionEndedError(Exception):
@@ -69,21 +70,6 @@ class SessionEndedError(Exception):
         super().__init__(f"{side}: {outcome.status}, {outcome.reason}")
         self.side = side
         self.outcome = outcome
-
-
-class Lines:
-    """Progress as lines of the log, not too many of them."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.session = 1
-        self.said = -LINE_SECONDS
-
-    def __call__(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self.said >= LINE_SECONDS:
-            self.said = now
-            log.info("%s, session %d: %s", self.name, self.session, text)
 
 
 @dataclass
@@ -103,20 +89,16 @@ class Sessions:
     progress: Callable[[str], None]
     provenance: dict[str, Provenance] = field(default_factory=dict)
     """By side, as its processes of the first session told."""
+    worker: str | None = None
+    """Module of the sides' processes; null for that of comparisons."""
     keeps: Keeping | None = None
     """What sides keep on GPUs between their turns; null until the first session begins."""
 
     def run(self, number: int, enough: Enough) -> Session:
         """A whole session; SessionEndedError if a side does not reach its end."""
         started, began = datetime.now(UTC), time.monotonic()
-        children = self._start()
-        try:
-            made = self._in_turns(children, began, enough)
-        except SideEndedError as error:
-            raise self._why(error, children) from None
-        finally:
-            self.desk.dismiss()
-            stop_sides(children)
+        with self.seated() as (ask, topologies):
+            made = self._in_turns(ask, topologies, began, enough)
         return Session(
             number=number,
             started=started.isoformat(timespec="seconds"),
@@ -124,10 +106,11 @@ class Sessions:
             **made,
         )
 
-    def _in_turns(
-        self, children: dict[str, subprocess.Popen[bytes]], began: float, enough: Enough
-    ) -> dict[str, Any]:
-        """What the sides did, from their start to the last of their turns."""
+    @contextmanager
+    def seated(self) -> Iterator[tuple[Ask, Seated]]:
+        """Fresh processes of all sides, which wait for what they are asked; they end with the
+        block. SessionEndedError if a side ends before."""
+        children = self._start()
 
         def check() -> None:
             for name, child in children.items():
@@ -137,17 +120,23 @@ class Sessions:
         def ask(side: Side, task: Any) -> list[Any]:
             return self.desk.ask(side.name, task, check, side.spec.machine.timeout)
 
-        self.progress("starting")
-        ranks = {side.name: side.spec.world_size for side in self.sides}
-        longest = max(side.spec.machine.timeout for side in self.sides)
-        seated = self.desk.seat(ranks, check, longest)
+        try:
+            self.progress("starting")
+            ranks = {side.name: side.spec.world_size for side in self.sides}
+            longest = max(side.spec.machine.timeout for side in self.sides)
+            yield ask, self.desk.seat(ranks, check, longest)
+        except SideEndedError as error:
+            raise self._why(error, children) from None
+        finally:
+            self.desk.dismiss()
+            stop_sides(children)
+
+    def _in_turns(self, ask: Ask, seated: Seated, began: float, enough: Enough) -> dict[str, Any]:
+        """What the sides did, from their first turn to their last."""
         on_gpu = any(topology.device == "cuda" for topology, _ in seated.values())
         # Before the first turn: from then on a side may have fewer cores than there are.
         if not self.provenance:
-            self.provenance |= {
-                side.name: ask(side, TellProvenance(self.command, self.started))[0]
-                for side in self.sides
-            }
+            self.provenance |= self.provenances(ask)
         before = self._state(ask, on_gpu)
         warm, steps = self._warm_up(ask)
         made = self._rounds(ask, began, steps, enough)
@@ -159,6 +148,11 @@ class Sessions:
             for side in self.sides
         ]
         return {"sides": records, **made, "before": before, "after": after}
+
+    def provenances(self, ask: Ask) -> dict[str, Provenance]:
+        """Where the numbers of each side come from."""
+        task = TellProvenance(self.command, self.started)
+        return {side.name: ask(side, task)[0] for side in self.sides}
 
     def _state(self, ask: Ask, on_gpu: bool) -> MachineState:
         """The state of the machine, with the speed of its devices."""
@@ -222,6 +216,7 @@ class Sessions:
                     self.command,
                     session,
                     self.keeps,
+                    self.worker,
                 )
             except Unsupported as error:
                 stop_sides(children)

@@ -53,11 +53,13 @@ def start_side(
     command: str,
     session: str,
     keeps: Keeping = "all",
+    worker: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start this host's processes of a side, which come to the desk that the file ``desk`` names,
     and leave below ``folder`` how they ended.
 
-    ``place`` is the number of the side; Unsupported where this host cannot. Each ``session`` has
+    ``place`` is the number of the side, ``worker`` the module of its processes if it is not that of
+    comparisons; Unsupported where this host cannot. Each ``session`` has
     processes of its own origin: forks of one process have their code and data at the same
     addresses, which is among what differs between sessions.
     """
@@ -71,7 +73,7 @@ def start_side(
         keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, WORKER, place, session)
+    return start_workers(order, worker or WORKER, place, session)
 
 
 def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:

@@ -5,6 +5,7 @@ It trains with the same loop as a timed run; its observer waits between the turn
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,13 +43,19 @@ class TurnsOver(Exception):
     """There is no further turn: the training ends here, in the middle of it."""
 
 
+def refuse(task: Any) -> Any:
+    """No measurement but the own one has further tasks."""
+    raise TypeError(f"{task} is no task of a side")
+
+
 class TurnTaker(Observer):
     """Lets a training work in turns.
 
     The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks to where
     they are in the middle of a training. The clock is read at synchronised points only; ``updated``
     is left out, since a clock must not wait for the device. ``prepare`` is called once, before the
-    first of them, and ``rest`` at the end of each.
+    first of them, and ``rest`` at the end of each. Between them ``answer`` does what else a
+    measurement asks for.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class TurnTaker(Observer):
         planted: PlantedDelay | None,
         prepare: Callable[[], None] = lambda: None,
         rest: Callable[[], None] = lambda: None,
+        answer: Callable[[Any], Any] = refuse,
         now: Any = time.perf_counter,
     ) -> None:
         self._seat = seat
@@ -67,6 +75,7 @@ class TurnTaker(Observer):
         self._planted = planted
         self._prepare = prepare
         self._rest = rest
+        self._answer = answer
         self._now = now
         self._turn = Turn(0, 0)
         self._step = 0
@@ -116,6 +125,8 @@ class TurnTaker(Observer):
                     self._seat.answer(collect(self._spec, command, started))
                 case Leave():
                     raise TurnsOver
+                case task:
+                    self._seat.answer(self._answer(task))
 
     def _begin(self) -> None:
         self._tokens = self._padded_tokens = 0
@@ -157,10 +168,18 @@ def give_memory_back(setup: Setup) -> None:
 
 
 def run(order: TurnsOrder) -> None:
-    """Set the training up, take a seat, and train whenever it is this side's turn."""
+    """Train without an end whenever it is this side's turn."""
+    take_turns(order, endless(order.spec))
+
+
+def take_turns(
+    order: TurnsOrder, spec: RunSpec, answer: Callable[[Setup, Any], Any] | None = None
+) -> None:
+    """Set the training of ``spec`` up, take a seat, and train whenever it is this side's turn;
+    ``answer`` is for tasks that are none of comparisons."""
     process = take_place(order)
     shards = open_training_shards(order.data)
-    setup = assemble(endless(order.spec), process, shards.vocabulary, *shards.stores)
+    setup = assemble(spec, process, shards.vocabulary, *shards.stores)
     strategy = setup.strategy
     for device in strategy.devices:
         reset_peak(device)
@@ -180,9 +199,10 @@ def run(order: TurnsOrder) -> None:
         if order.keeps == "state":
             give_memory_back(setup)
 
-    taker = TurnTaker(seat, order.spec, strategy, planted, prepare, rest)
+    further = partial(answer, setup) if answer else refuse
+    taker = TurnTaker(seat, order.spec, strategy, planted, prepare, rest, further)
     try:
-        train(setup, taker, order.output / "no-checkpoints")
+        train(setup, taker, order.output / "no-checkpoints", validate_last=False)
     except TurnsOver:
         strategy.synchronise()
         strategy.close()

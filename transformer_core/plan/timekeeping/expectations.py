@@ -75,6 +75,9 @@ def guesses(
     if study.search is not None:
         budget = study.search.budget
         found["search"] = begin + training + Range(0.8 * budget, 1.5 * budget)
+    if study.quality is not None:
+        budget = study.quality.budget
+        found["quality"] = begin + Range(0.2 * budget, 1.2 * budget)
     return found
 
 

@@ -9,6 +9,7 @@ from schemas.results import (
     Answer,
     AnswerClaim,
     AnswerCommands,
+    AnswerQuality,
     AnswerStage,
     AnswerTime,
     AnswerVariant,
@@ -52,12 +53,20 @@ def read_answer(results: StudyResults) -> Answer:
         ],
         undecided=[v.variant for v in variants if v.counts and v.verdict == "UNDECIDED"],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
+        quality=_quality(results),
         time=_time(results),
         commands=AnswerCommands(
             reproduce=reproducing_command("results/report.html"),
             train=training_command(found.spec),
         ),
     )
+
+
+def _quality(results: StudyResults) -> AnswerQuality | None:
+    found = results.quality
+    if found is None or found.time_ratio is None:
+        return None
+    return AnswerQuality(bleu=found.bleu, time_ratio=found.time_ratio)
 
 
 def _time(results: StudyResults) -> AnswerTime | None:

@@ -25,6 +25,7 @@ def context(results: StudyResults) -> dict[str, Any]:
     by_bleu = max(results.ordered, key=lambda result: result.evaluation.bleu or 0.0)
     best = by_bleu.evaluation.bleu or 0.0
     return {
+        "asked": results.study.evaluation.max_pairs > 0,
         "translates_best": by_bleu.variant,
         "samples": translations(results) if best >= FEWEST_BLEU else [],
         "best": best,

@@ -1,0 +1,151 @@
+"""Time to quality: two trainings take turns until both translate as well as asked."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_training import small_setup, small_spec
+from tokenizers import Tokenizer, models
+
+from schemas.config.quality import Quality
+from schemas.config.study import Study
+from schemas.results.search import BASELINE, BEST
+from transformer_core.measure.processes.statuses import Outcome
+from transformer_core.measure.quality import job
+from transformer_core.measure.quality.looks import Look, Seen
+from transformer_core.measure.quality.race import Runner, for_race, race
+from transformer_core.measure.quality.worker import look
+from transformer_core.measure.turns.session import SessionEndedError
+from transformer_core.measure.turns.sides import Side
+from transformer_core.measure.turns.turn_taking import Report, Turn
+from transformer_core.train.evaluation import validation_loss
+
+GOAL = Quality(bleu=50, steps=100, every=10, max_pairs=20)
+
+
+class Track:
+    """Sessions whose sides train at known speeds and learn at known rates."""
+
+    def __init__(self, per_step: dict[str, tuple[float, float]], breaks: str | None = None) -> None:
+        self.per_step = per_step
+        self.breaks = breaks
+        self.asked: list[tuple[str, Any]] = []
+        self.steps = dict.fromkeys(per_step, 0)
+        self.provenance: dict[str, Any] = {}
+        self.progress = lambda text: None
+
+    @contextmanager
+    def seated(self) -> Any:
+        yield self.ask, {}
+
+    def provenances(self, ask: Any) -> dict[str, Any]:
+        return {}
+
+    def ask(self, side: Side, task: Any) -> list[Any]:
+        name = side.name
+        self.asked.append((name, task))
+        seconds, bleu = self.per_step[name]
+        if isinstance(task, Turn):
+            if name == self.breaks and self.steps[name]:
+                raise SessionEndedError(name, Outcome(status="oom", reason="too little memory"))
+            self.steps[name] += task.steps
+            # The slowest of its ranks is the one that counts.
+            return [
+                Report(seconds * task.steps / 2, 0, 0, 0.0),
+                Report(seconds * task.steps, 0, 0, 0.0),
+            ]
+        return [Seen(loss=1.0, bleu=min(100.0, bleu * self.steps[name]), samples=[])]
+
+
+def runners(goal: Quality = GOAL) -> list[Runner]:
+    spec = for_race(small_spec(), goal)
+    return [Runner(Side(BASELINE, spec), ["single"]), Runner(Side(BEST, spec), ["fast"])]
+
+
+def outcome(track: Track, goal: Quality = GOAL) -> Any:
+    sides = runners(goal)
+    race(track, sides, goal)  # type: ignore[arg-type]
+    return job._result(goal, *job._outcome(sides, goal), sides, track, 1.0)  # type: ignore[arg-type]
+
+
+def test_the_time_of_both_until_they_arrive_is_compared() -> None:
+    found = outcome(Track({BASELINE: (0.2, 1.5), BEST: (0.1, 1.5)}))
+    assert found.status == "arrived"
+    # 50 BLEU are there after 34 steps, and are seen after 40.
+    assert [side.arrived.step for side in found.sides] == [40, 40]
+    assert [side.arrived.seconds for side in found.sides] == pytest.approx([8.0, 4.0])
+    assert found.time_ratio == pytest.approx(0.5)
+
+
+def test_one_that_has_arrived_waits_for_the_other() -> None:
+    track = Track({BASELINE: (0.1, 0.9), BEST: (0.1, 5.0)})
+    found = outcome(track)
+    assert track.steps == {BASELINE: 60, BEST: 10}
+    assert found.time_ratio == pytest.approx(1 / 6)
+
+
+def test_turns_begin_with_one_side_and_then_with_the_other() -> None:
+    track = Track({BASELINE: (0.1, 1.5), BEST: (0.1, 1.5)})
+    outcome(track)
+    order = [name for name, task in track.asked if isinstance(task, Turn)]
+    assert order[:4] == [BASELINE, BEST, BEST, BASELINE]
+
+
+def test_steps_end_a_race_and_the_page_is_told_what_would_help() -> None:
+    track = Track({BASELINE: (0.1, 0.2), BEST: (0.1, 0.3)})
+    found = outcome(track)
+    assert track.steps == {BASELINE: 100, BEST: 100}
+    assert (found.status, found.time_ratio) == ("not_arrived", None)
+    assert "20.0 and 30.0 BLEU after 100 steps" in found.reason
+    assert "quality.budget" in found.reason
+
+
+def test_time_ends_a_race_before_its_first_turn() -> None:
+    goal = GOAL.model_copy(update={"budget": 0.0})
+    found = outcome(Track({BASELINE: (0.1, 1.0), BEST: (0.1, 1.0)}), goal)
+    assert (found.status, [side.looks for side in found.sides]) == ("not_arrived", [[], []])
+
+
+def test_a_side_that_ends_keeps_what_was_seen_of_it() -> None:
+    found = outcome(Track({BASELINE: (0.1, 0.5), BEST: (0.1, 0.5)}, breaks=BEST))
+    assert (found.status, found.reason) == ("failed", "best: too little memory")
+    best = found.sides[1]
+    assert (best.status, [look.step for look in best.looks]) == ("oom", [10])
+
+
+def test_a_race_is_a_whole_number_of_turns_with_its_own_schedule() -> None:
+    goal = Quality(steps=105, every=10, schedule={"kind": "linear", "peak": 0.002, "warmup": 50})
+    training = for_race(small_spec(), goal).training
+    assert (training.steps, training.validate_every, training.checkpoint_every) == (100, 0, 0)
+    assert training.schedule.warmup == 50
+    assert for_race(small_spec(), GOAL).training.schedule == small_spec().training.schedule
+
+
+def test_a_look_translates_without_a_trace_in_the_training() -> None:
+    setup = small_setup(small_spec())
+    store = setup.validation_store
+    names = {f"w{number}": number for number in range(store.manifest.vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(names, unk_token="w0"))
+    before = {name: value.clone() for name, value in setup.model.state_dict().items()}
+    setup.module.train()
+    seen = look(setup, tokenizer, Look(pairs=5, samples=2))
+    assert setup.model.training
+    assert seen.loss == validation_loss(setup)
+    assert 0 <= seen.bleu <= 100
+    assert [sample.reference for sample in seen.samples] == [
+        tokenizer.decode(ids) for ids in store.target_rows([0, 1])
+    ]
+    assert all((before[name] == value).all() for name, value in setup.model.state_dict().items())
+
+
+def test_without_a_search_there_is_nothing_to_race() -> None:
+    with pytest.raises(ValueError, match=r"(?s)quality.*search is null"):
+        Study(name="x", variants=["single"], corpus={"kind": "grammar"}, search=None, quality={})
+
+
+def test_where_nothing_is_recommended_nothing_is_run(tmp_path: Path) -> None:
+    found: Any = type("Found", (), {"status": "baseline"})()
+    result = job.time_to_quality(small_spec(), found, GOAL, tmp_path, tmp_path, "again")
+    assert (result.status, result.sides) == ("not_run", [])
+    assert list(tmp_path.iterdir()) == []

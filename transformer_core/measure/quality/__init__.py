@@ -1,0 +1,1 @@
+"""Time to quality: two trainings in turns, until both translate as well as asked."""

@@ -1,0 +1,1 @@
+"""How soon the baseline and the recommendation translate well."""
