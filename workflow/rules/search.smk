@@ -55,7 +55,7 @@ rule quality:
     params:
         code=CODE["quality"],
         own=own_models(SPECS.values()),
-        goal=dump(STUDY.quality),
+        goal=dump(STUDY.quality) if STUDY.quality else "",
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
     message:
         "Train {STUDY.baseline} and what is recommended until they translate well"

@@ -14,7 +14,7 @@ def at_stage(study: Study, stage: Any, file: str = "study") -> Study:
     """The part of ``study`` that belongs to a stage; ConfigError for an unknown one.
 
     ``quick`` is the baseline and the first variants beside it, with what compares and certifies
-    them, and without memory, search and projection: a report after a few minutes. Runs,
+    them, and without memory, search, quality and projection: a report after a few minutes. Runs,
     certificates and profiles have the same names and specs there as in ``all``, which goes on from
     them; only what takes turns in other groups is timed anew.
     """
@@ -31,6 +31,7 @@ def at_stage(study: Study, stage: Any, file: str = "study") -> Study:
             "comparisons": [pair for pair in study.comparisons if {*pair} <= {*variants}],
             "memory": None,
             "search": None,
+            "quality": None,
             "projection": None,
             "link_check": None,
         }
