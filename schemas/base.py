@@ -126,6 +126,10 @@ FACTORY_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 LINE_PATTERN = r"^[^\x00-\x1f\x7f]*$"
 """No control characters: neither NUL nor an end of line."""
 
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+
+URL_PATTERN = r"^https?://[^\x00-\x1f\x7f]*$"
+
 NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]
 """A name that is also a folder name: lower-case letters, digits, underscores."""

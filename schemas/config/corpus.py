@@ -5,14 +5,12 @@ from typing import Annotated, Literal
 from annotated_types import Unit
 from pydantic import Field, StringConstraints
 
-from schemas.base import Name, Pairs, PathText, Schema, Seed
+from schemas.base import SHA256_PATTERN, URL_PATTERN, Name, Pairs, PathText, Schema, Seed
 from schemas.config.memory import Size
 
 SPLITS = ("train", "validation", "test")
 Split = Literal["train", "validation", "test"]
 Problem = Literal["error", "skip"]
-SHA256_PATTERN = r"^[0-9a-f]{64}$"
-URL_PATTERN = r"^https?://[^\x00-\x1f\x7f]*$"
 Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
 
 

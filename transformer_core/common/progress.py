@@ -5,9 +5,10 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 CHANGES_NO_RESULT = True  # it shows how far a job is
 
@@ -48,7 +49,7 @@ class Progress:
         self.show, self.line_seconds = show, line_seconds
         self.note = ""
         """What is shown behind the count."""
-        self.bar: tqdm | None = None
+        self.bar: "tqdm | None" = None
         self.done = self.first = 0
         self.began = self.lined = time.monotonic()
 
@@ -57,6 +58,8 @@ class Progress:
         self.done = self.first = done
         self.began = self.lined = time.monotonic()
         if self.show and sys.stderr.isatty():
+            from tqdm import tqdm  # takes long, and most jobs have no terminal
+
             self.bar = tqdm(
                 total=self.total,
                 initial=done,

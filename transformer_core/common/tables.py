@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.errors import ConfigError, ConfigProblem
 from transformer_core.common import seals
@@ -15,6 +14,8 @@ from transformer_core.common.reproducing import remake
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The columns of a Parquet file, all unless named; ConfigError if it is missing, damaged or
     another one."""
+    import pyarrow.parquet as pq  # takes long, and programs that read no table import this module
+
     seals.check(path)
     try:
         return pq.read_table(path, columns=columns and list(columns))
@@ -25,6 +26,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 def write_table(path: Path, table: pa.Table, compression: str = "snappy") -> None:
     """Write a Parquet file, whole or not at all, and seal it."""
+    import pyarrow.parquet as pq  # likewise
+
     seals.seal_file(path).unlink(missing_ok=True)
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression=compression)

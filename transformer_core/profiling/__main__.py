@@ -2,19 +2,20 @@
 ``… diff A B``; all ranks in one file for a viewer: ``… perfetto FILE… --output ALL.json.gz``."""
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, from_validation
-from schemas.results import Breakdown, Capture
+from schemas.results.profiles import Breakdown
 from transformer_core.common import seals
 from transformer_core.common.endings import program
 from transformer_core.common.seals import write_sealed
-from transformer_core.profiling import compare_profiles
 from transformer_core.profiling.arguments import (
     add_window,
     count,
@@ -32,7 +33,9 @@ from transformer_core.profiling.breakdown.job import (
 from transformer_core.profiling.breakdown.kernel_use import KERNELS_SHOWN, KernelChoice
 from transformer_core.profiling.events.time_window import Window
 from transformer_core.profiling.readers.trace_kind import unusable
-from transformer_core.profiling.viewer import perfetto
+
+if TYPE_CHECKING:
+    from schemas.results.captures import Capture
 
 
 def summary(breakdown: Breakdown) -> str:
@@ -107,9 +110,14 @@ def _arguments() -> argparse.ArgumentParser:
 @program
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
+    # What only some commands need is imported by those: reading a trace should not take the time.
     if arguments[:1] == ["diff"]:
+        from transformer_core.profiling import compare_profiles
+
         return compare_profiles.main(arguments[1:])
     if arguments[:1] == ["perfetto"]:
+        from transformer_core.profiling.viewer import perfetto
+
         return perfetto.main(arguments[1:])
     parser = _arguments()
     options = parser.parse_args(arguments)
@@ -159,7 +167,9 @@ def _write(options: argparse.Namespace, breakdown: Breakdown, rows: pa.Table) ->
         ) from None
 
 
-def _read_capture(path: Path) -> Capture:
+def _read_capture(path: Path) -> "Capture":
+    from schemas.results.captures import Capture
+
     try:
         seals.check(path)
         return Capture.model_validate_json(path.read_text(encoding="utf-8"))
@@ -171,4 +181,5 @@ def _read_capture(path: Path) -> Capture:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported stays: there is no need to look through it again and again
     sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError
-from schemas.results import Breakdown
+from schemas.results.profiles import Breakdown
 from transformer_core.profiling.arguments import count, percent
 from transformer_core.profiling.breakdown.difference import Change, Difference, difference
 from transformer_core.profiling.breakdown.job import Choice, breakdown_of_files

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from schemas.results import (
+from schemas.results.profile_details import PathPart, StreamUse
+from schemas.results.profiles import (
     CollectiveUse,
     DeviceBreakdown,
     Partition,
-    PathPart,
     PhaseUse,
     ProfiledStep,
-    StreamUse,
 )
 from transformer_core.profiling.breakdown.kernel_use import (
     LONGEST,

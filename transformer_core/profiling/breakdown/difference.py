@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from schemas.results import Breakdown, DeviceBreakdown
+from schemas.results.profiles import Breakdown, DeviceBreakdown
 
 Use = TypeVar("Use")
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from schemas.errors import ConfigError
-from schemas.results import Breakdown, Capture
 from schemas.results.common import Status
+from schemas.results.profiles import Breakdown
 from transformer_core.common.tables import write_table
 from transformer_core.profiling.breakdown.device_breakdown import break_down_all
 from transformer_core.profiling.breakdown.kernel_use import LONGEST, KernelChoice
@@ -20,6 +21,9 @@ from transformer_core.profiling.events.rows import Rows, rows_of
 from transformer_core.profiling.events.time_window import EVERYTHING, Window
 from transformer_core.profiling.joining.reading import Reading, read_files
 from transformer_core.profiling.readers.columns import NULL
+
+if TYPE_CHECKING:
+    from schemas.results.captures import Capture
 
 NO_EVENTS = (
     "the trace holds no device event: either the capture range never began, or the program ran "
@@ -54,7 +58,7 @@ def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, pa.Table]:
     return _nothing(name, "failed", reason, None, []), event_table.SCHEMA.empty_table()
 
 
-def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, pa.Table]:
+def breakdown_of_capture(capture: "Capture", folder: Path) -> tuple[Breakdown, pa.Table]:
     """The breakdown of a capture, whose files lie in ``folder``, and its event_table.
 
     What ended otherwise than ok, or left files that cannot be read, gives a breakdown without

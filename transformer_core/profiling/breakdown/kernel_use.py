@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.results import Activity, KernelTime
+from schemas.results.profile_details import KernelTime
+from schemas.results.profiles import Activity
 from transformer_core.profiling.events import event_table
 from transformer_core.profiling.events.rows import Rows, total
 

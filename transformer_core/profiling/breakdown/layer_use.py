@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.results import LayerUse
+from schemas.results.profile_details import LayerUse
 from transformer_core.profiling.events import phases
 from transformer_core.profiling.events.layers import SEPARATOR
 from transformer_core.profiling.events.rows import Mask, Rows

@@ -2,7 +2,7 @@
 
 from numpy.typing import NDArray
 
-from schemas.results import ForwardBackward, OperatorClass
+from schemas.results.profiles import ForwardBackward, OperatorClass
 from transformer_core.profiling.events import phases
 from transformer_core.profiling.events.rows import Rows
 from transformer_core.profiling.operators import operator_classes as operators

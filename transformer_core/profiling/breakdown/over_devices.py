@@ -4,17 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from schemas.results import (
+from schemas.results.profile_details import LayerUse, ShapeUse, StepBound, Straggler
+from schemas.results.profiles import (
     CollectiveUse,
     DeviceBreakdown,
     ForwardBackward,
-    LayerUse,
     OperatorClass,
     PhaseUse,
     ProfileSummary,
-    ShapeUse,
-    StepBound,
-    Straggler,
 )
 from transformer_core.profiling.events.event_table import COMMUNICATION
 

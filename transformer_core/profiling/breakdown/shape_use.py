@@ -1,12 +1,17 @@
 """Operators by the shapes of their inputs, and how much of the roofline each reaches."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from schemas.results import Roofline, ShapeUse
+from schemas.results.profile_details import ShapeUse
 from transformer_core.profiling.events import event_table
 from transformer_core.profiling.events.rows import Rows
 from transformer_core.profiling.operators.operator_classes import CONTRACTION, FORMATS
 from transformer_core.profiling.readers.columns import NULL
+
+if TYPE_CHECKING:
+    from schemas.results.machine import Roofline
 
 SHAPES_SHOWN = 20
 
@@ -44,7 +49,7 @@ def shapes(rows: Rows, count: int = SHAPES_SHOWN) -> list[ShapeUse]:
     return found
 
 
-def roofline_share(use: ShapeUse, roofline: Roofline) -> float | None:
+def roofline_share(use: ShapeUse, roofline: "Roofline") -> float | None:
     """Least time that the machine needs for the work of an operator, over the time it took.
 
     The least is the longer of the arithmetic at the measured rate of its format and the traffic at

@@ -28,26 +28,27 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
     found = np.full(len(time), -1, np.int64)
     if not len(rows):
         return found
+    t0, t1, threads = (rows[name] for name in ("t0", "t1", "thread"))
     for number in np.unique(thread[thread != NULL]).tolist():
-        mine = np.flatnonzero(rows["thread"] == number)
+        mine = np.flatnonzero(threads == number)
         if not len(mine):
             continue
         asked = np.flatnonzero(thread == number)
-        owner = innermost(rows["t0"][mine], rows["t1"][mine]).at(time[asked])
+        owner = innermost(t0[mine], t1[mine]).at(time[asked])
         found[asked[owner >= 0]] = mine[owner[owner >= 0]]
     return found
 
 
 def leaves(operators: Columns, kinds: Integers) -> NDArray[np.bool_]:
     """The operators that do their work themselves: no operator of their kind runs inside."""
-    t0, t1 = operators["t0"], operators["t1"]
-    order = np.lexsort((-t1, t0, kinds, operators["thread"]))
+    t0, t1, thread = (operators[name] for name in ("t0", "t1", "thread"))
+    order = np.lexsort((-t1, t0, kinds, thread))
     found = np.ones(len(order), np.bool_)
     if len(order) > 1:
         this, following = order[:-1], order[1:]
         # What is inside begins next of its kind on the thread.
         inside = t0[following] < t1[this]
         inside &= kinds[following] == kinds[this]
-        inside &= operators["thread"][following] == operators["thread"][this]
+        inside &= thread[following] == thread[this]
         found[this] = ~inside
     return found

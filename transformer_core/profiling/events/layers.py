@@ -89,10 +89,11 @@ class Layers:
 def _paths(rows: Columns, labels: list[str]) -> list[str]:
     """The labels of each range and of those around it."""
     paths = list(labels)
-    for thread in np.unique(rows["thread"]).tolist():
-        mine = np.flatnonzero(rows["thread"] == thread)
-        parents = innermost(rows["t0"][mine], rows["t1"][mine]).parent
-        for k in np.lexsort((-rows["t1"][mine], rows["t0"][mine])).tolist():
+    t0, t1, threads = (rows[name] for name in ("t0", "t1", "thread"))
+    for thread in np.unique(threads).tolist():
+        mine = np.flatnonzero(threads == thread)
+        parents = innermost(t0[mine], t1[mine]).parent
+        for k in np.lexsort((-t1[mine], t0[mine])).tolist():
             if parents[k] >= 0:
                 paths[mine[k]] = paths[mine[parents[k]]] + SEPARATOR + labels[mine[k]]
     return paths

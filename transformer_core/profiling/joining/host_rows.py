@@ -69,13 +69,14 @@ def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
     talking = np.unique(rows.trace.collectives["thread"])
     parts = [(_NOTHING, _NOTHING, _NOTHING)]
     # What the thread of a collective copies is part of the collective.
-    for thread in np.setdiff1d(mine["thread"], talking).tolist():
-        place = np.flatnonzero(mine["thread"] == thread)
-        marks = np.flatnonzero(ranges["thread"] == thread)
+    of_mine, of_marks = ([rows[name] for name in ("thread", "t0", "t1")] for rows in (mine, ranges))
+    for thread in np.setdiff1d(of_mine[0], talking).tolist():
+        place = np.flatnonzero(of_mine[0] == thread)
+        marks = np.flatnonzero(of_marks[0] == thread)
         # A range inside an operator is Python again: its own time is not computation.
         cut = innermost(
-            np.concatenate([mine["t0"][place], ranges["t0"][marks]]),
-            np.concatenate([mine["t1"][place], ranges["t1"][marks]]),
+            np.concatenate([of_mine[1][place], of_marks[1][marks]]),
+            np.concatenate([of_mine[2][place], of_marks[2][marks]]),
         )
         owned = cut.owner < len(place)
         operator = place[cut.owner[owned]]

@@ -1,10 +1,8 @@
 """Files of a profiler, one per rank of one training, as one event table."""
 
-import multiprocessing
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +15,9 @@ from transformer_core.profiling.events import event_table
 from transformer_core.profiling.events.arrow_arrays import integers
 from transformer_core.profiling.joining.event_rows import table
 from transformer_core.profiling.joining.kept_tables import FileTables, ProcessTable, kept
-from transformer_core.profiling.readers.kineto.kineto_reader import read_kineto
-from transformer_core.profiling.readers.nsys.nsys_reader import is_sqlite, read_nsys
 from transformer_core.profiling.readers.trace_kind import Source, unusable
 
+_SQLITE = b"SQLite format 3\x00"
 _NSYS_REPORT = (b"NVIDIA Tegra Profiler Report", b"QDREP")
 _EMPTY = "is empty"
 _WORTH_PROCESSES = 64 << 20
@@ -44,10 +41,10 @@ def read_source(path: Path) -> Source:
     try:
         with path.open("rb") as stream:
             start = stream.read(64)
-        database = is_sqlite(path)
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error})"
         raise unusable(path, reason, "check its path and permissions") from None
+    database = start.startswith(_SQLITE)
     if not start:
         raise unusable(path, _EMPTY, _FORMATS)
     if start.startswith(_NSYS_REPORT) or (path.suffix in (".nsys-rep", ".qdrep") and not database):
@@ -56,7 +53,14 @@ def read_source(path: Path) -> Source:
             "is a report in the format of Nsight Systems itself",
             f"export it with nsys export --type=sqlite {path}",
         )
-    return read_nsys(path) if database else read_kineto(path)
+    # One of them is enough, and importing both takes longer.
+    if database:
+        from transformer_core.profiling.readers.nsys.nsys_reader import read_nsys
+
+        return read_nsys(path)
+    from transformer_core.profiling.readers.kineto.kineto_reader import read_kineto
+
+    return read_kineto(path)
 
 
 def read_files(
@@ -112,6 +116,10 @@ def _side_by_side(paths: Sequence[Path], cache: Path | None) -> Iterator[FileTab
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
         yield from map(read, paths)
         return
+    # Few read several files, and importing these takes long.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     # Forked from a process of its own: threads of Arrow may run here.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])

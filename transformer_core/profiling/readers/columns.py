@@ -1,4 +1,4 @@
-"""Compact rows for millions of events: eight bytes a value, every text once."""
+"""Compact rows for millions of events: a few bytes a value, every text once."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,6 +10,9 @@ Integers = NDArray[np.int64]
 
 NULL = -(2**63)
 """Stands for null in columns of integers."""
+
+_BLOCK = 1 << 15
+"""Rows that are packed at once."""
 
 
 def or_null(value: int | None) -> int:
@@ -39,40 +42,99 @@ class Names(dict[str, int]):
         return np.fromiter(map(self.__getitem__, texts), np.int64)
 
 
+class Packed:
+    """Integers in as few bytes as their range needs: what they are above the least of them."""
+
+    def __init__(self, values: Integers) -> None:
+        known = values[values != NULL] if (values == NULL).any() else values
+        self.count = len(values)
+        self._least = int(known.min()) if len(known) else NULL
+        most = int(known.max()) if len(known) else NULL
+        gaps = len(known) < len(values)
+        self._null = 0 if gaps and len(known) else None
+        """What stands for null, if anything is."""
+        self._data: NDArray | None = None
+        if most == self._least and self._null is None:
+            return  # one value in all rows
+        first = 0 if self._null is None else 1
+        span = most - self._least + first
+        kind = next((k for k in (np.uint8, np.uint16, np.uint32) if span <= np.iinfo(k).max), None)
+        if kind is None:
+            self._data, self._null = values.copy(), None
+            self._least = 0
+            return
+        self._data = (values - (self._least - first)).astype(kind)
+        if self._null is not None:
+            self._data[values == NULL] = self._null
+
+    def into(self, found: Integers) -> None:
+        """Write the values to an array of the same length."""
+        if self._data is None:
+            found[:] = self._least
+        elif self._null is None:
+            np.add(self._data, self._least, out=found, casting="unsafe", dtype=np.int64)
+        else:
+            np.add(self._data, self._least - 1, out=found, casting="unsafe", dtype=np.int64)
+            found[self._data == self._null] = NULL
+
+
 class Columns:
-    """Rows of integers, kept by column."""
+    """Rows of integers, kept by column: the last of them as they are, those before packed."""
 
     def __init__(self, *names: str) -> None:
-        self._columns = {name: array("q") for name in names}
+        self._packed: dict[str, list[Packed]] = {name: [] for name in names}
+        self._last = {name: array("q") for name in names}
 
     def add(self, *values: int) -> None:
         """A row, in the order of the columns."""
-        for column, value in zip(self._columns.values(), values, strict=True):
+        for column, value in zip(self._last.values(), values, strict=True):
             column.append(value)
+        self._pack_some()
 
     def extend(self, count: int, **values: Integers | int) -> None:
         """Many rows; a column for which there is one number has it in all, one not named null."""
-        for name, column in self._columns.items():
+        for name, column in self._last.items():
             found = values.pop(name, NULL)
             if isinstance(found, int):
                 found = np.full(count, found, np.int64)
             assert len(found) == count, name
             column.frombytes(np.ascontiguousarray(found, np.int64).view(np.uint8).data)
         assert not values, f"no such columns: {', '.join(values)}"
+        self._pack_some()
+
+    def replace(self, name: str, values: Integers) -> None:
+        """Give a column other values."""
+        self._packed[name] = [
+            Packed(values[begin : begin + _BLOCK]) for begin in range(0, len(values), _BLOCK)
+        ]
+        self._last[name] = array("q")
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Leave out the rows where ``mask`` is false."""
-        for name in self._columns:
-            kept = self[name][mask]
-            self._columns[name] = array("q")
-            self._columns[name].frombytes(kept.view(np.uint8).data)
+        for name in self._packed:
+            self.replace(name, self[name][mask])
 
     def __contains__(self, name: str) -> bool:
-        return name in self._columns
+        return name in self._packed
 
     def __len__(self) -> int:
-        return len(next(iter(self._columns.values())))
+        packed, last = next(iter(self._packed.values())), next(iter(self._last.values()))
+        return sum(part.count for part in packed) + len(last)
 
     def __getitem__(self, name: str) -> Integers:
-        """A column. It shares the memory of the rows: no row can be added while it is in use."""
-        return np.frombuffer(self._columns[name], np.int64) if len(self) else np.empty(0, np.int64)
+        """The values of a column, made anew."""
+        found = np.empty(len(self), np.int64)
+        begin = 0
+        for part in self._packed[name]:
+            part.into(found[begin : begin + part.count])
+            begin += part.count
+        if last := self._last[name]:
+            found[begin:] = np.frombuffer(last, np.int64)
+        return found
+
+    def _pack_some(self) -> None:
+        if len(next(iter(self._last.values()))) < _BLOCK:
+            return
+        for name, column in self._last.items():
+            self._packed[name].append(Packed(np.frombuffer(column, np.int64)))
+            self._last[name] = array("q")

@@ -13,7 +13,7 @@ from transformer_core.profiling.operators.operator_classes import (
     format_of,
     work_of,
 )
-from transformer_core.profiling.readers.columns import NULL, Columns, Names
+from transformer_core.profiling.readers.columns import NULL, Columns, Integers, Names
 from transformer_core.profiling.readers.left_out import LeftOut
 
 DAY_NS = 86_400 * 10**9
@@ -66,12 +66,20 @@ class ProcessTrace:
     left_out: LeftOut = field(default_factory=LeftOut)
     _calls: dict[tuple[str, bytes | str, bytes | str], int] = field(default_factory=dict)
 
+    def calls(self, names: list[str], shapes: list[bytes], kinds: list[bytes]) -> Integers:
+        """The numbers of many operators: see :meth:`call`."""
+        keys = list(zip(names, shapes, kinds, strict=True))
+        found = [self._calls.get(key) for key in keys]
+        if None in found:
+            found = [self.call(*key) for key in keys]
+        return np.array(found, np.int64)
+
     def call(self, name: str, shapes: bytes | str, kinds: bytes | str) -> int:
         """The number of an operator with its inputs: shapes and types as texts of JSON."""
-        if not shapes:
-            return 0
         key = (name, shapes, kinds)
         found = self._calls.get(key)
+        if found is None and not shapes:
+            found = self._calls[key] = 0
         if found is None:
             known = _list(shapes)
             tensors = [_tensor(shape) for shape in known]
@@ -89,7 +97,9 @@ class ProcessTrace:
         for rows in (self.device, self.collectives):
             for name, least, limit in (("bytes", 0, _NO_SIZE), ("group_size", 1, _NO_NUMBER)):
                 values = rows[name]
-                values[(values < least) | (values >= limit)] = NULL
+                wrong = (values != NULL) & ((values < least) | (values >= limit))
+                if wrong.any():
+                    rows.replace(name, np.where(wrong, NULL, values))
         self._leave_out_strays()
         self._leave_out_doubles()
 
@@ -98,7 +108,6 @@ class ProcessTrace:
         somewhere = (device >= 0) & (device < _NO_NUMBER)
         if not somewhere.all():
             self.left_out.add("they name no device", int((~somewhere).sum()))
-            del device
             self.device.keep(somewhere)
 
     def _leave_out_strays(self) -> None:
@@ -113,14 +122,11 @@ class ProcessTrace:
             if not len(columns):
                 continue
             t0 = columns["t0"]
+            t1 = columns["t1"] if "t1" in columns else t0
             far = max(int(t0.max()) - middle, middle - int(t0.min())) > DAY_NS
-            long = "t1" in columns and int((columns["t1"] - t0).max()) > DAY_NS
-            if far or long:
-                wrong = (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS)
-                if "t1" in columns:
-                    wrong |= columns["t1"] - t0 > DAY_NS
+            if far or int((t1 - t0).max()) > DAY_NS:
+                wrong = (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS) | (t1 - t0 > DAY_NS)
                 self.left_out.add("more than a day long, or away from the others", int(wrong.sum()))
-                del t0
                 columns.keep(~wrong)
 
     def _leave_out_doubles(self) -> None:

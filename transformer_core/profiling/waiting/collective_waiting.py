@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.results import Straggler
+from schemas.results.profile_details import Straggler
 from transformer_core.profiling.events.rows import Rows
 from transformer_core.profiling.readers.columns import NULL, Integers
 from transformer_core.profiling.readers.process_groups import UNKNOWN, ranks_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.results import PathPart
+from schemas.results.profile_details import PathPart
 from transformer_core.profiling.events import event_table, phases
 from transformer_core.profiling.events.rows import Rows
 from transformer_core.profiling.events.time_intervals import Segments, innermost, union

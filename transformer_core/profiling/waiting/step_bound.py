@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.results import LaunchUse, Partition, StepBound
+from schemas.results.profile_details import LaunchUse, StepBound
+from schemas.results.profiles import Partition
 from transformer_core.profiling.events import phases
 from transformer_core.profiling.events.rows import Rows
 from transformer_core.profiling.events.time_intervals import Union, innermost, union, union_of

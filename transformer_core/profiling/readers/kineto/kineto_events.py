@@ -1,6 +1,7 @@
 """The events of a Kineto trace as typed records: fast where all is well, one by one where not."""
 
 import re
+from array import array
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -74,8 +75,9 @@ class LaunchArgs(Struct, gc=False):
     correlation: int | None = None
 
 
-class OperatorArgs(Struct, gc=False):
-    """Of an operator: the texts of the shapes and types of its inputs."""
+class OperatorArgs(Communication, gc=False):
+    """Of an operator: the texts of the shapes and types of its inputs; of ``record_param_comms``,
+    what it says of a collective."""
 
     dims: Raw = msgspec.field(default=Raw(), name="Input Dims")
     old_dims: Raw = msgspec.field(default=Raw(), name="Input dims")
@@ -107,7 +109,7 @@ def decode_events(text: bytes, left_out: LeftOut) -> Sequence[AnyEvent]:
     """
     try:
         events = _FAST.decode(text)
-        if any(_needs_digits(event.ts) for event in events[:: max(1, len(events) // 64)]):
+        if any(needs_digits(event.ts) for event in events[:: max(1, len(events) // 64)]):
             return _EXACT.decode(text)
         return events
     except msgspec.ValidationError:
@@ -120,7 +122,8 @@ def decode_events(text: bytes, left_out: LeftOut) -> Sequence[AnyEvent]:
     return list(_one_by_one(text, left_out))
 
 
-def _needs_digits(ts: float) -> bool:
+def needs_digits(ts: float) -> bool:
+    """Whether a time in microseconds has more digits than a double holds."""
     return isinstance(ts, float) and abs(ts) >= _EXACT_MICROSECONDS
 
 
@@ -138,11 +141,15 @@ class ArgsDecoder:
     def __init__(self, kind: type[Args]) -> None:
         self._many = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
         self._one = msgspec.json.Decoder(kind)
+        self._none = kind()
 
     def __call__(
         self, events: Sequence[AnyEvent], left_out: LeftOut
     ) -> tuple[Sequence[AnyEvent], list[Any]]:
-        """Events with their args; events whose args are wrong are counted and left out."""
+        """Events with their args; events whose args are wrong are counted and left out. Args that
+        were decoded with their events are as they are."""
+        if events and not isinstance(events[0], AnyEvent):
+            return events, [event.args or self._none for event in events]
         texts = [event.args or b"{}" for event in events]
         try:
             return events, self._many.decode(b"[" + b",".join(texts) + b"]")
@@ -180,7 +187,7 @@ def nanoseconds(values: list[Any]) -> Integers:
         exact = [_exact(value) for value in values]
         return np.array(exact, np.int64)
     try:
-        numbers = np.array(values, np.float64)
+        numbers = np.frombuffer(array("d", values), np.float64)
     except OverflowError:
         numbers = np.array([v if abs(v) < _LATEST else np.inf for v in values], np.float64)
     fine = np.abs(numbers) < _LATEST / 1000
@@ -203,9 +210,14 @@ def _exact(value: Decimal | None) -> int:
 def numbers(values: Sequence[int | str | None]) -> Integers:
     """Processes, threads, devices or streams: old traces write ``stream 7``. Null for nothing."""
     try:
-        return np.array(values, np.int64)
-    except (TypeError, ValueError, OverflowError):
+        return _packed(values)
+    except (TypeError, OverflowError):
         return np.array([_number(value) for value in values], np.int64)
+
+
+def _packed(values: Sequence[Any]) -> Integers:
+    """The fastest way from a list to an array; TypeError for what is no whole number."""
+    return np.frombuffer(array("q", values), np.int64)
 
 
 def _number(value: int | str | None) -> int:
@@ -217,6 +229,10 @@ def _number(value: int | str | None) -> int:
 
 def optional(values: Sequence[int | None]) -> Integers:
     """A column of numbers of which some are null."""
+    try:
+        return _packed(values)
+    except (TypeError, OverflowError):
+        pass
     try:
         return np.array([NULL if value is None else value for value in values], np.int64)
     except OverflowError:

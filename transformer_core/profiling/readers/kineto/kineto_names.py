@@ -15,6 +15,11 @@ LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver
 
 OPERATORS = ("cpu_op", "operator")
 
+MEMORY = "[memory]"
+"""The name of events of the allocator."""
+
+MEMORY_CATEGORIES = ("cpu_instant_event",)
+
 COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl):.*")
 
 _COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)

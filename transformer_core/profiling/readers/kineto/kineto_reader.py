@@ -34,10 +34,13 @@ from transformer_core.profiling.readers.kineto.kineto_names import (
     COLLECTIVE,
     DEVICE,
     LAUNCHES,
+    MEMORY,
+    MEMORY_CATEGORIES,
     OPERATORS,
     copy_kind,
 )
 from transformer_core.profiling.readers.kineto.kineto_stream import EventText
+from transformer_core.profiling.readers.kineto.typed_events import Piece, TypedDecoder, Unusual
 from transformer_core.profiling.readers.process_groups import (
     group_named,
     group_of,
@@ -46,7 +49,7 @@ from transformer_core.profiling.readers.process_groups import (
 )
 from transformer_core.profiling.readers.process_trace import ProcessTrace, without_kernels
 from transformer_core.profiling.readers.trace_kind import Source, unusable
-from transformer_core.profiling.readers.waiting_calls import LAUNCH_NAME, waits
+from transformer_core.profiling.readers.waiting_calls import launches, waits
 
 _NO_RANK = 2**31
 _NO_TIME = 2**61
@@ -68,9 +71,11 @@ class KinetoReader:
         self.launched = 0
         self._takers: dict[str, Any] = {"user_annotation": self._ranges}
         self._takers["python_function"] = self._modules
+        self._takers |= dict.fromkeys((MEMORY, *MEMORY_CATEGORIES), self._memory)
         self._takers |= {name: self._device_taker(kind) for name, kind in DEVICE.items()}
         self._takers |= dict.fromkeys(LAUNCHES, self._launches)
         self._takers |= dict.fromkeys(OPERATORS, self._operators)
+        self._typed = TypedDecoder()
         self._memory_args = ArgsDecoder(MemoryArgs)
         self._device_args = ArgsDecoder(DeviceArgs)
         self._launch_args = ArgsDecoder(LaunchArgs)
@@ -78,11 +83,11 @@ class KinetoReader:
 
     def read(self) -> Source:
         """The whole file."""
-        text = EventText(self.path, lambda piece: decode_events(piece, self.left_out))
+        text = EventText(self.path, self._decode)
         with Progress(f"Read {self.path.name}", "events") as progress:
-            for events in text:
-                self._take(events)
-                progress.update(len(events))
+            for piece in text:
+                self._take(piece)
+                progress.update(len(piece))
         if not text.seen and not self.left_out.total:
             raise unusable(
                 self.path,
@@ -116,20 +121,31 @@ class KinetoReader:
             texts[:] = [known.get(text, text) if text[:1] == "#" else text for text in texts]
         self.trace.offset_ns = _whole(head.get("baseTimeNanoseconds"), 0, _NO_TIME) or 0
 
-    def _take(self, events: Sequence[AnyEvent]) -> None:
-        by_category: dict[str, list[AnyEvent]] = {}
+    def _decode(self, text: bytes | memoryview) -> Piece:
+        """A stretch of events; msgspec.DecodeError if it is no JSON."""
+        try:
+            return self._typed.decode(text)
+        except Unusual:
+            events = decode_events(bytes(text), self.left_out)
+            self._typed.learn({event.cat for event in events})
+            return Piece(len(events), list(self._by_category(events).items()))
+
+    def _by_category(self, events: Sequence[AnyEvent]) -> dict[str, list[AnyEvent]]:
+        found: dict[str, list[AnyEvent]] = {}
         for event in events:
             if event.ph == "X":
-                by_category.setdefault(event.cat, []).append(event)
+                found.setdefault(event.cat, []).append(event)
             elif event.ph in ("B", "E"):
                 self.left_out.add("they are begins and ends apart, no whole events")
-        for category, found in by_category.items():
+            elif event.ph == "i" and event.name == MEMORY:
+                found.setdefault(MEMORY, []).append(event)
+        return found
+
+    def _take(self, piece: Piece) -> None:
+        for category, events in piece.runs:
             taker = self._takers.get(category) or self._takers.get(category.lower())
             if taker:
-                taker(found)
-        memory = [event for event in events if event.ph == "i" and event.name == "[memory]"]
-        if memory:
-            self._memory(memory)
+                taker(events)
 
     def _timed(
         self, events: Sequence[AnyEvent], decoder: ArgsDecoder
@@ -179,7 +195,7 @@ class KinetoReader:
 
     def _launches(self, events: Sequence[AnyEvent]) -> None:
         events, args = self._launch_args(events, self.left_out)
-        self.launched += sum(bool(LAUNCH_NAME.match(event.name)) for event in events)
+        self.launched += sum(launches(event.name) for event in events)
         correlation = optional([a.correlation for a in args])
         t0, kept = _starts(events)
         kept &= correlation != NULL
@@ -201,18 +217,15 @@ class KinetoReader:
         events, args, t0, t1 = self._timed(events, self._operator_args)
         self._set_process(events)
         names = [event.name for event in events]
-        call = self.trace.call
-        calls = [
-            call(name, bytes(a.dims or a.old_dims), bytes(a.types))
-            for name, a in zip(names, args, strict=True)
-        ]
+        dims = [bytes(a.dims or a.old_dims) for a in args]
+        calls = self.trace.calls(names, dims, [bytes(a.types) for a in args])
         self.trace.operators.extend(
             len(events),
             thread=numbers([event.tid for event in events]),
             t0=t0,
             t1=t1,
             name=self.trace.names.of(names),
-            call=np.array(calls, np.int64),
+            call=calls,
             sequence=optional([a.sequence for a in args]),
         )
 
@@ -243,11 +256,8 @@ class KinetoReader:
             name, size, group, members = event.name, None, None, None
             said = event.name == "record_param_comms"
             if said:
-                try:
-                    args = msgspec.json.decode(event.args or b"{}", type=Communication)
-                except msgspec.ValidationError:
-                    continue
-                if not args.collective:
+                args = _communication(event.args)
+                if args is None or not args.collective:
                     continue
                 name, size = f"nccl:{args.collective}", said_bytes(args)
                 group, members = args.group_size, self._group(args)
@@ -267,6 +277,7 @@ class KinetoReader:
     def _memory(self, events: Sequence[AnyEvent]) -> None:
         events, args = self._memory_args(events, self.left_out)
         t0, kept = _starts(events)
+        kept &= np.array([event.name == MEMORY for event in events], np.bool_)
         kept &= np.array([a.allocated is not None for a in args], np.bool_)
         self.trace.memory.extend(
             int(kept.sum()),
@@ -284,6 +295,16 @@ class KinetoReader:
     def _set_process(self, events: Sequence[AnyEvent]) -> None:
         if events:
             self.trace.pid = int(numbers([events[-1].pid])[0])
+
+
+def _communication(args: Any) -> Communication | None:
+    """What an event says of a collective; null where that is not as it should be."""
+    if isinstance(args, Communication):
+        return args
+    try:
+        return msgspec.json.decode(args or b"{}", type=Communication)
+    except msgspec.ValidationError:
+        return None
 
 
 def _starts(events: Sequence[AnyEvent]) -> tuple[Integers, NDArray[np.bool_]]:

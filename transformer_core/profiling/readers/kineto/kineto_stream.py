@@ -5,6 +5,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,11 +48,55 @@ def open_trace(path: Path) -> BinaryIO:
     return stream
 
 
-class EventText:
-    """Iterates over ``(text, events)``: what ``decode`` makes of stretches of the events.
+class Window:
+    """A stretch of text in memory that is used again: what is new comes to the end, what was read
+    is left at the begin. That costs a tenth of the time of a text that is cut and joined."""
 
-    ``decode`` gets a JSON list and raises :class:`msgspec.DecodeError` for what is none; a stretch
-    that ends amid an event is tried again with less of it. ``head`` is the rest of the file.
+    def __init__(self, text: bytes) -> None:
+        self.memory = bytearray(b"[") + text
+        self.begin, self.end = 1, len(self.memory)
+        self._make_room()
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def text(self) -> bytes:
+        """What is in it."""
+        return bytes(self.memory[self.begin : self.end])
+
+    def read(self, stream: BinaryIO) -> bool:
+        """Read on; false at the end of the stream. Lists that were taken before are void."""
+        self._make_room()
+        with memoryview(self.memory) as memory, memory[self.end : self.end + _CHUNK] as part:
+            count = stream.readinto(part)  # type: ignore[attr-defined]
+        self.end += count
+        return count > 0
+
+    @contextmanager
+    def list_until(self, end: int) -> Iterator[memoryview]:
+        """The text up to ``end`` as a list of JSON."""
+        before, behind = self.memory[self.begin - 1], self.memory[end]
+        self.memory[self.begin - 1], self.memory[end] = b"[]"
+        try:
+            yield memoryview(self.memory)[self.begin - 1 : end + 1]
+        finally:
+            self.memory[self.begin - 1], self.memory[end] = before, behind
+
+    def _make_room(self) -> None:
+        """Move the text to the begin, where a bracket may stand before it and one behind."""
+        rest = self.text()
+        if len(rest) + _CHUNK + 2 > len(self.memory):
+            self.memory = bytearray(2 * len(rest) + _CHUNK + 2)
+        self.memory[1 : 1 + len(rest)] = rest
+        self.begin, self.end = 1, 1 + len(rest)
+
+
+class EventText:
+    """Iterates over what ``decode`` makes of stretches of the events.
+
+    ``decode`` gets a JSON list, in memory that changes when the next is asked for, and raises
+    :class:`msgspec.DecodeError` for what is none; a stretch that ends amid an event is tried again
+    with less of it. ``head`` is the rest of the file.
     """
 
     def __init__(self, path: Path, decode: Any) -> None:
@@ -59,7 +104,7 @@ class EventText:
         self.head: dict[str, Any] = {}
         self.seen = 0
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[Any]:
         try:
             with open_trace(self.path) as stream:
                 yield from self._pieces(stream)
@@ -77,46 +122,50 @@ class EventText:
                 "check its path and permissions",
             ) from None
 
-    def _pieces(self, stream: BinaryIO) -> Iterator[list[Any]]:
+    def _pieces(self, stream: BinaryIO) -> Iterator[Any]:
         text = b""
         while not (found := _EVENTS.search(text)):
             if not (more := stream.read(_CHUNK)):
                 raise self._foreign(text)
             text += more
-        head, text = text[: found.end()], text[found.end() :]
+        head, window = text[: found.end()], Window(text[found.end() :])
         wanted = _CHUNK
-        while more := stream.read(_CHUNK):
-            text += more
-            if len(text) < wanted:
+        while window.read(stream):
+            if len(window) < wanted:
                 continue
-            events, text = self._whole_events(text)
-            if not events and self._ends(text):
-                text += stream.read(_LONGEST)
+            events = self._whole_events(window)
+            if not events and self._ends(text := window.text()):
+                window = Window(text + stream.read(_LONGEST))
                 break
             # Where no end of an event is found, more of the text may hold one.
-            wanted = _CHUNK if events else 2 * len(text)
+            wanted = _CHUNK if events else 2 * len(window)
             if wanted > _LONGEST:
                 raise Damaged("no event ends where it should")
             self.seen += len(events)
-            yield events
-        events, tail = self._last_events(text)
+            if events:
+                yield events
+        events, tail = self._last_events(window.text())
         self.seen += len(events)
-        yield events
+        if events:
+            yield events
         self._read_head(head + b"]" + tail)
 
-    def _whole_events(self, text: bytes) -> tuple[list[Any], bytes]:
-        """The events that ``text`` begins with, and what stands behind them."""
-        end = len(text)
+    def _whole_events(self, window: Window) -> Any:
+        """The events that a window begins with; it goes on behind them."""
+        end = window.end
         for _ in range(_TRIES):
-            end = text.rfind(b"}", 0, end)
+            end = window.memory.rfind(b"}", window.begin, end)
             if end < 0:
                 break
-            if after := _BETWEEN.match(text, end + 1):
+            if after := _BETWEEN.match(window.memory, end + 1, window.end):
                 try:
-                    return self.decode(b"[" + text[: end + 1] + b"]"), text[after.end() :]
+                    with window.list_until(end + 1) as text:
+                        events = self.decode(text)
                 except msgspec.DecodeError:
                     continue  # a brace within an event, or behind the last of them
-        return [], text
+                window.begin = after.end()
+                return events
+        return []
 
     def _ends(self, text: bytes) -> bool:
         """Whether the list of events ends within ``text``."""
@@ -138,7 +187,7 @@ class EventText:
                 return self.decode(b"[" + text[: found.start(1)] + b"]"), text[found.end(1) :]
             except msgspec.DecodeError as problem:
                 error = str(problem)
-        self.seen += len(self._whole_events(text)[0])
+        self.seen += len(self._whole_events(Window(text)))
         raise Damaged(error)
 
     def _read_head(self, text: bytes) -> None:

@@ -19,7 +19,6 @@ from transformer_core.profiling.readers.process_trace import ProcessTrace, witho
 from transformer_core.profiling.readers.trace_kind import Source, unusable
 from transformer_core.profiling.readers.waiting_calls import LAUNCH_NAME, waits
 
-_MAGIC = b"SQLite format 3\x00"
 _ROWS = 50_000
 _RANGES = (59, 60)
 """Types of NVTX events with a begin and an end: on a thread, and across threads."""
@@ -41,12 +40,6 @@ _COPIES = {
 """Kinds of copies by CUPTI's numbers (ENUM_CUDA_MEMCPY_OPER)."""
 _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
 _TEXT = ("text", "jsonText")
-
-
-def is_sqlite(path: Path) -> bool:
-    """Whether a file begins like an SQLite database."""
-    with path.open("rb") as stream:
-        return stream.read(len(_MAGIC)) == _MAGIC
 
 
 def read_nsys(path: Path) -> Source:
