@@ -14,7 +14,14 @@ from traces import event_table as table_of
 
 from schemas.results import Breakdown
 from transformer_core.profiling.__main__ import main
-from transformer_core.profiling.events.arrow_arrays import integers, numbers, strings
+from transformer_core.profiling.events.arrow_arrays import (
+    events_of,
+    integers,
+    numbers,
+    strings,
+)
+from transformer_core.profiling.events.arrow_arrays import table_of as arrow_table
+from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.time_window import Window
 from transformer_core.profiling.joining import kept_tables, reading
 from transformer_core.profiling.joining.reading import read_files
@@ -54,7 +61,7 @@ def test_moments_and_launches_in_a_window() -> None:
         mark("forward", 0, 30, phase="forward"),
         {"name": "k", "class": "compute", "t0_ns": 12, "t1_ns": 15, "launch_ns": 3},
     ]
-    found = Window(10e-6, 20e-6).of(table_of(rows)).to_pylist()
+    found = arrow_table(Window(10e-6, 20e-6).of(events_of(table_of(rows)))).to_pylist()
     assert [(row["kind"], row["t0_ns"], row["t1_ns"]) for row in found] == [
         ("memory", 10, 10),
         ("range", 10, 20),
@@ -150,5 +157,4 @@ def test_arrays_to_arrow_and_back() -> None:
 
 
 def test_an_empty_table_has_no_window() -> None:
-    empty: pa.Table = table_of([])
-    assert Window(1.0, 2.0).of(empty).num_rows == 0
+    assert len(Window(1.0, 2.0).of(Events())) == 0

@@ -22,7 +22,7 @@ def read(path: Path) -> Breakdown:
 def run(folder: Path, *arguments: str) -> Breakdown:
     files = ["--events", str(folder / "events.parquet"), "--output", str(folder / "out.json")]
     assert main([*arguments, *files]) == 0
-    assert pq.read_schema(folder / "events.parquet").names == event_table.SCHEMA.names
+    assert pq.read_schema(folder / "events.parquet").names == list(event_table.COLUMNS)
     return read(folder / "out.json")
 
 

@@ -12,6 +12,7 @@ from traces import complete, kineto, on_device
 from schemas.errors import ConfigError
 from transformer_core.profiling.breakdown.device_breakdown import break_down
 from transformer_core.profiling.breakdown.job import NO_EVENTS, breakdown_of_files
+from transformer_core.profiling.events.arrow_arrays import table_of
 from transformer_core.profiling.events.rows import rows_of
 from transformer_core.profiling.joining.reading import read_files
 from transformer_core.profiling.readers.kineto.kineto_reader import read_kineto
@@ -263,7 +264,7 @@ def test_the_environment_in_a_trace_goes_nowhere(tmp_path: Path) -> None:
     path = kineto(tmp_path / "trace.json", STEP, metadata={"env": {"TOKEN": secret}})
     breakdown, rows = breakdown_of_files([path], "mine")
     assert secret not in breakdown.model_dump_json()
-    assert secret not in str(rows.to_pylist())
+    assert secret not in str(table_of(rows).to_pylist())
 
 
 PEAK = """

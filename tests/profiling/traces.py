@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from transformer_core.profiling.events import event_table as events
+from transformer_core.profiling.events.arrow_arrays import SCHEMA
 
 PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId")
 GENERATIONS: dict[str, dict[str, Any]] = {
@@ -189,13 +189,13 @@ def on_device(
 def event_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows of the event table; what is not given is null, but rank, pid and device."""
     columns = []
-    for field in events.SCHEMA:
+    for field in SCHEMA:
         usual = {"rank": 0, "pid": 1, "stream": 7, "device": "cuda:0", "kind": "kernel"}
         values = [{**usual, **row}.get(field.name) for row in rows]
         kind = pa.string() if pa.types.is_dictionary(field.type) else field.type
         column = pa.array(values, kind)
         columns.append(column.dictionary_encode() if pa.types.is_dictionary(field.type) else column)
-    return pa.Table.from_arrays(columns, schema=events.SCHEMA)
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 def work(name: str, t0: int, t1: int, **more: Any) -> dict[str, Any]:

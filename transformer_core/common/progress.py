@@ -49,7 +49,7 @@ class Progress:
         self.show, self.line_seconds = show, line_seconds
         self.note = ""
         """What is shown behind the count."""
-        self.bar: "tqdm | None" = None
+        self.bar: tqdm | None = None
         self.done = self.first = 0
         self.began = self.lined = time.monotonic()
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, from_validation
@@ -31,6 +30,7 @@ from transformer_core.profiling.breakdown.job import (
     write_events,
 )
 from transformer_core.profiling.breakdown.kernel_use import KERNELS_SHOWN, KernelChoice
+from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.time_window import Window
 from transformer_core.profiling.readers.trace_kind import unusable
 
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if breakdown.status == "ok" or options.capture or options.keep_status else 1
 
 
-def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, pa.Table]:
+def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Events]:
     if options.capture:
         return breakdown_of_capture(_read_capture(options.capture), options.capture.parent)
     try:
@@ -152,7 +152,7 @@ def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, pa.T
         return failed_breakdown(options.name, str(error))
 
 
-def _write(options: argparse.Namespace, breakdown: Breakdown, rows: pa.Table) -> None:
+def _write(options: argparse.Namespace, breakdown: Breakdown, rows: Events) -> None:
     path = options.events
     try:
         if options.events:

@@ -1,9 +1,9 @@
 """From the event table to the breakdown of every device: what it did, and with what."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from schemas.results.profile_details import PathPart, StreamUse
 from schemas.results.profiles import (
@@ -21,6 +21,7 @@ from transformer_core.profiling.breakdown.kernel_use import (
 )
 from transformer_core.profiling.breakdown.operator_use import forward_backward, operator_classes
 from transformer_core.profiling.events import event_table, phases
+from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.rows import Rows, rows_of, total
 from transformer_core.profiling.events.time_intervals import Union, exposed, innermost, union
 from transformer_core.profiling.operators.collective_names import bus_factor
@@ -29,11 +30,14 @@ from transformer_core.profiling.waiting.collective_waiting import Waiting, waiti
 from transformer_core.profiling.waiting.critical_path import critical_path
 from transformer_core.profiling.waiting.step_bound import launch_use, step_bound
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 OTHER = "other"
 """The phase of what no range owns."""
 
 
-def break_down(table: pa.Table) -> list[DeviceBreakdown]:
+def break_down(table: "Events | pa.Table") -> list[DeviceBreakdown]:
     """The breakdown of every device of every rank in the event table."""
     return break_down_all(rows_of(table))[0]
 

@@ -5,24 +5,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from schemas.errors import ConfigError
 from schemas.results.common import Status
 from schemas.results.profiles import Breakdown
-from transformer_core.common.tables import write_table
 from transformer_core.profiling.breakdown.device_breakdown import break_down_all
 from transformer_core.profiling.breakdown.kernel_use import LONGEST, KernelChoice
 from transformer_core.profiling.breakdown.layer_use import layers
 from transformer_core.profiling.breakdown.over_devices import summarise
 from transformer_core.profiling.breakdown.shape_use import shapes
-from transformer_core.profiling.events import event_table
+from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.rows import Rows, rows_of
 from transformer_core.profiling.events.time_window import EVERYTHING, Window
 from transformer_core.profiling.joining.reading import Reading, read_files
 from transformer_core.profiling.readers.columns import NULL
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from schemas.results.captures import Capture
 
 NO_EVENTS = (
@@ -43,22 +42,22 @@ class Choice:
 
 def breakdown_of_files(
     paths: Sequence[Path], name: str, choice: Choice | None = None
-) -> tuple[Breakdown, pa.Table]:
+) -> tuple[Breakdown, Events]:
     """The breakdown of traces that a user brought, and their event table; TraceError where they
     cannot be used."""
     choice = choice or Choice()
     reading = read_files(paths, cache=choice.cache)
-    reading = replace(reading, table=choice.window.of(reading.table))
+    reading = replace(reading, events=choice.window.of(reading.events))
     files = [str(path) for path in paths]
-    return _breakdown(reading, name, files, None, choice.kernels), reading.table
+    return _breakdown(reading, name, files, None, choice.kernels), reading.events
 
 
-def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, pa.Table]:
+def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, Events]:
     """A breakdown of files that cannot be used, which says why."""
-    return _nothing(name, "failed", reason, None, []), event_table.SCHEMA.empty_table()
+    return _nothing(name, "failed", reason, None, []), Events()
 
 
-def breakdown_of_capture(capture: "Capture", folder: Path) -> tuple[Breakdown, pa.Table]:
+def breakdown_of_capture(capture: "Capture", folder: Path) -> tuple[Breakdown, Events]:
     """The breakdown of a capture, whose files lie in ``folder``, and its event_table.
 
     What ended otherwise than ok, or left files that cannot be read, gives a breakdown without
@@ -73,13 +72,13 @@ def breakdown_of_capture(capture: "Capture", folder: Path) -> tuple[Breakdown, p
                 [rank.rank for rank in capture.ranks],
             )
             return _breakdown(reading, capture.variant, files, capture.profiler_reason), (
-                reading.table
+                reading.events
             )
         except ConfigError as error:
             status, reason = "failed", str(error)
     return (
         _nothing(capture.variant, status, reason, capture.profiler_reason, files),
-        event_table.SCHEMA.empty_table(),
+        Events(),
     )
 
 
@@ -105,7 +104,7 @@ def _breakdown(
     profiler_reason: str | None,
     kernels: KernelChoice = LONGEST,
 ) -> Breakdown:
-    rows = rows_of(reading.table, but="memory")
+    rows = rows_of(reading.events, but="memory")
     devices, waits = break_down_all(rows, kernels)
     return Breakdown(
         name=name,
@@ -133,6 +132,10 @@ def _launch_notes(rows: Rows) -> list[str]:
     ]
 
 
-def write_events(path: Path, rows: pa.Table) -> None:
+def write_events(path: Path, rows: "Events | pa.Table") -> None:
     """events.parquet, whole or not at all."""
-    write_table(path, rows, compression="zstd")
+    from transformer_core.common.tables import write_table  # files of Arrow
+    from transformer_core.profiling.events.arrow_arrays import table_of
+
+    table = table_of(rows) if isinstance(rows, Events) else rows
+    write_table(path, table, compression="zstd")

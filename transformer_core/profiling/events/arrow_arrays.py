@@ -1,15 +1,24 @@
-"""Between the arrays of Arrow and of numpy, without what imports pandas: ``pyarrow.array``,
-``to_numpy`` and scalars. That takes as long as reading a small trace, and as much memory."""
+"""The event table of Arrow, as files hold it, and that of numpy, without what imports pandas:
+``pyarrow.array``, ``to_numpy`` and scalars. That takes as long as reading a small trace, and as
+much memory."""
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Width = TypeVar("Width", np.int32, np.int64)
+from transformer_core.profiling.events.event_table import COLUMNS, TEXTS, Events
+from transformer_core.profiling.readers.columns import NULL, Integers
+
+_TYPES = {
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "text": pa.dictionary(pa.int32(), pa.string()),
+}
+SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
+"""The columns of events.parquet, in order."""
 
 
 def integers(
@@ -33,12 +42,16 @@ def strings(texts: Sequence[str]) -> pa.Array:
 
 def numbers(array: pa.Array, null: int) -> NDArray[np.int64]:
     """Whole numbers of an array, ``null`` for null."""
-    return _values(array, null, np.int64)
-
-
-def codes(array: pa.Array, null: int) -> NDArray[np.int32]:
-    """The same of numbers below 2**31, in half the memory."""
-    return _values(array, null, np.int32)
+    validity, data = array.buffers()
+    kind = array.type.to_pandas_dtype()
+    if not len(array):
+        return np.empty(0, np.int64)
+    place = array.offset * np.dtype(kind).itemsize
+    found = np.frombuffer(data, kind, len(array), place).astype(np.int64)
+    if array.null_count and validity is not None:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        found[bits[array.offset : array.offset + len(array)] == 0] = null
+    return found
 
 
 def nulls(count: int, kind: pa.DataType) -> pa.Array:
@@ -54,14 +67,43 @@ def _zeros(count: int) -> pa.Buffer:
     return pa.py_buffer(bytes(8 * count))
 
 
-def _values(array: pa.Array, null: int, wanted: type[Width]) -> NDArray[Width]:
-    validity, data = array.buffers()
-    kind = array.type.to_pandas_dtype()
-    if not len(array):
-        return np.empty(0, wanted)
-    place = array.offset * np.dtype(kind).itemsize
-    found = np.frombuffer(data, kind, len(array), place).astype(wanted)
-    if array.null_count and validity is not None:
-        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
-        found[bits[array.offset : array.offset + len(array)] == 0] = null
+def table_of(events: Events) -> pa.Table:
+    """The table as Arrow's, of :data:`SCHEMA`."""
+    arrays = []
+    for column in SCHEMA:
+        values = events.columns[column.name]
+        absent = values == NULL
+        if absent.all():
+            arrays.append(nulls(len(values), column.type))
+        elif column.name in TEXTS:
+            arrays.append(_texts(events.texts, values, absent))
+        else:
+            arrays.append(integers(np.where(absent, 0, values), column.type, absent))
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _texts(texts: Sequence[str], values: Integers, absent: NDArray[np.bool_]) -> pa.Array:
+    """A column of texts with those alone that it holds."""
+    present, indices = np.unique(values[~absent], return_inverse=True)
+    places = np.zeros(len(values), np.int32)
+    places[~absent] = indices
+    known = strings([texts[number] for number in present.tolist()])
+    return pa.DictionaryArray.from_arrays(integers(places, pa.int32(), absent), known)
+
+
+def events_of(table: pa.Table) -> Events:
+    """A table of :data:`SCHEMA` as arrays of numpy."""
+    found = Events()
+    for batch in table.to_batches():
+        columns = {}
+        for name in COLUMNS:
+            column = batch.column(name)
+            if name not in TEXTS:
+                columns[name] = numbers(column, NULL)
+                continue
+            begin = len(found.texts)
+            found.texts += column.dictionary.to_pylist()
+            places = numbers(column.indices, NULL)
+            columns[name] = np.where(places == NULL, NULL, places + begin)
+        found.columns.extend(batch.num_rows, **columns)
     return found

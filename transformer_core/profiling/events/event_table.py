@@ -2,10 +2,18 @@
 
 Rows are device events (kernels, copies, CUDA graphs), on a CPU the self time of operators and the
 collectives of gloo, and what the host marks: steps, phases, modules, waits, memory. Times are
-nanoseconds on the clock of the trace, which processes of one host share.
+nanoseconds on the clock of the trace, which processes of one host share. In memory the table is of
+packed arrays of numpy: to import Arrow takes as much memory as the events of a trace of 300 MB, and
+is left to what reads and writes files.
 """
 
-import pyarrow as pa
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_core.profiling.readers.columns import NULL, Columns
 
 HOST_KINDS = ("range", "module", "wait", "memory")
 """Kinds of rows that are no work: a step or phase; a call of a module, with the bytes that it
@@ -23,37 +31,74 @@ GRAPH = "graph"
 CLASSES = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET, GRAPH)
 """Classes of device time. A row of :data:`HOST_KINDS` has none."""
 
-_NAME = pa.dictionary(pa.int32(), pa.string())
+COLUMNS = {
+    "rank": "int32",
+    "pid": "int64",
+    "device": "text",  # cuda:<index> or cpu; null for ranges
+    "context": "int64",
+    "stream": "int64",  # of a CPU: the thread
+    "t0_ns": "int64",
+    "t1_ns": "int64",
+    "kind": "text",
+    "name": "text",
+    "class": "text",
+    "collective": "text",  # all_reduce, broadcast, ...; null unless communication
+    "copy_kind": "text",  # h2d, d2h, d2d, p2p, ...; null unless memcpy
+    "bytes": "int64",  # copied, set, communicated or allocated; null where unknown
+    "group_size": "int32",  # ranks of a collective; null where unknown
+    "group": "text",  # these ranks, "0,1", or "#" and a name where they are unknown
+    "correlation": "int64",  # of the launch, within its process
+    "graph": "int64",  # CUDA graph that the event is a node of
+    "thread": "int64",  # that launched it
+    "launch_ns": "int64",  # start of the launch
+    "operator": "text",  # innermost operator that launched it
+    "shapes": "text",  # of the inputs of the operator
+    "operator_class": "text",
+    "layer": "text",  # path of the module
+    "phase": "text",
+    "step": "int32",  # number of the step that launched it, from 0
+    "flops": "int64",  # of an operator, on the first of its rows
+    "operator_bytes": "int64",  # read and written by an operator, likewise
+}
+"""The columns of events.parquet, in order, and what they hold."""
 
-SCHEMA = pa.schema(
-    [
-        ("rank", pa.int32()),
-        ("pid", pa.int64()),
-        ("device", _NAME),  # cuda:<index> or cpu; null for ranges
-        ("context", pa.int64()),
-        ("stream", pa.int64()),  # of a CPU: the thread
-        ("t0_ns", pa.int64()),
-        ("t1_ns", pa.int64()),
-        ("kind", _NAME),
-        ("name", _NAME),
-        ("class", _NAME),
-        ("collective", _NAME),  # all_reduce, broadcast, ...; null unless communication
-        ("copy_kind", _NAME),  # h2d, d2h, d2d, p2p, ...; null unless memcpy
-        ("bytes", pa.int64()),  # copied, set, communicated or allocated; null where unknown
-        ("group_size", pa.int32()),  # ranks of a collective; null where unknown
-        ("group", _NAME),  # these ranks, "0,1", or "#" and a name where they are unknown
-        ("correlation", pa.int64()),  # of the launch, within its process
-        ("graph", pa.int64()),  # CUDA graph that the event is a node of
-        ("thread", pa.int64()),  # that launched it
-        ("launch_ns", pa.int64()),  # start of the launch
-        ("operator", _NAME),  # innermost operator that launched it
-        ("shapes", _NAME),  # of the inputs of the operator
-        ("operator_class", _NAME),
-        ("layer", _NAME),  # path of the module
-        ("phase", _NAME),
-        ("step", pa.int32()),  # number of the step that launched it, from 0
-        ("flops", pa.int64()),  # of an operator, on the first of its rows
-        ("operator_bytes", pa.int64()),  # read and written by an operator, likewise
-    ]
-)
-"""The columns of events.parquet, in order."""
+TEXTS = frozenset(name for name, kind in COLUMNS.items() if kind == "text")
+"""Those of texts."""
+
+
+@dataclass
+class Events:
+    """Rows of the table."""
+
+    columns: Columns = field(default_factory=lambda: Columns(*COLUMNS))
+    """By the names of :data:`COLUMNS`; those of texts hold places in ``texts``."""
+    texts: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def where(self, mask: NDArray[np.bool_]) -> "Events":
+        """Some of the rows."""
+        found = Events(texts=self.texts)
+        count = int(mask.sum())
+        found.columns.extend(count, **{name: self.columns[name][mask] for name in COLUMNS})
+        return found
+
+    def of_kind(self, kind: str) -> NDArray[np.bool_]:
+        """Which rows are of a kind."""
+        return np.isin(self.columns["kind"], [k for k, t in enumerate(self.texts) if t == kind])
+
+
+def joined(parts: Sequence[Events]) -> Events:
+    """The rows of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    found = Events()
+    for part in parts:
+        begin = len(found.texts)
+        found.texts += part.texts
+        columns = {name: part.columns[name] for name in COLUMNS}
+        for name in TEXTS:
+            columns[name] = np.where(columns[name] == NULL, NULL, columns[name] + begin)
+        found.columns.extend(len(part), **columns)
+    return found

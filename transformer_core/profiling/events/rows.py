@@ -5,16 +5,18 @@ Few of the many columns are asked of most selections of rows, so that none of th
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from transformer_core.profiling.events import event_table
-from transformer_core.profiling.events.arrow_arrays import codes, numbers
+from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.time_intervals import Union, union
 from transformer_core.profiling.readers.columns import NULL, Integers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Mask = NDArray[np.bool_]
 Value = TypeVar("Value")
@@ -49,7 +51,7 @@ class Rows:
 
     def __getitem__(self, name: str) -> NDArray:
         column = self.columns[name]
-        return self.texts[name][column] if name in _TEXTS else column
+        return self.texts[name][column] if name in event_table.TEXTS else column
 
     def __len__(self) -> int:
         return len(self.columns["t0_ns"])
@@ -101,39 +103,36 @@ class Rows:
         return self["t1_ns"] - self["t0_ns"]
 
 
-_TEXTS = frozenset(f.name for f in event_table.SCHEMA if pa.types.is_dictionary(f.type))
+def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
+    """The event table as arrays; without the rows of one kind, ``but``."""
+    if not isinstance(table, Events):
+        from transformer_core.profiling.events.arrow_arrays import events_of
 
-
-def rows_of(table: pa.Table, but: str | None = None) -> Rows:
-    """A table of :data:`event_table.SCHEMA` as arrays; without the parts of it that hold nothing
-    ``but`` rows of one kind."""
-    if but is not None:
-        kept = [
-            part
-            for part in table.to_batches()
-            if part.column("kind").dictionary.to_pylist() != [but]
-        ]
-        table = pa.Table.from_batches(kept, event_table.SCHEMA)
-    unified = _Made(lambda name: table.column(name).unify_dictionaries())
+        table = events_of(table)
+    events = table
+    kept = slice(None) if but is None else np.flatnonzero(~events.of_kind(but))
+    places: dict[str, NDArray[np.int32]] = {}
 
     def values(name: str) -> NDArray:
-        if not table.num_rows:
-            return np.array([None], dtype=object)
-        return np.array([*unified[name].chunk(0).dictionary.to_pylist(), None], dtype=object)
+        codes = events.columns[name][kept]
+        present = np.flatnonzero(np.bincount(codes[codes != NULL]))
+        known = {events.texts[number]: None for number in present.tolist()}
+        order = {text: place for place, text in enumerate(known)}
+        # The last one is for null: it is what NULL, taken for a place, stands for.
+        table = np.full(len(events.texts) + 1, len(order), np.int32)
+        table[present] = [order[events.texts[number]] for number in present.tolist()]
+        places[name] = table[np.where(codes == NULL, len(events.texts), codes)]
+        return np.array([*order, None], dtype=object)
 
     texts = _Made(values)
 
     def numbered(name: str) -> NDArray:
-        if name not in _TEXTS:
-            return _joined([numbers(part, NULL) for part in table.column(name).chunks], np.int64)
-        null = len(texts[name]) - 1
-        return _joined([codes(part.indices, null) for part in unified[name].chunks], np.int32)
+        if name not in event_table.TEXTS:
+            return events.columns[name][kept]
+        texts[name]
+        return places.pop(name)
 
     return Rows(_Made(numbered), texts)
-
-
-def _joined(parts: list[NDArray], kind: type[np.integer]) -> NDArray:
-    return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
 def total(values: Integers) -> int | None:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-import pyarrow as pa
+import numpy as np
 
-from transformer_core.profiling.events.event_table import SCHEMA
+from transformer_core.profiling.events.event_table import Events
 
 _ENDLESS = 2**62
 
@@ -16,27 +16,23 @@ class Window:
     begin_ms: float | None = None
     end_ms: float | None = None
 
-    def of(self, table: pa.Table) -> pa.Table:
+    def of(self, events: Events) -> Events:
         """The rows of an event table that lie in it, those across an edge in part.
 
         A launch before the window stays as it is: the event was launched then.
         """
-        if (self.begin_ms is None and self.end_ms is None) or not table.num_rows:
-            return table
-        import pyarrow.compute as pc  # takes long to import, and few ask for a window
-
-        origin = pc.min(table.column("t0_ns")).as_py()
+        if (self.begin_ms is None and self.end_ms is None) or not len(events):
+            return events
+        t0, t1 = (events.columns[name] for name in ("t0_ns", "t1_ns"))
+        origin = int(t0.min())
         begin = origin + round((self.begin_ms or 0) * 1e6)
         end = _ENDLESS if self.end_ms is None else origin + round(self.end_ms * 1e6)
-        t0, t1 = table.column("t0_ns"), table.column("t1_ns")
-        moment = pc.and_(pc.equal(t0, t1), pc.and_(pc.greater_equal(t0, begin), pc.less(t0, end)))
-        inside = pc.or_(moment, pc.and_(pc.greater(t1, begin), pc.less(t0, end)))
-        for name, cut in (("t0_ns", pc.max_element_wise), ("t1_ns", pc.min_element_wise)):
-            place = SCHEMA.get_field_index(name)
-            edge = begin if name == "t0_ns" else end
-            column = cut(table.column(name), pa.scalar(edge, pa.int64()))
-            table = table.set_column(place, SCHEMA.field(name), column)
-        return table.filter(inside)
+        moment = (t0 == t1) & (t0 >= begin) & (t0 < end)
+        inside = moment | ((t1 > begin) & (t0 < end))
+        found = events.where(inside)
+        found.columns.replace("t0_ns", np.maximum(t0[inside], begin))
+        found.columns.replace("t1_ns", np.minimum(t1[inside], end))
+        return found
 
 
 EVERYTHING = Window()

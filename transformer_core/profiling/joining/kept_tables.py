@@ -3,40 +3,21 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from transformer_core.common.tables import read_table, write_table
-from transformer_core.profiling.events import event_table
+from transformer_core.profiling.events.arrow_arrays import SCHEMA, events_of, table_of
+from transformer_core.profiling.events.event_table import joined
+from transformer_core.profiling.joining.file_tables import FileTables, ProcessTable
 from transformer_core.profiling.readers.trace_kind import unusable
 
 _ABOUT = b"about"
 _ROOMS = ("events", "joining", "operators", "readers")
 """The sources that make a table: others made another."""
-
-
-@dataclass
-class ProcessTable:
-    """One process of a file, and its rows."""
-
-    path: Path
-    rank: int | None
-    ranks: int | None
-    rows: pa.Table
-
-
-@dataclass
-class FileTables:
-    """What a file of a profiler holds."""
-
-    format: Literal["nsys", "kineto"]
-    version: str | None
-    notes: list[str]
-    processes: list[ProcessTable]
 
 
 def kept(path: Path, folder: Path, read: Callable[[Path], FileTables]) -> FileTables:
@@ -81,11 +62,10 @@ def _keep(place: Path, found: FileTables) -> None:
         "version": found.version,
         "notes": found.notes,
         "processes": [
-            {"rank": one.rank, "ranks": one.ranks, "rows": one.rows.num_rows}
-            for one in found.processes
+            {"rank": one.rank, "ranks": one.ranks, "rows": len(one.rows)} for one in found.processes
         ],
     }
-    rows = pa.concat_tables([event_table.SCHEMA.empty_table(), *(p.rows for p in found.processes)])
+    rows = table_of(joined([one.rows for one in found.processes]))
     told = rows.replace_schema_metadata({_ABOUT: json.dumps(about).encode()})
     write_table(place, told, compression="zstd")
 
@@ -93,10 +73,10 @@ def _keep(place: Path, found: FileTables) -> None:
 def _opened(place: Path, path: Path) -> FileTables:
     rows = read_table(place)
     about: dict[str, Any] = json.loads(rows.schema.metadata[_ABOUT])
-    rows = rows.replace_schema_metadata(None).cast(event_table.SCHEMA)
+    rows = rows.replace_schema_metadata(None).cast(SCHEMA)
     processes, begin = [], 0
     for one in about["processes"]:
         mine = rows.slice(begin, one["rows"])
-        processes.append(ProcessTable(path, one["rank"], one["ranks"], mine))
+        processes.append(ProcessTable(path, one["rank"], one["ranks"], events_of(mine)))
         begin += one["rows"]
     return FileTables(about["format"], about["version"], about["notes"], processes)

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pyarrow as pa
 
-from transformer_core.profiling.events import event_table
-from transformer_core.profiling.events.arrow_arrays import integers
-from transformer_core.profiling.joining.event_rows import table
-from transformer_core.profiling.joining.kept_tables import FileTables, ProcessTable, kept
+from transformer_core.profiling.events.event_table import Events, joined
+from transformer_core.profiling.joining.event_rows import events_of_process
+from transformer_core.profiling.joining.file_tables import FileTables, ProcessTable
 from transformer_core.profiling.readers.trace_kind import Source, unusable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SQLITE = b"SQLite format 3\x00"
 _NSYS_REPORT = (b"NVIDIA Tegra Profiler Report", b"QDREP")
@@ -30,10 +31,17 @@ _FORMATS = "give traces of torch.profiler (.json, .json.gz) or SQLite exports of
 class Reading:
     """The event table of some files, and what must be said of them."""
 
-    table: pa.Table
+    events: Events
     format: Literal["nsys", "kineto"]
     version: str | None
     notes: list[str]
+
+    @property
+    def table(self) -> "pa.Table":
+        """The event table as Arrow's."""
+        from transformer_core.profiling.events.arrow_arrays import table_of
+
+        return table_of(self.events)
 
 
 def read_source(path: Path) -> Source:
@@ -91,17 +99,10 @@ def read_files(
             read.processes[0].rank = ranks[number]
         found += read.processes
     notes += _settle_ranks(found)
-    place = event_table.SCHEMA.get_field_index("rank")
-    tables = [
-        one.rows.set_column(
-            place,
-            event_table.SCHEMA.field("rank"),
-            integers(np.full(one.rows.num_rows, one.rank), pa.int32()),
-        )
-        for one in found
-    ]
+    for one in found:
+        one.rows.columns.replace("rank", np.full(len(one.rows), one.rank))
     return Reading(
-        table=pa.concat_tables(tables) if tables else event_table.SCHEMA.empty_table(),
+        events=joined([one.rows for one in found]),
         format=formats[0][0],
         version=formats[0][1],
         notes=notes,
@@ -143,7 +144,11 @@ def _text_size(path: Path) -> int:
 
 
 def _read_one(path: Path, cache: Path | None = None) -> FileTables:
-    return kept(path, cache, tables_of) if cache else tables_of(path)
+    if cache is None:
+        return tables_of(path)
+    from transformer_core.profiling.joining.kept_tables import kept  # files of Arrow
+
+    return kept(path, cache, tables_of)
 
 
 def tables_of(path: Path) -> FileTables:
@@ -156,7 +161,9 @@ def tables_of(path: Path) -> FileTables:
         format=source.format,
         version=source.version,
         notes=source.notes,
-        processes=[ProcessTable(path, trace.rank, trace.ranks, table(trace)) for trace in busy],
+        processes=[
+            ProcessTable(path, trace.rank, trace.ranks, events_of_process(trace)) for trace in busy
+        ],
     )
 
 

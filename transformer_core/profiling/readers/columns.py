@@ -103,7 +103,7 @@ class Columns:
         self._pack_some()
 
     def replace(self, name: str, values: Integers) -> None:
-        """Give a column other values."""
+        """Give a column other values, as many as all others have."""
         self._packed[name] = [
             Packed(values[begin : begin + _BLOCK]) for begin in range(0, len(values), _BLOCK)
         ]
@@ -123,12 +123,13 @@ class Columns:
 
     def __getitem__(self, name: str) -> Integers:
         """The values of a column, made anew."""
-        found = np.empty(len(self), np.int64)
+        packed, last = self._packed[name], self._last[name]
+        found = np.empty(sum(part.count for part in packed) + len(last), np.int64)
         begin = 0
-        for part in self._packed[name]:
+        for part in packed:
             part.into(found[begin : begin + part.count])
             begin += part.count
-        if last := self._last[name]:
+        if last:
             found[begin:] = np.frombuffer(last, np.int64)
         return found
 

@@ -122,7 +122,7 @@ class ProcessTrace:
             if not len(columns):
                 continue
             t0 = columns["t0"]
-            t1 = columns["t1"] if "t1" in columns else t0
+            t1 = columns["t1" if "t1" in columns else "t0"]
             far = max(int(t0.max()) - middle, middle - int(t0.min())) > DAY_NS
             if far or int((t1 - t0).max()) > DAY_NS:
                 wrong = (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS) | (t1 - t0 > DAY_NS)

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from schemas.errors import ConfigError
 from transformer_core.common.files import atomic_path
 from transformer_core.profiling.arguments import add_window, refuse_overwriting, window
-from transformer_core.profiling.events.event_table import SCHEMA
+from transformer_core.profiling.events.arrow_arrays import SCHEMA, events_of
+from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.rows import Rows, rows_of
 from transformer_core.profiling.joining.reading import read_files
 from transformer_core.profiling.readers.trace_kind import unusable
@@ -25,13 +26,13 @@ from transformer_core.profiling.viewer.clock_offsets import Offset, clock_offset
 from transformer_core.profiling.viewer.trace_events import Clock, Event, events_of_rank
 
 
-def read_events(paths: Sequence[Path], cache: Path | None = None) -> pa.Table:
+def read_events(paths: Sequence[Path], cache: Path | None = None) -> Events:
     """The event table of traces, or of one events.parquet. Raises TraceError for anything else."""
     if len(paths) > 1 or paths[0].suffix != ".parquet":
-        return read_files(paths, cache=cache).table
+        return read_files(paths, cache=cache).events
     path = paths[0]
     try:
-        return pq.read_table(path).cast(SCHEMA)
+        return events_of(pq.read_table(path).cast(SCHEMA))
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise unusable(
@@ -39,7 +40,7 @@ def read_events(paths: Sequence[Path], cache: Path | None = None) -> pa.Table:
         ) from None
 
 
-def events(table: pa.Table) -> tuple[Iterator[Event], list[Offset]]:
+def events(table: Events | pa.Table) -> tuple[Iterator[Event], list[Offset]]:
     """All ranks of an event table on the clock of the first, and what was added to the others."""
     rows = rows_of(table)
     offsets = clock_offsets(rows.work)
@@ -59,7 +60,7 @@ def _shifted(rows: Rows, nanoseconds: int) -> Rows:
     return rows.replaced(**moved)
 
 
-def write(path: Path, table: pa.Table) -> list[Offset]:
+def write(path: Path, table: Events | pa.Table) -> list[Offset]:
     """The file, whole or not at all; compressed if its name ends in .gz."""
     found, offsets = events(table)
     encode = msgspec.json.Encoder().encode
