@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from transformer_core.profiling.events import event_table as events
 from transformer_core.profiling.events.arrow_arrays import SCHEMA
 
 PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId")
