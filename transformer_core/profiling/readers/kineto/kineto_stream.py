@@ -14,7 +14,7 @@ import msgspec
 
 from transformer_core.profiling.readers.trace_kind import TraceError, unusable
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 19
 _TRIES = 40
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}\s*(\])\s*[,}]")
