@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.profiling.readers.columns import NULL, Columns
+from transformer_core.profiling.readers.columns import NULL, Columns, nulls
 
 HOST_KINDS = ("range", "module", "wait", "memory")
 """Kinds of rows that are no work: a step or phase; a call of a module, with the bytes that it
@@ -94,11 +94,18 @@ def joined(parts: Sequence[Events]) -> Events:
     if len(parts) == 1:
         return parts[0]
     found = Events()
+    begins = []
     for part in parts:
-        begin = len(found.texts)
-        found.texts += part.texts
-        columns = {name: part.columns[name] for name in COLUMNS}
-        for name in TEXTS:
-            columns[name] = np.where(columns[name] == NULL, NULL, columns[name] + begin)
-        found.columns.extend(len(part), **columns)
+        # Parts of one process share their texts.
+        same = part.texts is parts[0].texts
+        begins.append(0 if same else len(found.texts))
+        found.texts += [] if same and len(begins) > 1 else part.texts
+    for name in COLUMNS:
+        columns = [part.columns[name] for part in parts]
+        if name in TEXTS:
+            columns = [
+                np.where(values == NULL, NULL, values + begin)
+                for values, begin in zip(columns, begins, strict=True)
+            ]
+        found.columns.replace(name, np.concatenate(columns) if columns else nulls(0))
     return found

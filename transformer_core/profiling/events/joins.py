@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 from transformer_core.profiling.events.time_intervals import innermost
 from transformer_core.profiling.readers.columns import NULL, Columns, Integers, nulls
 
+_STRETCH = 1 << 16
+"""Times that are looked up at once."""
+
 
 def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integers]:
     """Thread and time of the launch of each device event, by correlation id; null where there is
@@ -34,21 +37,31 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
         if not len(mine):
             continue
         asked = np.flatnonzero(thread == number)
-        owner = innermost(t0[mine], t1[mine]).at(time[asked])
-        found[asked[owner >= 0]] = mine[owner[owner >= 0]]
+        asked = asked[np.argsort(time[asked], kind="stable")]
+        # Stretch by stretch, so that the memory for it does not grow with the trace.
+        for begin in range(0, len(asked), _STRETCH):
+            some = asked[begin : begin + _STRETCH]
+            first, last = time[some[0]], time[some[-1]]
+            near = mine[(t0[mine] <= last) & (t1[mine] > first)]
+            owner = innermost(t0[near], t1[near]).at(time[some])
+            found[some[owner >= 0]] = near[owner[owner >= 0]]
     return found
 
 
-def leaves(operators: Columns, kinds: Integers) -> NDArray[np.bool_]:
-    """The operators that do their work themselves: no operator of their kind runs inside."""
-    t0, t1, thread = (operators[name] for name in ("t0", "t1", "thread"))
+def leaves(operators: Columns, kinds: Integers, wanted: list[int]) -> NDArray[np.bool_]:
+    """The operators of ``wanted`` kinds that do their work themselves: no operator of their kind
+    runs inside."""
+    mine = np.flatnonzero(np.isin(kinds, wanted))
+    t0, t1, thread = (operators[name][mine] for name in ("t0", "t1", "thread"))
+    kinds = kinds[mine]
     order = np.lexsort((-t1, t0, kinds, thread))
-    found = np.ones(len(order), np.bool_)
+    found = np.zeros(len(operators), np.bool_)
+    found[mine] = True
     if len(order) > 1:
         this, following = order[:-1], order[1:]
         # What is inside begins next of its kind on the thread.
         inside = t0[following] < t1[this]
         inside &= kinds[following] == kinds[this]
         inside &= thread[following] == thread[this]
-        found[this] = ~inside
+        found[mine[this]] = ~inside
     return found

@@ -34,6 +34,13 @@ class _Made(dict[str, Value]):
         return made
 
 
+class _Anew(_Made[Value]):
+    """Not kept: what asks for it keeps it, and often but a part."""
+
+    def __missing__(self, name: str) -> Value:
+        return self._make(name)
+
+
 class Rows:
     """Columns of the event table; integers that are null hold NULL, texts None."""
 
@@ -58,6 +65,8 @@ class Rows:
 
     def where(self, mask: Mask | NDArray[np.int64]) -> "Rows":
         """Some of the rows."""
+        if mask.dtype == np.bool_ and mask.all():
+            return self  # and what was made of its columns
         chosen = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask.astype(np.int64)
         places = chosen if isinstance(self._places, slice) else self._places[chosen]
         return Rows(self._all, self.texts, places)
@@ -109,30 +118,31 @@ def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
         from transformer_core.profiling.events.arrow_arrays import events_of
 
         table = events_of(table)
-    events = table
-    kept = slice(None) if but is None else np.flatnonzero(~events.of_kind(but))
-    places: dict[str, NDArray[np.int32]] = {}
+    return _rows(table, slice(None) if but is None else np.flatnonzero(~table.of_kind(but)))
 
-    def values(name: str) -> NDArray:
-        codes = events.columns[name][kept]
-        present = np.flatnonzero(np.bincount(codes[codes != NULL]))
-        known = {events.texts[number]: None for number in present.tolist()}
-        order = {text: place for place, text in enumerate(known)}
-        # The last one is for null: it is what NULL, taken for a place, stands for.
+
+def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
+    def known(name: str) -> tuple[NDArray, NDArray[np.int32]]:
+        """The texts of a column and None, and the place there of each text of the table; what
+        stands behind the last of these is the place of null."""
+        values = events.columns[name]
+        present = np.flatnonzero(np.bincount(values[values != NULL]))
+        order: dict[str, int] = {}
+        places = [order.setdefault(events.texts[k], len(order)) for k in present.tolist()]
         table = np.full(len(events.texts) + 1, len(order), np.int32)
-        table[present] = [order[events.texts[number]] for number in present.tolist()]
-        places[name] = table[np.where(codes == NULL, len(events.texts), codes)]
-        return np.array([*order, None], dtype=object)
+        table[present] = places
+        return np.array([*order, None], dtype=object), table
 
-    texts = _Made(values)
+    tables = _Made(known)
 
-    def numbered(name: str) -> NDArray:
+    def column(name: str) -> NDArray:
+        values = events.columns[name][kept]
         if name not in event_table.TEXTS:
-            return events.columns[name][kept]
-        texts[name]
-        return places.pop(name)
+            return values
+        table = tables[name][1]
+        return table[np.where(values == NULL, len(table) - 1, values)]
 
-    return Rows(_Made(numbered), texts)
+    return Rows(_Anew(column), _Made(lambda name: tables[name][0]))
 
 
 def total(values: Integers) -> int | None:

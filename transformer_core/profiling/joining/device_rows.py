@@ -1,5 +1,7 @@
 """Rows of device events: each with its launch, and with what ran around that."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,10 +25,22 @@ _CLASSES = {
     "memset": event_table.MEMSET,
     "graph": event_table.GRAPH,
 }
+_AS_THEY_ARE = {
+    "context": "context",
+    "stream": "stream",
+    "t0_ns": "t0",
+    "t1_ns": "t1",
+    "kind": "kind",
+    "name": "name",
+    "copy_kind": "copy",
+    "correlation": "correlation",
+    "graph": "graph",
+}
+"""Columns that the reader has found, by theirs."""
 
 
-def device_rows(rows: ProcessRows) -> dict[str, Integers]:
-    """The columns of the device events of a process."""
+def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
+    """The columns of the device events of a process, one after the other, for they are large."""
     device, names, trace = rows.trace.device, rows.names, rows.trace
     thread, launched = first_launches(device["correlation"], trace.launches)
     operator = around(trace.operators, thread, launched)
@@ -39,36 +53,19 @@ def device_rows(rows: ProcessRows) -> dict[str, Integers]:
     placed = rows.marks.placed(launched)
     apart = of_loaders(rows.marks, thread, kernel, operator >= 0, talks, placed["phase"], names)
     placed["phase"] = np.where(apart, names[LOADER], placed["phase"])
-    return {
-        "device": _devices(rows),
-        "context": device["context"],
-        "stream": device["stream"],
-        "t0_ns": device["t0"],
-        "t1_ns": device["t1"],
-        "kind": device["kind"],
-        "name": device["name"],
-        "class": np.where(
-            talks,
-            names[event_table.COMMUNICATION],
-            mapped(names, device["kind"], lambda kind: _CLASSES[kind]),
-        ),
-        "collective": collective,
-        "copy_kind": device["copy"],
-        "bytes": size,
-        "group_size": group_size,
-        "group": group,
-        "correlation": device["correlation"],
-        "graph": device["graph"],
-        "thread": thread,
-        "launch_ns": launched,
-        "operator": taken(trace.operators["name"], operator),
-        "shapes": rows.shapes(operator),
-        "operator_class": _kernel_classes(rows, kernel, talks, operator),
-        "layer": rows.layers.at(thread, launched),
-        **placed,
-        "flops": flops,
-        "operator_bytes": traffic,
-    }
+    yield from placed.items()
+    yield from (("thread", thread), ("launch_ns", launched), ("collective", collective))
+    yield from (("bytes", size), ("group_size", group_size), ("group", group))
+    yield from (("flops", flops), ("operator_bytes", traffic))
+    for name, source in _AS_THEY_ARE.items():
+        yield name, device[source]
+    yield "device", _devices(rows)
+    kinds = mapped(names, device["kind"], lambda kind: _CLASSES[kind])
+    yield "class", np.where(talks, names[event_table.COMMUNICATION], kinds)
+    yield "operator", taken(trace.operators["name"], operator)
+    yield "shapes", rows.shapes(operator)
+    yield "operator_class", _kernel_classes(rows, kernel, talks, operator)
+    yield "layer", rows.layers.at(thread, launched)
 
 
 def _devices(rows: ProcessRows) -> Integers:

@@ -5,14 +5,16 @@ within a process, the operator is the innermost one around the launch on the lau
 the phase is that of any thread, because PyTorch launches backward from threads of its own.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from transformer_core.profiling.events.event_table import Events
+from transformer_core.profiling.events.event_table import COLUMNS, Events, joined
 from transformer_core.profiling.joining.device_rows import device_rows
 from transformer_core.profiling.joining.host_rows import host_rows
 from transformer_core.profiling.joining.marked_rows import memory, modules, ranges, waits
 from transformer_core.profiling.joining.process_rows import ProcessRows
-from transformer_core.profiling.readers.columns import NULL
+from transformer_core.profiling.readers.columns import NULL, Integers
 from transformer_core.profiling.readers.process_trace import ProcessTrace
 
 _CLOCK = ("t0_ns", "t1_ns", "launch_ns")
@@ -21,12 +23,23 @@ _CLOCK = ("t0_ns", "t1_ns", "launch_ns")
 def events_of_process(trace: ProcessTrace, rank: int = 0) -> Events:
     """The rows of a process: its device events, or where it has none what its CPU did, and what its
     host marks."""
-    rows, found = ProcessRows(trace), Events(texts=trace.names.texts)
-    work = device_rows if len(trace.device) else host_rows
-    for part in (work, ranges, modules, waits, memory):
-        columns = part(rows)
-        for name in columns.keys() & set(_CLOCK):
-            values = columns[name]
-            columns[name] = np.where(values == NULL, NULL, values + trace.offset_ns)
-        found.columns.extend(len(columns["t0_ns"]), rank=rank, pid=trace.pid, **columns)
+    rows = ProcessRows(trace)
+    work = device_rows(rows) if len(trace.device) else host_rows(rows).items()
+    parts = [_packed(trace, rank, work)]
+    parts += [_packed(trace, rank, p(rows).items()) for p in (ranges, modules, waits, memory)]
+    return joined([part for part in parts if len(part)] or parts[:1])
+
+
+def _packed(trace: ProcessTrace, rank: int, columns: Iterable[tuple[str, Integers]]) -> Events:
+    """Rows of which each column is packed as soon as it is there."""
+    found, count = Events(texts=trace.names.texts), 0
+    for name, values in columns:
+        if name in _CLOCK:
+            values = np.where(values == NULL, NULL, values + trace.offset_ns)
+        found.columns.replace(name, values)
+        count = len(values)
+    for name in COLUMNS:
+        if not len(found.columns[name]):
+            usual = {"rank": rank, "pid": trace.pid}.get(name, NULL)
+            found.columns.replace(name, np.full(count, usual, np.int64))
     return found

@@ -103,4 +103,7 @@ class ProcessRows:
 
     @cached_property
     def _leaves(self) -> NDArray[np.bool_]:
-        return leaves(self.trace.operators, self.operator_classes)
+        # All others have no arithmetic and no traffic that is known.
+        working = ("CONTRACTION", "NORMALIZATION", "ELEMENT_WISE")
+        wanted = [self.names[getattr(operator_classes, name)] for name in working]
+        return leaves(self.trace.operators, self.operator_classes, wanted)
