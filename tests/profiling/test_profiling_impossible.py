@@ -11,6 +11,7 @@ from traces import Report, complete, kineto, on_device
 
 from schemas.results import Breakdown
 from transformer_core.profiling.__main__ import main
+from transformer_core.profiling.joining.reading import read_files
 
 GOOD = [
     complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
@@ -158,3 +159,11 @@ def test_limits_that_no_difference_can_exceed(tmp_path: Path, words: list[str]) 
     with pytest.raises(SystemExit) as ended:
         main(["diff", path, path, *words])
     assert ended.value.code == 2
+
+
+def test_two_halves_a_year_apart(tmp_path: Path) -> None:
+    year = 365 * 86_400 * 1e6
+    rows = [on_device("kernel", "early", 10, 5, 1), on_device("kernel", "late", year, 5, 2)]
+    reading = read_files([kineto(tmp_path / "trace.json", rows)])
+    assert reading.table.column("name").to_pylist() == ["late"]
+    assert "away from the others" in reading.notes[0]
