@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct
+from numpy.typing import NDArray
 
 from transformer_core.profiling.readers.columns import NULL, Integers
 from transformer_core.profiling.readers.kineto.kineto_stream import repaired
@@ -179,6 +180,12 @@ def times(
     left_out.add("their time is missing or not finite", int((~good).sum()) - negative)
     kept = [event for event, fine in zip(events, good.tolist(), strict=True) if fine]
     return kept, t0[good], t0[good] + dur[good]
+
+
+def starts(events: Sequence[AnyEvent]) -> tuple[Integers, NDArray[np.bool_]]:
+    """Begins alone, and which are known; for events whose end does not matter."""
+    t0 = nanoseconds([event.ts for event in events])
+    return t0, t0 != NULL
 
 
 def nanoseconds(values: list[Any]) -> Integers:

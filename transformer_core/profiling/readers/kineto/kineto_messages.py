@@ -3,9 +3,21 @@
 import json
 from typing import Any
 
+import msgspec
+
 from transformer_core.profiling.operators.collective_names import collective_named, message_bytes
 from transformer_core.profiling.operators.operator_classes import element_bytes
 from transformer_core.profiling.readers.kineto.kineto_events import Communication
+
+
+def communication(args: Any) -> Communication | None:
+    """What an event says of a collective; null where that is not as it should be."""
+    if isinstance(args, Communication):
+        return args
+    try:
+        return msgspec.json.decode(args or b"{}", type=Communication)
+    except msgspec.ValidationError:
+        return None
 
 
 def said_bytes(args: Communication) -> int | None:

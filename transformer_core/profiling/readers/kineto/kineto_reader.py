@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from transformer_core.common.progress import Progress
 from transformer_core.profiling.events.layers import MODULE
@@ -24,12 +22,16 @@ from transformer_core.profiling.readers.kineto.kineto_events import (
     MemoryArgs,
     OperatorArgs,
     decode_events,
-    nanoseconds,
     numbers,
     optional,
+    starts,
     times,
 )
-from transformer_core.profiling.readers.kineto.kineto_messages import input_bytes, said_bytes
+from transformer_core.profiling.readers.kineto.kineto_messages import (
+    communication,
+    input_bytes,
+    said_bytes,
+)
 from transformer_core.profiling.readers.kineto.kineto_names import (
     COLLECTIVE,
     DEVICE,
@@ -197,7 +199,7 @@ class KinetoReader:
         events, args = self._launch_args(events, self.left_out)
         self.launched += sum(launches(event.name) for event in events)
         correlation = optional([a.correlation for a in args])
-        t0, kept = _starts(events)
+        t0, kept = starts(events)
         kept &= correlation != NULL
         self._set_process(events)
         thread = numbers([event.tid for event in events])
@@ -256,7 +258,7 @@ class KinetoReader:
             name, size, group, members = event.name, None, None, None
             said = event.name == "record_param_comms"
             if said:
-                args = _communication(event.args)
+                args = communication(event.args)
                 if args is None or not args.collective:
                     continue
                 name, size = f"nccl:{args.collective}", said_bytes(args)
@@ -276,7 +278,7 @@ class KinetoReader:
 
     def _memory(self, events: Sequence[AnyEvent]) -> None:
         events, args = self._memory_args(events, self.left_out)
-        t0, kept = _starts(events)
+        t0, kept = starts(events)
         kept &= np.array([event.name == MEMORY for event in events], np.bool_)
         kept &= np.array([a.allocated is not None for a in args], np.bool_)
         self.trace.memory.extend(
@@ -295,22 +297,6 @@ class KinetoReader:
     def _set_process(self, events: Sequence[AnyEvent]) -> None:
         if events:
             self.trace.pid = int(numbers([events[-1].pid])[0])
-
-
-def _communication(args: Any) -> Communication | None:
-    """What an event says of a collective; null where that is not as it should be."""
-    if isinstance(args, Communication):
-        return args
-    try:
-        return msgspec.json.decode(args or b"{}", type=Communication)
-    except msgspec.ValidationError:
-        return None
-
-
-def _starts(events: Sequence[AnyEvent]) -> tuple[Integers, NDArray[np.bool_]]:
-    """Begins alone, and which are known; for events whose end does not matter."""
-    t0 = nanoseconds([event.ts for event in events])
-    return t0, t0 != NULL
 
 
 def _whole(value: Any, least: int, limit: int) -> int | None:
