@@ -245,3 +245,8 @@ def optional(values: Sequence[int | None]) -> Integers:
     except OverflowError:
         fine = [v if v is not None and abs(v) < _LATEST else NULL for v in values]
         return np.array(fine, np.int64)
+
+
+def whole(value: Any, least: int, limit: int) -> int | None:
+    """A whole number from ``least`` to below ``limit``; null for anything else."""
+    return value if type(value) is int and least <= value < limit else None

@@ -5,6 +5,7 @@ microseconds with decimals, or whole ones in old traces; they become nanoseconds
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformer_core.profiling.readers.kineto.kineto_events import (
     optional,
     starts,
     times,
+    whole,
 )
 from transformer_core.profiling.readers.kineto.kineto_messages import (
     communication,
@@ -74,7 +76,7 @@ class KinetoReader:
         self._takers: dict[str, Any] = {"user_annotation": self._ranges}
         self._takers["python_function"] = self._modules
         self._takers |= dict.fromkeys((MEMORY, *MEMORY_CATEGORIES), self._memory)
-        self._takers |= {name: self._device_taker(kind) for name, kind in DEVICE.items()}
+        self._takers |= {name: partial(self._device_events, kind) for name, kind in DEVICE.items()}
         self._takers |= dict.fromkeys(LAUNCHES, self._launches)
         self._takers |= dict.fromkeys(OPERATORS, self._operators)
         self._typed = TypedDecoder()
@@ -113,15 +115,15 @@ class KinetoReader:
     def _read_head(self, head: dict[str, Any]) -> None:
         distributed = head.get("distributedInfo")
         if isinstance(distributed, dict):
-            self.trace.ranks = _whole(distributed.get("world_size"), 1, _NO_RANK)
+            self.trace.ranks = whole(distributed.get("world_size"), 1, _NO_RANK)
             limit = self.trace.ranks or _NO_RANK
-            self.trace.rank = _whole(distributed.get("rank"), 0, limit)
+            self.trace.rank = whole(distributed.get("rank"), 0, limit)
             self.trace.usual_group = usual_group(distributed)
             # The texts of events leave out ranks of large groups; the head has them all.
             known = groups_by_name(distributed)
             texts = self.trace.names.texts
             texts[:] = [known.get(text, text) if text[:1] == "#" else text for text in texts]
-        self.trace.offset_ns = _whole(head.get("baseTimeNanoseconds"), 0, _NO_TIME) or 0
+        self.trace.offset_ns = whole(head.get("baseTimeNanoseconds"), 0, _NO_TIME) or 0
 
     def _decode(self, text: bytes | memoryview) -> Piece:
         """A stretch of events; msgspec.DecodeError if it is no JSON."""
@@ -159,9 +161,6 @@ class KinetoReader:
             chosen = set(map(id, kept))
             args = [a for event, a in zip(events, args, strict=True) if id(event) in chosen]
         return kept, args, t0, t1
-
-    def _device_taker(self, kind: str) -> Any:
-        return lambda events: self._device_events(kind, events)
 
     def _device_events(self, kind: str, events: Sequence[AnyEvent]) -> None:
         ids = self.trace.names
@@ -297,7 +296,3 @@ class KinetoReader:
     def _set_process(self, events: Sequence[AnyEvent]) -> None:
         if events:
             self.trace.pid = int(numbers([events[-1].pid])[0])
-
-
-def _whole(value: Any, least: int, limit: int) -> int | None:
-    return value if type(value) is int and least <= value < limit else None
