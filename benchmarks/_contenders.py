@@ -13,7 +13,7 @@ from schemas.config.training import Training
 from transformer_core.data.batching.collate import Batch
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model.registry import build_model
-from transformer_core.train.objective import Objective
+from transformer_core.task.objective import Objective
 from transformer_core.train.optimization.optimizer import build_optimizer
 from transformer_core.train.precision.autocast import build_precision
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/architecture.svg"
 CONTRACT = "schemas"
 ORDER = (
-    *("common", "plan", "data", "model", "parallel", "train"),
+    *("common", "plan", "data", "model", "task", "parallel", "train"),
     *("measure", "profiling", "analysis", "refine", "search", "report", "faults"),
 )
 WAY = (

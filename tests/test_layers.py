@@ -11,6 +11,7 @@ ROOMS = (
     "plan",
     "data",
     "model",
+    "task",
     "parallel",
     "train",
     "measure",

@@ -186,6 +186,57 @@ class UrlCorpus(Corpus):
     """Seconds without a byte after which a download counts as broken."""
 
 
+class TextsCorpus(Schema):
+    """Texts in one language, for a language model: one file per split, read by its ending: .jsonl
+    or .parquet, else plain text; plain, .gz, .xz or .zst."""
+
+    kind: Literal["documents"]
+    name: Name = Field(examples=["my_texts"])
+    """Name of the corpus: its folder below results/data."""
+    language: str = Field(default="en", min_length=1, max_length=35)
+    """Language of the texts, as an ISO 639-1 code."""
+    train: PathText = Field(examples=["data/train.txt.gz"])
+    """Path of the file to train on."""
+    validation: PathText = Field(examples=["data/validation.txt"])
+    """Path of the file for the validation loss."""
+    test: PathText = Field(examples=["data/test.txt"])
+    """Path of the file for the loss of the trained model and its continuations."""
+    field: PathText = "text"
+    """Key (.jsonl) or column (.parquet) of the text; dots reach into objects and structs."""
+    ends: Literal["line", "blank_line"] = "line"
+    """What ends a text in a file of plain text: its line, or a line without text after it."""
+    limits: ReadingLimits = ReadingLimits()
+    """The most that its files may be."""
+
+
+class GrammarTexts(Schema):
+    """The embedded generator's sentences of one language, some of them to a text: any number of
+    texts, from a seed."""
+
+    kind: Literal["grammar_documents"] = "grammar_documents"
+    name: Name = "grammar_documents"
+    """Name of the corpus: its folder below results/data."""
+    language: Literal["en", "de"] = "de"
+    """Language of the sentences."""
+    train_texts: Pairs = 2_000
+    """Texts to train on."""
+    validation_texts: Pairs = 100
+    """Texts for the validation loss."""
+    test_texts: Pairs = 100
+    """Texts for the loss of the trained model and its continuations."""
+    sentences: int = Field(default=8, ge=1, le=10_000)
+    """Sentences of a text on average: 1 to twice as many less 1."""
+    seed: Seed = 1
+    """Seed of the generator."""
+    names: int = Field(default=0, ge=0, le=200_000)
+    """Invented names of persons and places in place of the lexicon's, as in the kind grammar."""
+    limits: ReadingLimits = ReadingLimits()
+    """The most that its files may be: it has none."""
+
+
+TEXT_KINDS = ("documents", "grammar_documents")
+"""Kinds of corpora that hold texts in one language, not pairs."""
+
 AnyCorpus = Annotated[
     GrammarCorpus
     | TextCorpus
@@ -193,7 +244,9 @@ AnyCorpus = Annotated[
     | JsonlCorpus
     | ParquetCorpus
     | DatasetsCorpus
-    | UrlCorpus,
+    | UrlCorpus
+    | TextsCorpus
+    | GrammarTexts,
     Field(discriminator="kind"),
 ]
 

@@ -1,31 +1,38 @@
 """Run specs, and the sections that they share with studies."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from schemas.base import Name, Schema
 from schemas.config.batching import AnyBatching, TokenBudget
 from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
+from schemas.config.decoder_only import AnyLanguageModel
 from schemas.config.measurement import Measurement
 from schemas.config.model import AnyModel, Transformer
 from schemas.config.parallel import AnyParallel, Machine, Single
+from schemas.config.task import AnyTask, LanguageModel, Translation, defaults_of
 from schemas.config.tokenizer import AnyTokenizer, Tokenizer
 from schemas.config.training import Evaluation, Training
+
+AnyTrained = Annotated[AnyModel | AnyLanguageModel, Field(discriminator="kind")]
 
 
 class Sections(Schema):
     """What a study says for all its variants, and a run spec for one."""
 
+    # Left out where it is the default: run specs from before there were tasks keep their hashes.
+    task: AnyTask = Field(default=Translation(), exclude_if=lambda task: task == Translation())
+    """What is trained: translation of sentence pairs, or a language model of texts."""
     corpus: AnyCorpus = GrammarCorpus()
-    """The sentence pairs."""
+    """The sentence pairs, or the texts of a language model."""
     filter: Filter = Filter()
-    """What happens to pairs that cannot be used."""
+    """What happens to pairs or texts that cannot be used."""
     tokenizer: AnyTokenizer = Tokenizer()
     """How sentences become tokens."""
     batching: AnyBatching = TokenBudget()
     """How pairs become global batches."""
-    model: AnyModel = Transformer()
+    model: AnyTrained = Transformer()
     """The network."""
     training: Training = Training()
     """How it is trained."""
@@ -35,6 +42,25 @@ class Sections(Schema):
     """What is timed."""
     evaluation: Evaluation = Evaluation()
     """How the trained models are judged."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_defaults_of_the_task(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        filled = dict(data)
+        for name, defaults in defaults_of(data.get("task")).items():
+            section = _plain(data.get(name, {}))
+            if isinstance(section, dict) and section.get("kind") in (None, defaults.get("kind")):
+                filled[name] = defaults | section
+        return filled
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a pair with both its ends, or of a row of texts."""
+        if isinstance(self.task, LanguageModel):
+            return self.task.context
+        return 2 * (self.filter.max_tokens + 1)
 
 
 class RunSpec(Sections):

@@ -19,7 +19,7 @@ from schemas.config.families import Member
 from schemas.config.run_spec import RunSpec
 from schemas.errors import nearest
 
-DATA_SECTIONS = frozenset({"corpus", "filter", "tokenizer"})
+DATA_SECTIONS = frozenset({"task", "corpus", "filter", "tokenizer"})
 """Sections that all variants of a study share, so that they train on the same sentences."""
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         ShardManifest,
         ShardProgress,
         SkippedPair,
+        TextRows,
         TokenizerReport,
     )
     from schemas.results.equivalence import (
@@ -132,12 +133,14 @@ if TYPE_CHECKING:
     from schemas.results.refinement import Refinement, Stint, Unsettled
     from schemas.results.runs import (
         STEP_COLUMNS,
+        Continuation,
         EvaluationResult,
         LinkUse,
         Provenance,
         RankMemory,
         RankPlace,
         Repeat,
+        TextQuality,
         Topology,
         Translation,
         Validation,
@@ -190,6 +193,7 @@ __all__ = [
     "ComputeRecord",
     "ComputeTimes",
     "Contender",
+    "Continuation",
     "CorpusSplit",
     "DataCheck",
     "DdpTimes",
@@ -273,6 +277,8 @@ __all__ = [
     "Stint",
     "Straggler",
     "StreamUse",
+    "TextQuality",
+    "TextRows",
     "TimelinePoint",
     "TokenizerReport",
     "Topology",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from schemas.base import Schema
 from schemas.results.claims import ClaimVerdict
-from schemas.results.common import Bytes, Elapsed, Interval, Measured, Score, Status
+from schemas.results.common import Amount, Bytes, Elapsed, Interval, Measured, Score, Status
 from schemas.results.comparisons import Verdict
 from schemas.results.equivalence import CertificateStatus
 from schemas.results.refinement import Unsettled
@@ -47,7 +47,9 @@ class AnswerVariant(Schema):
     peak_memory_bytes: Bytes | None
     """Largest peak of any rank."""
     bleu: Score | None
-    """BLEU after the steps of the study, 0 to 100."""
+    """BLEU after the steps of the study, 0 to 100; null of a language model."""
+    bits_per_byte: Amount | None = None
+    """Bits per byte of a language model after the steps of the study; null of a translation."""
 
 
 class AnswerClaim(Schema):

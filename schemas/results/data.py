@@ -94,6 +94,17 @@ class Shard(Schema):
     earlier times."""
 
 
+class TextRows(Schema):
+    """What the rows of a language model's split are made of."""
+
+    context: Many
+    """Tokens of a row."""
+    texts: Many
+    """Texts in all rows."""
+    bytes: Bytes
+    """Their size in UTF-8, by which bits per byte are counted."""
+
+
 class ShardManifest(Schema):
     """results/data/<corpus>/shards/<split>/manifest.json, written last: it validates the shards.
 
@@ -126,6 +137,9 @@ class ShardManifest(Schema):
     """Time that tokenizing and writing took."""
     shards: list[Shard]
     """The files, in the order of the corpus."""
+    texts: TextRows | None = None
+    """Of a language model, whose pairs are rows of texts: their sources are empty, and ends stand
+    among their target tokens. Null for sentence pairs."""
 
 
 class ShardProgress(Schema):

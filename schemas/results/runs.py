@@ -207,6 +207,35 @@ class Translation(Schema):
     """The model's translation."""
 
 
+class TextQuality(Schema):
+    """How well a language model foretells the texts of the test split, as they stand in rows."""
+
+    loss: Loss
+    """Mean cross-entropy per token in nats; ends of texts are tokens, too."""
+    perplexity: Amount | None
+    """The exponential of the loss; null where it is beyond any number."""
+    bits_per_byte: Amount
+    """The loss of all tokens in bits, over the bytes of the texts in UTF-8. It compares with that
+    of other tokenizers."""
+    tokens: Many
+    """Tokens foretold."""
+    bytes: Bytes
+    """Bytes of the texts."""
+
+
+class Continuation(Schema):
+    """The beginning of a text of the test split, and how it goes on."""
+
+    prompt: str
+    """What the model was given."""
+    reference: str
+    """How the text goes on."""
+    greedy: str
+    """How the model goes on, with the most probable token at each place."""
+    drawn: str
+    """How it goes on where tokens are drawn."""
+
+
 class EvaluationResult(Schema):
     """results/runs/<variant>/evaluation.json."""
 
@@ -223,11 +252,15 @@ class EvaluationResult(Schema):
     signature: str | None
     """sacrebleu's signature of the BLEU score."""
     pairs: Many
-    """Sentences translated."""
+    """Sentences translated, or rows of texts foretold."""
     seconds: Elapsed | None
     """Time that decoding took."""
     samples: list[Translation]
     """A few translations."""
+    texts: TextQuality | None = None
+    """The quality of a language model; null for a translation, and if not ok."""
+    continuations: list[Continuation] = Field(default_factory=list)
+    """A few texts that a language model goes on with."""
 
 
 class VariantResult(Schema):

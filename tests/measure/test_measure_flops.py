@@ -10,7 +10,7 @@ from schemas.config.model import AnyModel, HuggingFace, ImportedModel, TorchTran
 from transformer_core.data.tokenizing.special_tokens import EOS
 from transformer_core.measure.machine.batch_flops import Lengths, forward_flops, training_flops
 from transformer_core.model.registry import build_model
-from transformer_core.train.objective import Objective
+from transformer_core.task.objective import Objective
 
 SIZES = {
     "encoder_layers": 2,

@@ -7,7 +7,7 @@ from schemas.config.model import Transformer
 from schemas.config.training import ChunkedLoss, WholeLoss
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model.registry import build_model
-from transformer_core.train.objective import Objective
+from transformer_core.task.objective import Objective
 
 VOCABULARY = 7
 

@@ -100,10 +100,15 @@ def validation_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
     )
 
 
-def lengths_frame(lengths: LengthHistogram, source: str, target: str) -> pd.DataFrame:
-    """A row per side and length, with the share of the side's sentences that have it."""
+def lengths_frame(
+    lengths: LengthHistogram, source: str | None = None, target: str = ""
+) -> pd.DataFrame:
+    """A row per side and length, with the share of the side's sentences that have it; without a
+    ``source`` language, of texts."""
     rows = []
-    sides = ((f"source ({source})", lengths.source), (f"target ({target})", lengths.target))
+    sides = [(f"source ({source})", lengths.source), (f"target ({target})", lengths.target)]
+    if source is None:
+        sides = [(f"texts ({target})", lengths.target)]
     for side, histogram in sides:
         total = sum(histogram.values())
         rows += [(side, length, count / total) for length, count in sorted(histogram.items())]

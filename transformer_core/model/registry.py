@@ -30,7 +30,9 @@ LANGUAGE_BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
 """Builder of a language model by the ``kind`` of its schema."""
 
 
-def build_model(spec: AnyModel, vocabulary: int, packed: bool = False) -> nn.Module:
+def build_model(
+    spec: AnyModel | AnyLanguageModel, vocabulary: int, packed: bool = False
+) -> nn.Module:
     """The model of ``spec`` over ``vocabulary`` tokens, with initial weights.
 
     It lies on torch's default device (``torch.device`` as a context), and its weights depend on
@@ -38,6 +40,8 @@ def build_model(spec: AnyModel, vocabulary: int, packed: bool = False) -> nn.Mod
     where a row holds several pairs. Raises ValueError for a kind of model that cannot do that.
     """
     leave_out_cudnn()
+    if spec.kind in LANGUAGE_BUILDERS:
+        return build_language_model(spec, vocabulary)  # type: ignore[arg-type]
     model = BUILDERS[spec.kind](spec, vocabulary)
     if packed:
         if not isinstance(model, EncoderDecoder):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from schemas.config.batching import FixedSize
+from schemas.config.decoder_only import AnyLanguageModel, DecoderOnly, HuggingFaceCausal
 from schemas.config.parallel import Ddp, Machine
 from schemas.config.run_spec import RunSpec
 from schemas.results.predicted_memory import Prediction
@@ -98,12 +99,34 @@ def gpus_per_host(spec: RunSpec) -> int:
 
 
 def parameters(spec: RunSpec, vocabulary: int) -> int:
-    """Weights of the matrices of an encoder-decoder of these sizes."""
+    """Weights of the matrices of a model of these sizes."""
     model = spec.model
+    if isinstance(model, DecoderOnly | HuggingFaceCausal):
+        embeddings = (1 if model.tied_embeddings else 2) * vocabulary * model.d_model
+        return model.layers * layer_weights(model) + embeddings
     attention, feed_forward = 4 * model.d_model**2, 2 * model.d_model * model.d_ff
     layers = model.encoder_layers * (attention + feed_forward)
     layers += model.decoder_layers * (2 * attention + feed_forward)
     return layers + (1 if model.tied_embeddings else 3) * vocabulary * model.d_model
+
+
+def layer_weights(model: AnyLanguageModel) -> int:
+    """Weights of the matrices of a layer; of another library's, those of the most usual kind."""
+    heads, gated = model.heads, True
+    kv_heads = heads
+    if isinstance(model, DecoderOnly):
+        kv_heads = model.kv_heads or heads
+        gated = model.feed_forward.kind == "swiglu"
+    attention = 2 * model.d_model**2 * (heads + kv_heads) // heads
+    return attention + (3 if gated else 2) * model.d_model * model.d_ff
+
+
+def layers(spec: RunSpec) -> int:
+    """Layers of the model, those of encoder and decoder together."""
+    model = spec.model
+    if isinstance(model, DecoderOnly | HuggingFaceCausal):
+        return model.layers
+    return model.encoder_layers + model.decoder_layers
 
 
 def step_flops(spec: RunSpec, vocabulary: int) -> float:
@@ -119,8 +142,7 @@ def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None)
     if prediction is not None and prediction.device == "cpu" and prediction.process_bytes:
         return processes * 1.25 * prediction.process_bytes
     tokens = _tokens(spec) / spec.parts
-    layers = spec.model.encoder_layers + spec.model.decoder_layers
-    activations = tokens * layers * spec.model.d_model * _BYTES_PER_TOKEN_AND_WIDTH
+    activations = tokens * layers(spec) * spec.model.d_model * _BYTES_PER_TOKEN_AND_WIDTH
     logits = 3 * 4 * tokens * vocabulary
     weights = _BYTES_PER_PARAMETER * parameters(spec, vocabulary)
     return processes * (_PROCESS_BYTES["cpu"] + weights + activations + logits)
@@ -137,5 +159,5 @@ def _tokens(spec: RunSpec) -> float:
     """Most tokens of a global batch, padding included."""
     batching = spec.batching
     if isinstance(batching, FixedSize):
-        return batching.scaled_pairs * 2 * (spec.filter.max_tokens + 1)
+        return batching.scaled_pairs * spec.longest
     return batching.scaled_tokens

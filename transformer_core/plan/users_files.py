@@ -16,6 +16,7 @@ from schemas.config.corpus import (
     OneFileCorpus,
     Split,
     TextCorpus,
+    TextsCorpus,
     UrlCorpus,
 )
 from schemas.config.run_spec import RunSpec
@@ -32,7 +33,7 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
         case TextCorpus():
             pair = getattr(corpus, split)
             found = [Path(pair.source), Path(pair.target)]
-        case OneFileCorpus():
+        case OneFileCorpus() | TextsCorpus():
             found = [Path(getattr(corpus, split))]
         case DatasetsCorpus(folder=folder):
             found = sorted(Path(folder).rglob("*"))

@@ -37,6 +37,8 @@ class Section:
     tables: tuple[str, ...] = ()
     under: str | None = None
     """The section whose question it goes on with; null for one with a question of its own."""
+    task: str | None = None
+    """The kind of task that it is about; null for all."""
 
     def context(self, results: "StudyResults") -> dict[str, Any]:
         """What the template needs beside the study and the results."""
@@ -108,7 +110,12 @@ SECTIONS = (
         under="summary",
     ),
     Section("headroom", "Where is the limit?", under="summary"),
-    Section("quality", "How soon does it translate well?", figures=("quality",)),
+    Section(
+        "quality",
+        "How soon does it translate well?",
+        figures=("quality",),
+        task="translation",
+    ),
     Section(
         "memory",
         "Where does the memory go?",
@@ -128,7 +135,8 @@ SECTIONS = (
         figures=("equivalence", "training_loss", "validation_loss"),
         tables=("equivalence",),
     ),
-    Section("translations", "Translations", under="equivalence"),
+    Section("translations", "Translations", under="equivalence", task="translation"),
+    Section("continuations", "Continuations", under="equivalence", task="language_model"),
     Section(
         "scaling",
         "What do more devices and slow links do?",

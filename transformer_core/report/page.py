@@ -54,7 +54,9 @@ def render(
 ) -> str:
     """The page as HTML."""
     by_name = {picture.name: picture for picture in pictures}
+    task = results.study.task.kind
     shared = {"study": results.study, "results": results, "variants": variants}
+    shared["texts"] = task == "language_model"
     templates = environment()
     bodies = {
         section: Markup(
@@ -65,6 +67,7 @@ def render(
             )
         )
         for section in SECTIONS
+        if section.task in (None, task)
     }
     return templates.get_template("kit/page.html").render(**shared, sections=bodies)
 

@@ -15,7 +15,7 @@ from transformer_core.model.registry import build_model
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.parallel.strategies.strategy_registry import build_strategy
-from transformer_core.train.objective import Objective
+from transformer_core.task.tasks import objective_of
 from transformer_core.train.optimization.optimizer import build_optimizer
 from transformer_core.train.precision.autocast import Precision, build_precision
 
@@ -106,7 +106,7 @@ def assemble(
 def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
     """What trains ``model``, which lies on the device of ``process``: points 4 and 5 above."""
     training = spec.training
-    module = strategy.wrap(Objective(model, training.label_smoothing, training.loss))
+    module = strategy.wrap(objective_of(spec, model))
     return Trainer(
         spec=spec,
         process=process,

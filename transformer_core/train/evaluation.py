@@ -5,9 +5,9 @@ from itertools import islice
 import numpy as np
 import torch
 
-from transformer_core.data.batching.collate import collate
-from transformer_core.data.batching.feeding import evaluation_batches
+from transformer_core.data.batching.feeding import evaluation_batches, gathered
 from transformer_core.model.loss import token_loss_sum
+from transformer_core.task.tasks import objective_of
 from transformer_core.train.assemble import Setup
 
 
@@ -20,8 +20,8 @@ def validation_loss(setup: Setup) -> float:
     """
     model, process, store = setup.model, setup.process, setup.validation_store
     total = torch.zeros(2, dtype=torch.float64)
-    none = np.empty(0, np.int64)
-    nothing = collate(store.source.gather(none), store.target.gather(none))
+    nothing = gathered(store, np.empty(0, np.int64))
+    objective = objective_of(setup.spec, model)
     training = model.training
     model.eval()
     batches = evaluation_batches(store)
@@ -29,7 +29,7 @@ def validation_loss(setup: Setup) -> float:
         batch = turn[process.rank] if process.rank < len(turn) else nothing
         batch = batch.to(setup.device)
         with setup.precision.autocast():
-            logits = model(batch.source, batch.target_input)
+            logits = objective.logits(batch.source, batch.target_input)
         loss = token_loss_sum(logits, batch.target_output, 0.0)
         total += torch.tensor([float(loss), int((batch.target_output != 0).sum())])
     model.train(training)

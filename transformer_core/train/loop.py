@@ -99,9 +99,7 @@ def optimizer_step(
     for number, micro in enumerate(batch.micro_batches):
         with trainer.strategy.sync_context(last=number == final):
             with trainer.precision.autocast():
-                loss = trainer.module(
-                    micro.source, micro.target_input, micro.target_output, micro.source_full
-                )
+                loss = trainer.module(*micro.fields)
             trainer.precision.backward(loss * scale)
         loss_sum += loss.detach()
     trainer.strategy.reduce_gradients()

@@ -4,6 +4,8 @@
 TOKENIZER_FILES = [] if STUDY.tokenizer.kind == "bpe" else [STUDY.tokenizer.path]
 # One job makes the shards of a split, unless several are asked for.
 SCATTERED = len(PART_MANIFESTS) > 1
+# Texts of a language model are cut into rows.
+CONTEXT = f" --context {STUDY.task.context}" if STUDY.task.kind == "language_model" else ""
 
 
 rule read_corpus:
@@ -66,12 +68,13 @@ rule shards:
     params:
         code=CODE["shards"],
         filter=dump(STUDY.filter),
+        context=CONTEXT,
         folder=lambda wildcards, output: Path(output.manifest).parent,
     message:
         "Tokenize the {wildcards.split} split into Arrow shards"
     shell:
         "python -m transformer_core.data.sharding.job --tokenizer {input.tokenizer} --threads {threads}"
-        " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}"
+        " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"
         " 2>&1 | tee {log}"
 
 
@@ -90,13 +93,14 @@ if SCATTERED:
         params:
             code=CODE["shards_part"],
             filter=dump(STUDY.filter),
+            context=CONTEXT,
             folder=lambda wildcards, output: Path(output.manifest).parent,
         message:
             "Tokenize part {wildcards.scatteritem} of the training pairs into Arrow shards"
         shell:
             "python -m transformer_core.data.sharding.job --tokenizer {input.tokenizer}"
             " --threads {threads} --part {wildcards.scatteritem}"
-            " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}"
+            " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"
             " 2>&1 | tee {log}"
 
     rule gather_shards:

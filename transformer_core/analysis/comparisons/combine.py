@@ -64,8 +64,10 @@ def combine(
 
 
 def epoch_tokens(train: ShardManifest) -> int:
-    """Non-padding tokens that a pass over the split trains on: each side ends with one more."""
-    return train.source_tokens + train.target_tokens + 2 * train.pairs
+    """Non-padding tokens that a pass over the split trains on: each side of a pair ends with one
+    more."""
+    tokens = train.source_tokens + train.target_tokens
+    return tokens if train.texts else tokens + 2 * train.pairs
 
 
 def peak_memory(repeats: Sequence[Repeat]) -> int | None:

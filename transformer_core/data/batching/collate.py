@@ -1,6 +1,6 @@
 """Pairs as tensors: a row for each, padded to the longest, or several in a row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,21 @@ class Batch:
     """Pairs of sentences for one forward pass, one after the other in a row, then padding."""
 
     source: Tensor
-    """[b, s] int64: of each pair source ids and EOS; PAD up to the longest row."""
+    """[b, s] int64: of each pair source ids and EOS; PAD up to the longest row. [b, 0] of texts."""
     target_input: Tensor
-    """[b, t] int64: of each pair BOS and target ids; PAD."""
+    """[b, t] int64: of each pair, or text of a row, BOS and target ids; PAD."""
     target_output: Tensor
-    """[b, t] int64: of each pair target ids and EOS; PAD."""
+    """[b, t] int64: of each pair, or text of a row, target ids and EOS; PAD."""
     pairs: int
-    """Sentence pairs; 0 if the row only stands in for none."""
+    """Sentence pairs, or rows of texts; 0 if the row only stands in for none."""
     source_full: bool = False
     """Whether it is known that no source has padding. The host knows by the lengths: to ask a GPU
     for it would make the host wait."""
+
+    @property
+    def fields(self) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """What the module around model and loss takes."""
+        return self.source, self.target_input, self.target_output, self.source_full
 
     @property
     def padded_tokens(self) -> int:
@@ -93,6 +98,28 @@ def collate(source: Ragged, target: Ragged) -> Batch:
         target_output=torch.from_numpy(outputs),
         pairs=len(source),
         source_full=bool((source.lengths == source.lengths[0]).all()),
+    )
+
+
+def collate_texts(source: Ragged, target: Ragged) -> Batch:
+    """Rows of texts, which hold the ends of texts themselves; ``source`` says nothing.
+
+    BOS stands where a text begins, or goes on in a new row: with it, rows tell their texts apart.
+    No rows become one without a label, as in :func:`collate`.
+    """
+    if not len(target):
+        return replace(collate(source, target), source=torch.empty((1, 0), dtype=torch.int64))
+    width = int(target.lengths.max())
+    outputs = np.full((len(target), width), PAD, np.int64)
+    outputs[np.arange(width) < target.lengths[:, None]] = target.flat()
+    inputs = np.full_like(outputs, BOS)
+    inputs[:, 1:] = np.where(outputs[:, :-1] == EOS, BOS, outputs[:, :-1])
+    inputs[outputs == PAD] = PAD
+    return Batch(
+        source=torch.empty((len(target), 0), dtype=torch.int64),
+        target_input=torch.from_numpy(inputs),
+        target_output=torch.from_numpy(outputs),
+        pairs=len(target),
     )
 
 

@@ -115,14 +115,17 @@ def divide(window: Window, parts: int) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def cut_by_tokens(
-    source_lengths: NDArray[np.integer], target_lengths: NDArray[np.integer], tokens: int
+    source_lengths: NDArray[np.integer],
+    target_lengths: NDArray[np.integer],
+    tokens: int,
+    ends: int = 1,
 ) -> NDArray[np.int64]:
     """[batches + 1] where to cut pairs, in the order given, into batches of a token budget.
 
-    Each batch takes as many pairs as fit, and at least one.
+    Each batch takes as many pairs as fit, and at least one. ``ends`` are added to each length.
     """
-    sources = source_lengths.astype(np.int64) + 1
-    targets = target_lengths.astype(np.int64) + 1
+    sources = source_lengths.astype(np.int64) + ends
+    targets = target_lengths.astype(np.int64) + ends
     starts, start = [0], 0
     while start < len(sources):
         # The first pair bounds the number of rows, so no more than these need a look.
@@ -140,7 +143,7 @@ def _window(store: PairStore, batching: AnyBatching) -> int:
     if isinstance(batching, FixedSize):
         return WINDOW
     manifest = store.manifest
-    tokens = manifest.source_tokens + manifest.target_tokens + 2 * manifest.pairs
+    tokens = manifest.source_tokens + manifest.target_tokens + 2 * store.ends * manifest.pairs
     wanted = WINDOW_BATCHES * batching.scaled_tokens * manifest.pairs // tokens
     return min(max(WINDOW, wanted), LARGEST_WINDOW)
 
@@ -161,7 +164,7 @@ def _plan_window(
     sources, targets = store.source.lengths(spans), store.target.lengths(spans)
     tokens = batching.scaled_tokens
     order = _by_length(sources, targets, order, tokens, random)
-    starts = cut_by_tokens(sources[order], targets[order], tokens)
+    starts = cut_by_tokens(sources[order], targets[order], tokens, store.ends)
     shuffled = _permutation(random, len(starts) - 1)
     sizes = np.diff(starts)[shuffled]
     order = order[ranges(starts[shuffled], sizes)]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from schemas.config.batching import AnyBatching
-from transformer_core.data.batching.collate import Batch, collate
+from transformer_core.data.batching.collate import Batch, collate, collate_texts
 from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
 from transformer_core.data.batching.window_rows import WindowRows
 from transformer_core.data.sharding.shard_store import PairStore
@@ -32,7 +32,7 @@ class GlobalBatch:
     micro_batches: list[Batch]
     """What this rank works on, in order."""
     pairs: int
-    """Sentence pairs, over all ranks."""
+    """Sentence pairs, or rows of texts, over all ranks."""
     tokens: int
     """Non-padding source and target tokens, ends included, over all ranks."""
     target_tokens: int
@@ -183,9 +183,15 @@ def evaluation_batches(
     )
     order = np.lexsort((targets, sources))[::-1]
     if pairs_per_batch is None:
-        starts = cut_by_tokens(sources[order], targets[order], tokens_per_batch)
+        starts = cut_by_tokens(sources[order], targets[order], tokens_per_batch, store.ends)
     else:
         starts = np.minimum(np.arange(0, count + pairs_per_batch, pairs_per_batch), count)
     for start, end in pairwise(starts):
         rows = order[start:end]
-        yield rows, collate(store.source.gather(rows), store.target.gather(rows))
+        yield rows, gathered(store, rows)
+
+
+def gathered(store: PairStore, rows: NDArray[np.int64]) -> Batch:
+    """The pairs, or rows of texts, ``rows`` of ``store`` as a batch."""
+    in_rows = collate_texts if store.texts else collate
+    return in_rows(store.source.gather(rows), store.target.gather(rows))

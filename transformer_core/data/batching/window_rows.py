@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from schemas.config.batching import AnyRows, PackedRows
 from transformer_core.data.arrays import Ragged, group_maxima, group_sums
-from transformer_core.data.batching.collate import Batch, collate, collate_packed
+from transformer_core.data.batching.collate import Batch, collate, collate_packed, collate_texts
 from transformer_core.data.batching.epoch_plan import Window, divide
 from transformer_core.data.batching.packing import Packing, pack
 from transformer_core.data.sharding.shard_store import PairStore
@@ -30,8 +30,9 @@ class WindowRows:
         self._parts = parts
         self._source = store.source.read(window.spans).take(order)
         self._target = store.target.read(window.spans).take(order)
+        self._texts = store.texts
         sources, targets = (
-            side.lengths.astype(np.int64) + 1 for side in (self._source, self._target)
+            side.lengths.astype(np.int64) + store.ends for side in (self._source, self._target)
         )
         self._packing: Packing | None = None
         if isinstance(rows, PackedRows):
@@ -44,8 +45,8 @@ class WindowRows:
             shapes = [np.diff(self._starts), *longest]
         for side in (1, 2):
             shapes[side] = -(-shapes[side] // rows.width_multiple) * rows.width_multiple
-        # A part without pairs is one row of one token on each side.
-        self.shapes = np.maximum(np.stack(shapes, axis=1), 1)
+        # A part without pairs is one row of one token on each side that there is.
+        self.shapes = np.maximum(np.stack(shapes, axis=1), [1, 0 if store.texts else 1, 1])
         """[batches * parts, 3] rows, source width and target width of every part."""
         sizes = self.shapes[:, 0] * (self.shapes[:, 1] + self.shapes[:, 2])
 
@@ -69,7 +70,8 @@ class WindowRows:
         source, target = self._source.take(pairs), self._target.take(pairs)
         packing = self._packing
         if packing is None:
-            return collate(source, target).widened(*self.shapes[group, 1:].tolist())
+            in_rows = collate_texts if self._texts else collate
+            return in_rows(source, target).widened(*self.shapes[group, 1:].tolist())
         columns = packing.source_column[pairs], packing.target_column[pairs]
         return collate_packed(
             source, target, packing.row[pairs], columns, tuple(self.shapes[group].tolist())

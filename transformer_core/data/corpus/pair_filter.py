@@ -39,7 +39,7 @@ class PairFilter:
                 self._leave_out("invalid", row.file, row.line, row.text, row.message, remedy)
                 continue
             source, target = row.source.strip(), row.target.strip()
-            if not (source and target):
+            if not (target and (source or not self._reader.paired)):
                 self._empty(row, source)
             elif len(source) > limit or len(target) > limit:
                 self._too_long(row, source, target)
@@ -48,10 +48,14 @@ class PairFilter:
         return kept
 
     def _empty(self, row: Pair, source: str) -> None:
-        file = self._reader.target_file if source else self._reader.source_file
-        side, text = ("target", row.target) if source else ("source", row.source)
+        of_target = source or not self._reader.paired
+        file = self._reader.target_file if of_target else self._reader.source_file
+        side, text = ("target", row.target) if of_target else ("source", row.source)
         remedy = "correct the line, or set filter.empty: skip to leave such pairs out"
-        self._leave_out("empty", file, row.line, text, f"the {side} sentence is empty", remedy)
+        self._leave_out("empty", file, row.line, text, f"the {self._called(side)} is empty", remedy)
+
+    def _called(self, side: str) -> str:
+        return f"{side} sentence" if self._reader.paired else "text"
 
     def _too_long(self, row: Pair, source: str, target: str) -> None:
         limit = self._rules.max_characters
@@ -59,9 +63,8 @@ class PairFilter:
             side, file, text = "source", self._reader.source_file, source
         else:
             side, file, text = "target", self._reader.target_file, target
-        message = (
-            f"the {side} sentence has {len(text):,} characters, filter.max_characters is {limit:,}"
-        )
+        called = self._called(side)
+        message = f"the {called} has {len(text):,} characters, filter.max_characters is {limit:,}"
         remedy = "raise filter.max_characters, or set filter.too_long: skip"
         self._leave_out("too_long", file, row.line, text, message, remedy)
 

@@ -13,12 +13,14 @@ from schemas.config.corpus import (
     AnyCorpus,
     DatasetsCorpus,
     GrammarCorpus,
+    GrammarTexts,
     JsonlCorpus,
     ParquetCorpus,
     ReadingLimits,
     RemoteFile,
     Split,
     TextCorpus,
+    TextsCorpus,
     TsvCorpus,
     UrlCorpus,
 )
@@ -29,6 +31,7 @@ from transformer_core.data.corpus.corpus_rows import Pair, Row
 from transformer_core.data.corpus.line_rows import line_rows, read_object, split_columns, text_rows
 from transformer_core.data.corpus.table_rows import one_table, table_rows
 from transformer_core.data.in_order import in_order
+from transformer_core.data.texts.documents import file_texts, grammar_texts
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Reader:
     rows: Callable[[], Iterator[Row]]
     total: int | None = None
     """Number of rows, where it is known beforehand."""
+    paired: bool = True
+    """Whether a row is a pair; else it is a text, and its source is empty."""
 
 
 def open_split(
@@ -61,6 +66,8 @@ def open_split(
     match corpus:
         case GrammarCorpus():
             return _grammar(corpus, split, processes)
+        case TextsCorpus() | GrammarTexts():
+            return _texts(corpus, split)
         case TextCorpus():
             pair = getattr(corpus, split)
             return _text(
@@ -97,6 +104,15 @@ def open_split(
                 getattr(corpus, split),
                 partial(line_rows, parse=jsonl, skip=0, limits=corpus.limits),
             )
+
+
+def _texts(corpus: TextsCorpus | GrammarTexts, split: Split) -> Reader:
+    if isinstance(corpus, TextsCorpus):
+        name = getattr(corpus, split)
+        return Reader([name], name, name, partial(file_texts, corpus, split), paired=False)
+    name, total = f"grammar (seed {corpus.seed})", getattr(corpus, f"{split}_texts")
+    texts = partial(grammar_texts, corpus, split)
+    return Reader([name], name, name, texts, total, paired=False)
 
 
 def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:

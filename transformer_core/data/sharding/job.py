@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from schemas.config.corpus import Filter
 from schemas.errors import ConfigError, from_validation
-from schemas.results import CorpusSplit, LengthHistogram, ShardManifest, ShardProgress
+from schemas.results import CorpusSplit, LengthHistogram, ShardManifest, ShardProgress, TextRows
 from transformer_core.common.endings import in_words, program
 from transformer_core.common.files import sha256
 from transformer_core.common.progress import Progress
@@ -34,6 +34,7 @@ from transformer_core.data.corpus.pair_file import PairFile
 from transformer_core.data.in_order import in_order
 from transformer_core.data.sharding.shard_manifest import check_any_left, write_manifest
 from transformer_core.data.sharding.shard_writer import ShardWriter, unfinished
+from transformer_core.data.texts.context_rows import context_rows, no_texts
 from transformer_core.data.tokenizing.encoding import Encoded, Encoder
 from transformer_core.data.tokenizing.job import load_tokenizer
 
@@ -69,8 +70,13 @@ def write_shards(
     pairs_per_shard: int = PAIRS_PER_SHARD,
     part: Part = WHOLE,
     threads: int = 1,
+    context: int | None = None,
 ) -> ShardManifest:
     """Write the shards of a split, or of a part of it, and their manifest to the folder ``output``.
+
+    With a ``context`` the pairs are texts, which become rows of so many tokens: see
+    :mod:`transformer_core.data.texts.context_rows`. A few rows are shorter, the last ones of what
+    is tokenized at a time.
 
     Raises CorpusError if a sentence is too long and the filter says error, or if no pair is left
     of the whole split.
@@ -83,19 +89,23 @@ def write_shards(
     tokenizer = load_tokenizer(tokenizer_path)
     encoder = Encoder(tokenizer, by_word=description.bytes // part.of >= _LITTLE)
     first, end = part.pairs(len(pairs))
-    nothing = _empty_manifest(description, encoder, tokenizer.get_vocab_size(), tokenizer_path)
-    settings = [rules.canonical_json(), pairs_per_shard, first, end]
+    vocabulary = tokenizer.get_vocab_size()
+    nothing = _empty_manifest(description, encoder, vocabulary, tokenizer_path, context)
+    settings = [rules.canonical_json(), pairs_per_shard, first, end, context]
     work = _digest([description.sha256, nothing.tokenizer_sha256, *settings, _code()])
     done = unfinished(output, work) or ShardProgress(work=work, next_pair=first, manifest=nothing)
     writer = ShardWriter(output, done, rules, description.files, pairs_per_shard)
+    encode, add = partial(_encode, encoder), writer.add
+    if context is not None:
+        encode, add = partial(_encode_texts, encoder, context), writer.add_rows
     pieces = pairs.pieces(done.next_pair, end, _PIECE)
     with (
         ThreadPoolExecutor(threads) as workers,
         Progress(f"shards {description.split}", "pairs", end - first) as progress,
     ):
         progress.update(done.next_pair - first)
-        for piece, *sides in in_order(workers, partial(_encode, encoder), pieces, 2 * threads):
-            writer.add(piece, *sides)
+        for piece, *sides in in_order(workers, encode, pieces, 2 * threads):
+            add(piece, *sides)
             progress.update(piece.num_rows)
     manifest = writer.finish(time.perf_counter() - began)
     if part == WHOLE:
@@ -105,7 +115,11 @@ def write_shards(
 
 
 def _empty_manifest(
-    description: CorpusSplit, encoder: Encoder, vocabulary: int, tokenizer_path: Path
+    description: CorpusSplit,
+    encoder: Encoder,
+    vocabulary: int,
+    tokenizer_path: Path,
+    context: int | None,
 ) -> ShardManifest:
     return ShardManifest(
         corpus=description.corpus,
@@ -121,7 +135,15 @@ def _empty_manifest(
         lengths=LengthHistogram(unit="tokens", source={}, target={}),
         seconds=0.0,
         shards=[],
+        texts=None if context is None else TextRows(context=context, texts=0, bytes=0),
     )
+
+
+def _encode_texts(
+    encoder: Encoder, context: int, piece: pa.RecordBatch
+) -> tuple[pa.RecordBatch, Encoded, Encoded]:
+    rows = context_rows(encoder.encode(piece.column("target")), context)
+    return piece, no_texts(len(rows.lengths), like=rows.ids), rows
 
 
 def _encode(encoder: Encoder, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Encoded, Encoded]:
@@ -174,9 +196,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="pairs in a shard (default: %(default)s)",
     )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="TOKENS",
+        help="take the pairs as texts, and cut them into rows of so many tokens",
+    )
+    return _checked(parser, arguments)
+
+
+def _checked(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """What is given, refused where a number makes no sense."""
     options = parser.parse_args(arguments)
-    for name in ("pairs_per_shard", "threads"):
-        if getattr(options, name) < 1:
+    for name in ("pairs_per_shard", "threads", "context"):
+        given = getattr(options, name)
+        if given is not None and given < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: take 1 or more")
     part = re.fullmatch(r"([1-9]\d*)-of-([1-9]\d*)", options.part)
     if part is None or int(part[1]) > int(part[2]):
@@ -202,6 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.pairs_per_shard,
             options.part,
             options.threads,
+            options.context,
         )
     except ValidationError as error:
         print(from_validation(error, Filter, "--filter"), file=sys.stderr)

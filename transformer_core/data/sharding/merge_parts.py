@@ -53,6 +53,13 @@ def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
             for path, part in zip(paths, parts, strict=True)
             for shard in part.shards
         ],
+        texts=first.texts
+        and first.texts.model_copy(
+            update={
+                name: sum(getattr(part.texts, name, 0) for part in parts)
+                for name in ("texts", "bytes")
+            }
+        ),
     )
     check_any_left(manifest, output, rules)
     write_manifest(manifest, output, [path.parent for path in paths])

@@ -109,6 +109,10 @@ class PairStore:
         """The record batch of each shard, in its memory map."""
         self.source = Side("source", batches, check)
         self.target = Side("target", batches, check)
+        self.texts = manifest.texts is not None
+        """Whether the pairs are rows of texts: without a source, their ends among their tokens."""
+        self.ends = 0 if self.texts else 1
+        """Tokens that a batch adds to each side of a pair: its end."""
 
     def __len__(self) -> int:
         return self.manifest.pairs

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -63,6 +64,7 @@ class ShardWriter:
         self._next_pair = done.next_pair
         self._pending: list[tuple[Encoded, Encoded]] = []
         self._pairs = self._tokens = 0
+        self._texts = self._bytes = 0
 
     def add(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
         """Append the next pairs of the split; full shards are written."""
@@ -86,6 +88,21 @@ class ShardWriter:
             if self._pairs == self._full or self._tokens >= _TOKENS_PER_SHARD:
                 self._flush()
                 write_text(self._folder / PROGRESS, self._done.model_dump_json())
+
+    def add_rows(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
+        """Append rows of the texts of ``batch``; their source is empty. A full shard is written.
+
+        A shard ends where such a batch does: a job that goes on begins with a whole text.
+        """
+        self._pending.append((source, target))
+        self._pairs += len(target.lengths)
+        self._tokens += len(target.ids)
+        self._next_pair += batch.num_rows
+        self._texts += batch.num_rows
+        self._bytes += int(pc.sum(pc.binary_length(batch.column("target"))).as_py() or 0)
+        if self._pairs >= self._full or self._tokens >= _TOKENS_PER_SHARD:
+            self._flush()
+            write_text(self._folder / PROGRESS, self._done.model_dump_json())
 
     def finish(self, seconds: float) -> ShardManifest:
         """Write what is left; the manifest, with the ``seconds`` that this job took."""
@@ -161,11 +178,19 @@ class ShardWriter:
             manifest=with_shard(self._manifest(), shard, source, target),
         )
         self._pending, self._pairs, self._tokens = [], 0, 0
+        self._texts = self._bytes = 0
 
     def _manifest(self) -> ShardManifest:
         """Of the shards that are written, and of all that was left out."""
-        return self._done.manifest.model_copy(
-            update={"skipped_too_long": self._skipped, "examples": self._examples}
+        found = self._done.manifest
+        texts = found.texts and found.texts.model_copy(
+            update={
+                "texts": found.texts.texts + self._texts,
+                "bytes": found.texts.bytes + self._bytes,
+            }
+        )
+        return found.model_copy(
+            update={"skipped_too_long": self._skipped, "examples": self._examples, "texts": texts}
         )
 
 

@@ -1,10 +1,10 @@
-"""Floating-point operations of an encoder-decoder, from the lengths of its batches.
+"""Floating-point operations of a model, from the lengths of its batches.
 
-Model FLOPs as in PaLM (arXiv 2204.02311, appendix B), for an encoder-decoder: the matrix products
-of the forward pass, a multiplication and an addition each, and twice as many in the backward pass,
-for the gradients of both factors. Attention counts all keys of a row, also those that a causal mask
-hides. What is computed a second time (checkpointing, chunked loss), element-wise work,
-normalizations, look-ups and the optimizer do not count.
+Model FLOPs as in PaLM (arXiv 2204.02311, appendix B), also for an encoder-decoder: the matrix
+products of the forward pass, a multiplication and an addition each, and twice as many in the
+backward pass, for the gradients of both factors. Attention counts all keys of a row, also those
+that a causal mask hides. What is computed a second time (checkpointing, chunked loss),
+element-wise work, normalizations, look-ups and the optimizer do not count.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.model import AnyModel, ImportedModel
+from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
+from schemas.config.model import ImportedModel
+from schemas.config.run_spec import AnyTrained
 from transformer_core.data.arrays import group_sums
 from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.plan.reservations import layer_weights
 
 
 @dataclass(frozen=True)
@@ -48,18 +51,25 @@ def padded(rows: WindowRows) -> Lengths:
     )
 
 
-def training_flops(model: AnyModel, vocabulary: int, lengths: Lengths) -> NDArray[np.float64]:
+def training_flops(model: AnyTrained, vocabulary: int, lengths: Lengths) -> NDArray[np.float64]:
     """[n] FLOPs of forward and backward for each batch.
 
-    Raises ValueError for a user's own model, whose layers are not known.
+    Raises ValueError for a model whose layers are not known: a user's own, or a language model of
+    another library.
     """
     return 3.0 * forward_flops(model, vocabulary, lengths)
 
 
-def forward_flops(model: AnyModel, vocabulary: int, lengths: Lengths) -> NDArray[np.float64]:
+def forward_flops(model: AnyTrained, vocabulary: int, lengths: Lengths) -> NDArray[np.float64]:
     """[n] FLOPs of the forward pass for each batch; see :func:`training_flops`."""
     if isinstance(model, ImportedModel):
         raise ValueError(f"the layers of {model.factory} are not known")
+    if isinstance(model, HuggingFaceCausal):
+        raise ValueError(f"the layers of {model.architecture} are not known")
+    if isinstance(model, DecoderOnly):
+        each = layer_weights(model) * lengths.targets + 2 * model.d_model * lengths.target_squares
+        products = model.layers * each + model.d_model * vocabulary * lengths.targets
+        return products.astype(np.float64) * 2.0
     d, inner = model.d_model, model.d_ff
     # Multiplications: weights per token, then scores and weighted values per pair of tokens.
     encoder = (4 * d * d + 2 * d * inner) * lengths.sources + 2 * d * lengths.source_squares

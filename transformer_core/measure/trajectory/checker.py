@@ -209,7 +209,7 @@ def _plain(spec: RunSpec, vocabulary: int) -> PlainModel | OwnModel:
     if isinstance(spec.model, Transformer | TorchTransformer):
         published = spec.training.loss.kind == "kl_divergence"
         return PlainModel(spec.model, spec.training.label_smoothing, published)
-    return OwnModel(spec.model, vocabulary, spec.training.label_smoothing)
+    return OwnModel(spec.model, vocabulary, spec.training.label_smoothing, spec.task)
 
 
 def _whole_batches(setup: Setup) -> Generator[GlobalBatch, None, None]:

@@ -81,7 +81,8 @@ class KnownDropout:
         self.setup, self.vocabulary = setup, vocabulary
         self.tensors = CanonicalTensors(setup, vocabulary)
         self.model: Any = setup.model
-        spec = setup.spec.model
+        spec: Any = setup.spec.model
+        self.spec = spec
         self.d, self.heads = spec.d_model, spec.heads
         element = torch.arange(self.d)
         self.sign = 1.0 - 2.0 * (element % 2)
@@ -133,11 +134,11 @@ class KnownDropout:
         return _agreement(torch.tensor(everyone[0]), torch.tensor(everyone[1]))
 
     def _gadgets(self) -> Iterator[Gadget]:
-        for layer in range(self.setup.spec.model.encoder_layers):
+        for layer in range(self.spec.encoder_layers):
             at = f"encoder.{layer}."
             yield self._attention(at, "self_attention", "project.value", 0)
             yield self._feed_forward(at, 1)
-        for layer in range(self.setup.spec.model.decoder_layers):
+        for layer in range(self.spec.decoder_layers):
             at = f"decoder.{layer}."
             yield self._attention(at, "self_attention", "project.value", 0)
             yield self._attention(at, "cross_attention", "project_memory.value", 1)

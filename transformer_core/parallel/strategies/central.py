@@ -140,7 +140,8 @@ class CentralObjective(nn.Module):
         if self.local_loss:
             return gather_with_gradient(self.objective(*own)[None], "losses", self.hub).sum()
         objective = cast(Objective, self.objective)
-        logits = gather_with_gradient(objective.model(*own), "logits", self.hub)
+        own_logits = objective.logits(own[0], own[1])
+        logits = gather_with_gradient(own_logits, "logits", self.hub)
         if not self.hub.is_main:
             return logits
         return objective.loss(logits, _fill(target_output, len(logits), PAD))
@@ -167,7 +168,7 @@ def _fill(tokens: Tensor, rows: int, first: int) -> Tensor:
     """tokens [b, n] -> [rows, n]; each row that is added has the token ``first``, then padding."""
     filled = tokens.new_full((rows, tokens.size(1)), PAD)
     filled[: len(tokens)] = tokens
-    filled[len(tokens) :, 0] = first
+    filled[len(tokens) :, :1] = first  # texts have a source of no width
     return filled
 
 

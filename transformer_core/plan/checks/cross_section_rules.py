@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from schemas.config.batching import FixedSize, PackedRows, TokenBudget
-from schemas.config.model import SdpaAttention, StreamsQkv, Transformer, UnpaddedTokens
+from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
+from schemas.config.model import (
+    AnyModel,
+    SdpaAttention,
+    StreamsQkv,
+    Transformer,
+    UnpaddedTokens,
+)
 from schemas.config.parallel import Central, DataParallel, Ddp, Fsdp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
+from schemas.config.task import LanguageModel
 from schemas.config.training import Bf16, ChunkedLoss, Fp16, OnePassLoss
+from transformer_core.plan.checks.task_rules import Violation, of_task
 from transformer_core.plan.reservations import parameters
-
-Violation = tuple[str, Any, str, str]
-"""Field, value, what is wrong, what to do."""
 
 MOST_WEIGHTS = 10**12
 """Weights of a model: 4 TB in 32 bits, with training state 16 TB."""
@@ -25,6 +30,7 @@ MOST_TOKENS = 1_000_000_000
 
 def violations(spec: RunSpec) -> Iterator[Violation]:
     """Every rule that ``spec`` breaks."""
+    yield from of_task(spec)
     yield from _model(spec)
     yield from _machine(spec)
     yield from _batching(spec)
@@ -43,6 +49,39 @@ def violations(spec: RunSpec) -> Iterator[Violation]:
 
 def _model(spec: RunSpec) -> Iterator[Violation]:
     model = spec.model
+    if isinstance(model, DecoderOnly | HuggingFaceCausal):
+        stack = f"{model.layers} layers"
+    else:
+        stack = f"{model.encoder_layers} + {model.decoder_layers} layers"
+        yield from _width(model)
+    together = isinstance(model, Transformer) and model.memory_products == "together"
+    if together and isinstance(spec.parallel, Fsdp):
+        yield (
+            "model.memory_products",
+            "together",
+            "needs the weights of all decoder layers at once, which FSDP gathers layer by layer",
+            "take per_layer, or another strategy",
+        )
+    weights = parameters(spec, spec.tokenizer.vocabulary)
+    if weights > MOST_WEIGHTS:
+        yield (
+            "model.d_model",
+            model.d_model,
+            f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and {stack}",
+            f"take sizes that make at most {MOST_WEIGHTS:.0e}",
+        )
+    yield from _attention(spec)
+    qkv = getattr(model, "qkv", None)
+    if isinstance(qkv, StreamsQkv) and spec.machine.device == "cpu":
+        yield (
+            "model.qkv.kind",
+            "streams",
+            "needs CUDA streams, but machine.device is cpu",
+            "take separate or fused, or set machine.device to auto or cuda",
+        )
+
+
+def _width(model: AnyModel) -> Iterator[Violation]:
     if model.d_model % model.heads:
         divisors = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0]
         near = sorted(divisors, key=lambda n: abs(n - model.heads))[:2]
@@ -59,37 +98,13 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
             "is odd, but sinusoidal positions come in pairs of sine and cosine",
             f"take {model.d_model + 1}",
         )
-    together = isinstance(model, Transformer) and model.memory_products == "together"
-    if together and isinstance(spec.parallel, Fsdp):
-        yield (
-            "model.memory_products",
-            "together",
-            "needs the weights of all decoder layers at once, which FSDP gathers layer by layer",
-            "take per_layer, or another strategy",
-        )
-    weights = parameters(spec, spec.tokenizer.vocabulary)
-    if weights > MOST_WEIGHTS:
-        yield (
-            "model.d_model",
-            model.d_model,
-            f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and "
-            f"{model.encoder_layers} + {model.decoder_layers} layers",
-            f"take sizes that make at most {MOST_WEIGHTS:.0e}",
-        )
-    yield from _attention(spec)
-    on_streams = isinstance(model, Transformer) and isinstance(model.qkv, StreamsQkv)
-    if on_streams and spec.machine.device == "cpu":
-        yield (
-            "model.qkv.kind",
-            "streams",
-            "needs CUDA streams, but machine.device is cpu",
-            "take separate or fused, or set machine.device to auto or cuda",
-        )
 
 
 def _attention(spec: RunSpec) -> Iterator[Violation]:
     model = spec.model
-    if not isinstance(model, Transformer) or not isinstance(model.attention, SdpaAttention):
+    if not isinstance(model, Transformer | DecoderOnly):
+        return
+    if not isinstance(model.attention, SdpaAttention):
         return
     field, backend = "model.attention.backend", model.attention.backend
     if backend == "auto":
@@ -108,7 +123,19 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
             f"computes in 16 bits, but training.precision is {spec.training.precision.kind}",
             "take precision: {kind: bf16}, or the backend efficient",
         )
-    if backend == "flash" and not isinstance(model.tokens, UnpaddedTokens):
+    masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
+    if isinstance(model, DecoderOnly) and backend == "flash" and masked:
+        yield (
+            field,
+            backend,
+            "takes no mask, and with task.texts: masked there is one",
+            "take task.texts: joined, or the backend efficient",
+        )
+    elif (
+        isinstance(model, Transformer)
+        and backend == "flash"
+        and not isinstance(model.tokens, UnpaddedTokens)
+    ):
         yield (
             field,
             backend,
@@ -164,20 +191,27 @@ def _batching(spec: RunSpec) -> Iterator[Violation]:
             "fewer devices or micro-batches",
         )
     if isinstance(batching, TokenBudget):
-        longest = 2 * (spec.filter.max_tokens + 1)
+        longest, texts = spec.longest, isinstance(spec.task, LanguageModel)
         if batching.scaled_tokens < longest * parts:
             yield _small_batch(
                 "tokens",
                 batching.tokens,
                 batching.scale,
                 longest * parts,
-                f"{divided}, and a pair may have {longest} tokens "
-                f"(filter.max_tokens = {spec.filter.max_tokens}): some device would have no work",
-                "a smaller filter.max_tokens",
+                f"{divided}, and {_longest(spec)}: some device would have no work",
+                "a smaller task.context" if texts else "a smaller filter.max_tokens",
             )
 
 
+def _longest(spec: RunSpec) -> str:
+    if isinstance(spec.task, LanguageModel):
+        return f"a row has {spec.longest} tokens (task.context = {spec.task.context})"
+    return f"a pair may have {spec.longest} tokens (filter.max_tokens = {spec.filter.max_tokens})"
+
+
 def _rows(spec: RunSpec) -> Iterator[Violation]:
+    if isinstance(spec.task, LanguageModel):
+        return
     if isinstance(spec.batching.rows, PackedRows) and not isinstance(spec.model, Transformer):
         yield (
             "batching.rows.kind",
@@ -237,7 +271,7 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
 
 
 def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
-    if not isinstance(spec.model, Transformer):
+    if not isinstance(spec.model, Transformer | DecoderOnly | HuggingFaceCausal):
         yield (
             "training.loss.kind",
             spec.training.loss.kind,

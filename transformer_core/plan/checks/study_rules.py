@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from schemas.config.study import Study
+from schemas.config.task import LanguageModel
 from schemas.errors import ConfigProblem
 
 
@@ -15,6 +16,14 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         if message is not None:
             remedy = f"check the path (relative ones start at {Path.cwd()})"
             yield ConfigProblem(file, field, path, message, remedy)
+    if study.quality is not None and isinstance(study.task, LanguageModel):
+        yield ConfigProblem(
+            file,
+            "quality",
+            study.quality.bleu,
+            "asks for BLEU, and task.kind is language_model",
+            "leave quality out",
+        )
     lists: dict[str, Iterable[object]] = {"self_test.planted": study.self_test.planted}
     if study.link_check is not None:
         lists["link_check.bandwidths"] = study.link_check.bandwidths

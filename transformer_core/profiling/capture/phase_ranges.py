@@ -14,8 +14,8 @@ import torch
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.profiling.capture.nsys_program import DOMAIN
 from transformer_core.profiling.events.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER, label
+from transformer_core.task.objective import Objective
 from transformer_core.train.assemble import Setup
-from transformer_core.train.objective import Objective
 
 Mark = Callable[[str], contextlib.AbstractContextManager[Any]]
 """Makes a range by its name, or that of a phase, which its :func:`label` names."""

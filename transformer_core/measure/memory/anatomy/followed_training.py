@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from schemas.config.run_spec import RunSpec
+from schemas.config.task import LanguageModel
 from schemas.results import DecodingMemory, Topology
 from schemas.results.memory import MilestoneName
 from transformer_core.data.batching.feeding import GlobalBatch, evaluation_batches
@@ -156,25 +157,31 @@ def _callbacks_here(device: torch.device) -> Iterator[None]:
 
 @torch.inference_mode()
 def decode(work: Work, setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
-    """Translate one batch of the longest validation sentences on the main rank, as the evaluation
-    does, up to a number of tokens; None elsewhere, and where the weights are in shards."""
+    """Translate one batch of the longest validation sentences, or go on with texts, on the main
+    rank, as the evaluation does, up to a number of tokens; None elsewhere, and where the weights
+    are in shards."""
     settings = work.spec.evaluation
     if not work.process.is_main or work.spec.parallel.kind == "fsdp":
         return None
     batches = evaluation_batches(work.stores[1], pairs_per_batch=settings.batch_pairs)
     _, batch = next(batches)
     source = batch.source.to(setup.device)
-    length = min(source.size(1) + EXTRA_TOKENS, DECODED_TOKENS)
+    task = work.spec.task
+    most = task.continuation if isinstance(task, LanguageModel) else source.size(1) + EXTRA_TOKENS
+    length = min(most, DECODED_TOKENS)
     setup.optimizer.zero_grad(set_to_none=True)
     setup.model.eval()
     begin = tracker.operations
     with setup.precision.autocast():
-        beam_search(setup.model, source, settings.beam_size, settings.length_penalty, length)
+        if isinstance(task, LanguageModel):
+            setup.model.generate(batch.target_input[:, : task.prompt].tolist(), length)  # type: ignore[operator]
+        else:
+            beam_search(setup.model, source, settings.beam_size, settings.length_penalty, length)
     setup.model.train()
     total = StepMemory(tracker, [Interval("forward", begin, tracker.operations)]).total
     return DecodingMemory(
         sentences=len(source),
-        beam_size=settings.beam_size,
+        beam_size=1 if isinstance(task, LanguageModel) else settings.beam_size,
         length=length,
         weights_bytes=sum(p.nbytes for p in setup.model.parameters()),
         functionality_bytes=int(total.max() - total[0]),

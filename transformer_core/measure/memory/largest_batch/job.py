@@ -204,7 +204,8 @@ def measure(
     started = datetime.now(UTC)
     kind, limit = memory_limit(spec, settings)
     source_tokens, target_tokens = (
-        max(lengths) + 1 for lengths in (manifest.lengths.source, manifest.lengths.target)
+        max(lengths) + (not manifest.texts)
+        for lengths in (manifest.lengths.source, manifest.lengths.target)
     )
     order = BatchTrialOrder(
         spec=spec,

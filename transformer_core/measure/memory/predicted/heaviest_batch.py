@@ -7,8 +7,9 @@ from itertools import islice, takewhile
 import torch
 
 from schemas.config.batching import TokenBudget
-from schemas.config.model import AnyModel
-from schemas.config.run_spec import RunSpec
+from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
+from schemas.config.run_spec import AnyTrained, RunSpec
+from schemas.config.task import LanguageModel
 from schemas.results import BatchShape
 from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
 from transformer_core.data.sharding.shard_store import PairStore
@@ -59,16 +60,22 @@ def largest_shape(batch: GlobalBatch) -> BatchShape:
 
 def expected_shape(spec: RunSpec, parts: int) -> BatchShape:
     """The largest micro-batch that settings alone allow: rows of the longest sentences."""
-    longest = spec.filter.max_tokens + 1
     batching = spec.batching
     if isinstance(batching, TokenBudget):
-        pairs = batching.scaled_tokens // (2 * longest)
+        pairs = batching.scaled_tokens // spec.longest
     else:
         pairs = batching.scaled_pairs
-    return BatchShape(rows=max(1, -(-pairs // parts)), source_tokens=longest, target_tokens=longest)
+    return longest_rows(spec, -(-pairs // parts))
 
 
-def weight(model: AnyModel, vocabulary: int, shape: BatchShape) -> float:
+def longest_rows(spec: RunSpec, rows: int) -> BatchShape:
+    """So many rows of the longest sentences, or of texts; at least one."""
+    target = spec.longest
+    source = 0 if isinstance(spec.task, LanguageModel) else target // 2
+    return BatchShape(rows=max(1, rows), source_tokens=source, target_tokens=target - source)
+
+
+def weight(model: AnyTrained, vocabulary: int, shape: BatchShape) -> float:
     """About how many numbers a micro-batch keeps for its backward pass: good for comparing batches.
 
     A token keeps some 14 vectors of the residual stream's width and two of the feed-forward's in an
@@ -77,6 +84,8 @@ def weight(model: AnyModel, vocabulary: int, shape: BatchShape) -> float:
     """
     b, s, t = shape.rows, shape.source_tokens, shape.target_tokens
     token = 14 * model.d_model + 2 * model.d_ff
+    if isinstance(model, DecoderOnly | HuggingFaceCausal):
+        return b * t * (model.layers * (token + model.heads * t) + vocabulary)
     encoder = model.encoder_layers * s * (token + model.heads * s)
     decoder = model.decoder_layers * t * (1.5 * token + model.heads * (s + t))
     return b * (encoder + decoder + t * vocabulary)

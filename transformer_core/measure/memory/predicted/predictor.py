@@ -30,6 +30,7 @@ from transformer_core.measure.memory.predicted.heaviest_batch import (
     expected_shape,
     heaviest_batch,
     largest_shape,
+    longest_rows,
     shape_of,
 )
 from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cuda
@@ -38,6 +39,7 @@ from transformer_core.model.registry import build_model
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.parallel.strategies.strategy_registry import build_strategy
+from transformer_core.task.tasks import objective_of
 from transformer_core.train.assemble import Trainer, equip
 from transformer_core.train.precision.autocast import Autocast, ScaledAutocast
 from transformer_core.train.precision.matmul_mode import set_matmul
@@ -61,11 +63,9 @@ def shapes(
     that the settings of the corpus allow."""
     micro_batches = spec.training.accumulation.micro_batches
     if stores is None:
-        longest = spec.filter.max_tokens + 1
-        rows = max(1, VALIDATION_TOKENS // (2 * longest))
         return Shapes(
             [expected_shape(spec, shares * micro_batches)] * micro_batches,
-            BatchShape(rows=rows, source_tokens=longest, target_tokens=longest),
+            longest_rows(spec, VALIDATION_TOKENS // spec.longest),
         )
     train, validation = stores
     _, batch = heaviest_batch(spec, train, vocabulary, shares)
@@ -203,6 +203,6 @@ def _validate(trainer: Trainer, shape: BatchShape, tracker: StorageTracker) -> S
     begin = tracker.operations
     (batch,) = blank_batch([shape], trainer.device).micro_batches
     with trainer.precision.autocast():
-        logits = trainer.model(batch.source, batch.target_input)
+        logits = objective_of(trainer.spec, trainer.model).logits(batch.source, batch.target_input)
     token_loss_sum(logits, batch.target_output, 0.0)
     return StepMemory(tracker, [Interval("forward", begin, tracker.operations)])

@@ -19,6 +19,7 @@ IMPORTS = (
     "transformer_core.profiling.capture.job",
     "transformer_core.profiling.__main__",
     "transformer_core.train.translate",
+    "transformer_core.train.continue_texts",
     "transformer_core.analysis.certificates.certify",
     "transformer_core.analysis.comparisons.combine",
 )

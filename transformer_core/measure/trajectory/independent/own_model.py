@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from schemas.config.model import AnyModel
+from schemas.config.run_spec import AnyTrained
+from schemas.config.task import AnyTask, Translation
 from transformer_core.measure.trajectory.canonical_tensors import trained_names
 from transformer_core.measure.trajectory.independent.number_formats import Format
 from transformer_core.measure.trajectory.independent.plain_model import (
@@ -18,17 +19,27 @@ from transformer_core.measure.trajectory.independent.plain_model import (
 )
 from transformer_core.model.canonical_weights import canonical_state_dict
 from transformer_core.model.registry import build_model
+from transformer_core.task.tasks import objective
+
+_TRANSLATION = Translation()
 
 
 class OwnModel:
     """The counterpart of :class:`PlainModel` for any model: built anew, in one process, without
     dropout. What it computes is checked by nobody; only how a variant computes it is."""
 
-    def __init__(self, spec: AnyModel, vocabulary: int, label_smoothing: float) -> None:
+    def __init__(
+        self,
+        spec: AnyTrained,
+        vocabulary: int,
+        label_smoothing: float,
+        task: AnyTask = _TRANSLATION,
+    ) -> None:
         self.smoothing = label_smoothing
         self.nearest = math.inf  # nobody knows where its kinks are
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
+        self.logits = objective(task, self.model).logits
         self.trained = trained_names(self.model)
 
     def loss_and_gradients(
@@ -46,7 +57,7 @@ class OwnModel:
         total = 0.0
         for source, target, labels in batches:
             with self._autocast(device, number_format):
-                logits = model(source, target)
+                logits = self.logits(source, target)
             loss = smoothed_loss(logits.to(number_format.base), labels, self.smoothing)
             (loss / count).backward()
             total += float(loss.detach())

@@ -4,12 +4,13 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from schemas.config.corpus import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
 from transformer_core.analysis.data_frames import lengths_frame
 from transformer_core.analysis.study_results import StudyResults
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.palette import SERIES
-from transformer_core.report.kit.said import say
+from transformer_core.report.kit.said import Said, say
 
 _BINS = 40
 
@@ -26,11 +27,17 @@ def lengths_tokens(results: StudyResults) -> Drawing:
 
 def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     corpus = results.study.corpus
-    frame = lengths_frame(lengths, corpus.source_language, corpus.target_language)
+    if isinstance(corpus, TextsCorpus | GrammarTexts):
+        frame, one = lengths_frame(lengths, target=corpus.language), "text"
+        title = say("Lengths of texts in %(unit)s", unit=lengths.unit)
+        if lengths.unit == "tokens":
+            one, title = "row", say("Lengths of rows in tokens")
+    else:
+        frame = lengths_frame(lengths, corpus.source_language, corpus.target_language)
+        title, one = say("Sentence lengths in %(unit)s", unit=lengths.unit), "sentence"
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
-    title = say("Sentence lengths in %(unit)s", unit=lengths.unit)
     if frame.empty:
-        return Drawing(nothing(figure, "No sentence"), title, say("The training split is empty."))
+        return Drawing(nothing(figure, f"No {one}"), title, say("The training split is empty."))
     axes = figure.subplots()
     shortest, longest = int(frame["length"].min()), int(frame["length"].max())
     width = -(-(longest - shortest + 1) // _BINS)
@@ -45,19 +52,31 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
         bins=bins,
         element="step",
         alpha=0.2,
-        palette=SERIES[:2],
+        palette=SERIES[: frame["side"].nunique()],
         ax=axes,
     )
-    axes.set(xlabel=f"{lengths.unit} in a sentence", ylabel="share of sentences")
+    axes.set(xlabel=f"{lengths.unit} in a {one}", ylabel=f"share of {one}s")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     legend_below(axes, None)
     return Drawing(
         figure,
         title,
-        say(
+        _about(one, width, lengths.unit),
+    )
+
+
+def _about(one: str, width: int, unit: str) -> Said:
+    if one == "sentence":
+        return say(
             "How long the sentences of the training split are: shares in bins of %(width)s "
             "%(unit)s.",
             width=width,
-            unit=lengths.unit,
-        ),
-    )
+            unit=unit,
+        )
+    if one == "text":
+        return say(
+            "How long the texts of the training split are: shares in bins of %(width)s %(unit)s.",
+            width=width,
+            unit=unit,
+        )
+    return say("How long the rows of the training split are: all but a few are as long as can be.")

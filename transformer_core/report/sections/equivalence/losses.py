@@ -30,6 +30,11 @@ def training_loss(results: StudyResults) -> Drawing:
         "Lower is better: cross-entropy in nats per target token, with label smoothing, over the "
         "steps. First repeat of each variant."
     )
+    if results.study.task.kind == "language_model":
+        words = say(
+            "Lower is better: cross-entropy in nats per token over the steps. First repeat of each "
+            "variant."
+        )
     return _loss(results, frame, say("Training loss"), words)
 
 
@@ -40,6 +45,11 @@ def validation_loss(results: StudyResults) -> Drawing:
         "Lower is better: cross-entropy in nats per target token of the validation split, without "
         "label smoothing. First repeat of each variant."
     )
+    if results.study.task.kind == "language_model":
+        words = say(
+            "Lower is better: cross-entropy in nats per token of the validation split. First "
+            "repeat of each variant."
+        )
     return _loss(results, frame, say("Validation loss"), words, marker="o")
 
 

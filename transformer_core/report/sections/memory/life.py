@@ -110,8 +110,9 @@ def memory_step(results: StudyResults) -> Drawing:
     panels[-1].set_xlabel("operations of the step, from the first to the last")
     parts_legend(figure, used)
     batches = "; ".join(
-        f"{name}: {rank.batch.rows} rows of {rank.batch.source_tokens} and "
-        f"{rank.batch.target_tokens} tokens"
+        f"{name}: {rank.batch.rows} rows of "
+        + (f"{rank.batch.source_tokens} and " if rank.batch.source_tokens else "")
+        + f"{rank.batch.target_tokens} tokens"
         for name, rank in found.items()
     )
     return Drawing(

@@ -93,7 +93,7 @@ def best_stage(results: StudyResults) -> Stage | None:
 def _variants(results: StudyResults) -> Iterator[AnswerVariant]:
     rates = throughputs(results)
     for name, result in results.variants.items():
-        comparison = results.comparisons.get(name)
+        comparison, quality = results.comparisons.get(name), result.evaluation.texts
         yield AnswerVariant(
             variant=name,
             status=result.status,
@@ -105,6 +105,7 @@ def _variants(results: StudyResults) -> Iterator[AnswerVariant]:
             tokens_per_second=rates.get(name),
             peak_memory_bytes=result.peak_memory_bytes,
             bleu=result.evaluation.bleu,
+            bits_per_byte=quality.bits_per_byte if quality else None,
         )
 
 

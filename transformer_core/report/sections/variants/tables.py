@@ -1,5 +1,6 @@
 """The table of the variants."""
 
+from schemas.results import EvaluationResult
 from transformer_core.analysis.comparisons.turn_throughput import epoch_seconds, throughputs
 from transformer_core.analysis.study_results import StudyResults
 from transformer_core.report.contents import Row
@@ -33,8 +34,7 @@ def variants(results: StudyResults) -> list[Row]:
                 "note": comparison.note if comparison else None,
                 "epoch_seconds": epoch_seconds(result, throughput.get(name)),
                 "validation_loss_nats": result.validation_loss,
-                "bleu": result.evaluation.bleu,
-                "chrf": result.evaluation.chrf,
+                **_quality(results, result.evaluation),
                 "peak_memory_bytes": result.peak_memory_bytes,
                 "padding_share": result.padding_share,
                 "input_wait_share": result.input_wait_share,
@@ -43,3 +43,15 @@ def variants(results: StudyResults) -> list[Row]:
             }
         )
     return rows
+
+
+def _quality(results: StudyResults, evaluation: EvaluationResult) -> Row:
+    """The columns that say how good a model is at its task."""
+    if results.study.task.kind == "translation":
+        return {"bleu": evaluation.bleu, "chrf": evaluation.chrf}
+    quality = evaluation.texts
+    return {
+        "test_loss_nats": quality.loss if quality else None,
+        "perplexity": quality.perplexity if quality else None,
+        "bits_per_byte": quality.bits_per_byte if quality else None,
+    }

@@ -1,0 +1,214 @@
+"""Texts: read from files, cut into rows, and fed."""
+
+import gzip
+import json
+from contextlib import closing
+from itertools import islice, pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pair_files import steady, write_pairs, write_tokenizer
+
+from schemas.config.batching import FixedSize, TokenBudget
+from schemas.config.corpus import Filter, GrammarTexts, TextsCorpus
+from schemas.results import ShardProgress
+from transformer_core.data import grammar
+from transformer_core.data.batching.feeding import Feed, evaluation_batches
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.job import read_split
+from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.corpus.readers import open_split
+from transformer_core.data.sharding import job
+from transformer_core.data.sharding.job import Part, write_shards
+from transformer_core.data.sharding.merge_parts import gather
+from transformer_core.data.sharding.shard_store import open_shards
+from transformer_core.data.texts.context_rows import context_rows
+from transformer_core.data.tokenizing.encoding import Encoded
+from transformer_core.data.tokenizing.job import load_tokenizer
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+
+TEXTS = ["Ein Satz.", "Zwei Sätze. Noch einer.", "", "  Drei\tZeichen ", "日本"]
+
+
+def corpus(path, **settings):
+    files = dict.fromkeys(("train", "validation", "test"), str(path))
+    return TextsCorpus(kind="documents", name="texts", **files, **settings)
+
+
+def read(path, **settings):
+    return [row.target for row in open_split(corpus(path, **settings), "train").rows()]
+
+
+def test_a_line_is_a_text_whatever_its_compression(tmp_path):
+    path = tmp_path / "texts.txt.gz"
+    path.write_bytes(gzip.compress("\n".join(TEXTS).encode()))
+    assert read(path) == TEXTS
+
+
+def test_blank_lines_end_texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("a\nb\n\n\n \nc\r\nd\n")
+    rows = list(open_split(corpus(path, ends="blank_line"), "train").rows())
+    assert [(row.line, row.target) for row in rows] == [(1, "a\nb"), (6, "c\nd")]
+
+
+def test_a_field_of_json_lines_and_of_parquet(tmp_path):
+    lines, table = tmp_path / "texts.jsonl", tmp_path / "texts.parquet"
+    lines.write_text("".join(json.dumps({"of": {"it": text}}) + "\n" for text in TEXTS))
+    pq.write_table(pa.table({"of": pa.array([{"it": text} for text in TEXTS])}), table)
+    for path in (lines, table):
+        rows = list(open_split(corpus(path, field="of.it"), "train").rows())
+        assert [(row.source, row.target) for row in rows] == [("", text) for text in TEXTS]
+
+
+def test_an_empty_text_is_named_or_skipped(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    files = tmp_path / "p.arrow", tmp_path / "p.json"
+    with pytest.raises(CorpusError, match="the text is empty"):
+        read_split(corpus(path), Filter(), "train", *files)
+    kept = read_split(corpus(path), Filter(empty="skip"), "train", *files)
+    assert (kept.pairs_kept, kept.skipped["empty"]) == (4, 1)
+
+
+def test_generated_texts_depend_on_the_seed_and_have_several_sentences():
+    def made(seed, count=20):
+        spec = GrammarTexts(train_texts=count, seed=seed, sentences=3)
+        return [row.target for row in open_split(spec, "train").rows()]
+
+    first = made(1)
+    assert first == made(1, 30)[:20]
+    assert first != made(2)
+    sentences = (german for _, german in grammar.generate(1, "train", 100))
+    counts = []
+    for text in first:
+        taken = [next(sentences)]
+        while len(" ".join(taken)) < len(text):
+            taken.append(next(sentences))
+        assert text == " ".join(taken)
+        counts.append(len(taken))
+    assert set(counts) == {1, 2, 3, 4, 5}
+
+
+@steady
+@given(lengths=st.lists(st.integers(0, 9), max_size=20), context=st.integers(1, 12))
+def test_rows_hold_all_texts_in_order_with_their_ends(lengths, context):
+    ids = np.arange(4, 4 + sum(lengths), dtype=np.uint16)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    rows = context_rows(Encoded(ids, offsets), context)
+    stream = [t for a, b in pairwise(offsets) for t in [*ids[a:b], EOS]]
+    assert rows.ids.tolist() == stream
+    assert set(rows.lengths[:-1].tolist()) <= {context}
+    assert rows.lengths.sum() == len(stream)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The texts, their tokenizer, and shards of rows of 8 tokens."""
+    folder = tmp_path_factory.mktemp("texts")
+    texts = [row.target for row in open_split(GrammarTexts(train_texts=60), "train").rows()]
+    pairs = write_pairs(folder / "p.arrow", [""] * len(texts), texts)
+    tokenizer = write_tokenizer(folder)
+    write_shards(pairs, tokenizer, Filter(), folder / "out", context=8)
+    return texts, tokenizer, pairs, folder / "out"
+
+
+def test_shards_give_the_texts_back_and_count_their_bytes(made):
+    texts, tokenizer, _, folder = made
+    store = open_shards(folder / "manifest.json")
+    stream = np.concatenate(store.target_rows(np.arange(len(store))))
+    ends = np.flatnonzero(stream == EOS)
+    bpe = load_tokenizer(tokenizer)
+    begins = [0, *(ends[:-1] + 1)]
+    found = [bpe.decode(stream[a:b].tolist()) for a, b in zip(begins, ends, strict=True)]
+    assert found == texts
+    counted = store.manifest.texts
+    assert (counted.context, counted.texts) == (8, 60)
+    assert counted.bytes == sum(len(text.encode()) for text in texts)
+    assert store.manifest.target_tokens == len(stream)
+
+
+def test_a_batch_begins_every_text_anew(made):
+    store = open_shards(made[-1] / "manifest.json")
+    seen = 0
+    for rows, batch in evaluation_batches(store):
+        assert batch.source.shape == (len(rows), 0)
+        into, out = batch.target_input, batch.target_output
+        assert (into[:, 0] == BOS).all()
+        before = out[:, :-1]
+        follows = torch.where(before == EOS, BOS, before)
+        real = out[:, 1:] != PAD
+        assert torch.equal(into[:, 1:][real], follows[real])
+        assert (into[out == PAD] == PAD).all()
+        seen += int((out != PAD).sum())
+    assert seen == store.manifest.target_tokens
+
+
+@pytest.mark.parametrize(
+    "batching", [FixedSize(kind="fixed_size", pairs=6), TokenBudget(tokens=48)]
+)
+def test_ranks_share_the_same_global_batches_and_go_on_in_the_middle(made, batching):
+    store = open_shards(made[-1] / "manifest.json")
+
+    def first(rank, world, batch=0, count=5):
+        feed = Feed(store, batching, 1, rank, world, 1, torch.device("cpu"))
+        with closing(feed.batches(0, batch)) as batches:
+            return list(islice(batches, count))
+
+    whole, halves = first(0, 1), [first(rank, 2) for rank in (0, 1)]
+    for number, one in enumerate(whole):
+        (all_rows,) = one.micro_batches
+        parts = [half[number].micro_batches[0].target_output for half in halves]
+        assert all_rows.pairs == 6
+        assert one.tokens == one.target_tokens == all_rows.target_output.ne(PAD).sum()
+        assert one.padded_tokens == all_rows.padded_tokens
+        assert {half[number].target_tokens for half in halves} == {one.target_tokens}
+        together = sorted(row for part in parts for row in part.tolist())
+        assert together == sorted(all_rows.target_output.tolist())
+    later = first(0, 1, batch=3, count=2)
+    for here, there in zip(later, whole[3:], strict=True):
+        assert torch.equal(here.micro_batches[0].target_input, there.micro_batches[0].target_input)
+
+
+def test_a_killed_job_goes_on_with_whole_texts(made, tmp_path, monkeypatch):
+    _, tokenizer, pairs, _ = made
+    monkeypatch.setattr(job, "_PIECE", 2_000)
+    sizes = {"pairs_per_shard": 20, "context": 8}
+    expected = write_shards(pairs, tokenizer, Filter(), tmp_path / "whole", **sizes)
+    assert len(expected.shards) > 2
+
+    written = job.ShardWriter.add_rows
+
+    def killed(writer, *piece):
+        written(writer, *piece)
+        if writer._done.manifest.shards:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.ShardWriter, "add_rows", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_shards(pairs, tokenizer, Filter(), tmp_path / "out", **sizes)
+    progress = (tmp_path / "out/progress.json").read_text()
+    assert ShardProgress.model_validate_json(progress).manifest.texts.texts > 0
+    again = write_shards(pairs, tokenizer, Filter(), tmp_path / "out", **sizes)
+    assert again.model_copy(update={"seconds": 0}) == expected.model_copy(update={"seconds": 0})
+
+
+def test_parts_of_a_split_join(made, tmp_path):
+    _, tokenizer, pairs, whole = made
+    paths = []
+    for number in (0, 1):
+        folder = tmp_path / f"part-{number}"
+        part = Part(number, 2)
+        write_shards(pairs, tokenizer, Filter(), folder, part=part, context=8)
+        paths.append(folder / "manifest.json")
+    joined = gather(paths, Filter(), tmp_path / "manifest.json")
+    alone = open_shards(whole / "manifest.json").manifest
+    assert joined.texts == alone.texts
+    assert joined.target_tokens == alone.target_tokens
+    assert isinstance(pairs, PairFile)

@@ -1,0 +1,94 @@
+"""Tasks: what they ask of other sections, and that translations are as they were."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError
+from transformer_core.plan.checks.cross_section_rules import violations
+from transformer_core.plan.checks.study_rules import contradictions
+from transformer_core.plan.resolve import check_study, resolve, resolve_all
+from transformer_core.plan.variants import read_variants
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = {"variant": "single", "task": {"kind": "language_model", "context": 64}}
+
+BUDGET = {"kind": "token_budget"}
+
+BEFORE_THERE_WERE_TASKS = "05d491854957d9b8af1e858287eb77df87e25185ec01b05f583f01e6366b48f7"
+"""Digest of the run spec of all defaults, from the time before."""
+
+
+def test_a_translation_has_the_run_spec_that_it_had_before_there_were_tasks() -> None:
+    assert "task" not in RunSpec(variant="a").model_dump()
+    assert RunSpec(variant="a").digest() == BEFORE_THERE_WERE_TASKS
+
+
+def test_a_language_model_has_defaults_of_its_own() -> None:
+    spec = RunSpec.model_validate(TEXTS)
+    assert (spec.corpus.kind, spec.model.kind) == ("grammar_documents", "decoder_only")
+    assert spec.training.label_smoothing == 0
+    assert spec.longest == spec.filter.max_tokens == 64
+    assert not list(violations(spec))
+    # A run spec that is written and read again is the same.
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_what_is_set_stays() -> None:
+    sections = {"training": {"label_smoothing": 0.2}, "filter": {"max_characters": 10}}
+    spec = RunSpec.model_validate(TEXTS | sections)
+    assert spec.training.label_smoothing == 0.2
+    assert (spec.filter.max_characters, spec.filter.max_tokens) == (10, 64)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (TEXTS | {"corpus": {"kind": "grammar"}}, "corpus.kind"),
+    (TEXTS | {"model": {"kind": "transformer"}}, "model.kind"),
+    (TEXTS | {"filter": {"max_tokens": 32}}, "filter.max_tokens"),
+    (TEXTS | {"batching": BUDGET | {"rows": {"kind": "packed"}}}, "batching.rows.kind"),
+    (TEXTS | {"batching": BUDGET | {"tokens": 63}}, "batching.tokens"),
+    (TEXTS | {"task": TEXTS["task"] | {"prompt": 60}}, "task.continuation"),  # type: ignore[operator]
+    (
+        TEXTS | {"model": {"kind": "decoder_only", "positions": {"kind": "learned", "length": 63}}},
+        "model.positions.length",
+    ),
+    ({"variant": "a", "corpus": {"kind": "grammar_documents"}}, "corpus.kind"),
+    ({"variant": "a", "model": {"kind": "decoder_only"}}, "model.kind"),
+]
+
+
+@pytest.mark.parametrize(("data", "field"), WRONG, ids=[field for _, field in WRONG])
+def test_what_contradicts_the_task_is_refused_with_a_remedy(
+    data: dict[str, Any], field: str
+) -> None:
+    (found,) = violations(RunSpec.model_validate(data))
+    assert found[0] == field
+    assert found[3]
+
+
+def study_of_texts() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(
+        (ROOT / "config/studies/language_model.yaml").read_text()
+    )
+    return found
+
+
+def test_the_study_resolves_and_a_technique_without_meaning_names_its_field() -> None:
+    study = check_study(study_of_texts(), "study.yaml")
+    variants, _ = read_variants(ROOT / "config/variants.yaml")
+    assert set(resolve_all(study, variants)) == set(study.variants)
+    for name, field in (
+        ("tokens_unpadded", "change.model.tokens"),
+        ("batch_packed", "change.batching.rows.kind"),
+    ):
+        with pytest.raises(ConfigError, match=f"variants.yaml: {name}.{field}"):
+            resolve(study, name, variants)
+
+
+def test_quality_in_bleu_is_refused() -> None:
+    study = check_study(study_of_texts() | {"quality": {}}, "study.yaml")
+    (problem,) = contradictions(study, "study.yaml")
+    assert problem.field == "quality"

@@ -1,0 +1,68 @@
+"""A tiny study of a language model, from texts to the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+from project import TINY, Project
+
+from schemas.results import Certificate, ShardManifest, VariantResult
+
+REPORT = "results/report.html"
+STUDY = {name: TINY[name] for name in TINY if name not in ("corpus", "filter", "model")} | {
+    "name": "tiny_texts",
+    "task": {"kind": "language_model", "context": 32, "prompt": 4, "continuation": 8},
+    "corpus": {
+        "kind": "grammar_documents",
+        "train_texts": 200,
+        "validation_texts": 12,
+        "test_texts": 12,
+        "sentences": 4,
+    },
+    "batching": {"kind": "fixed_size", "pairs": 8},
+    "model": {"kind": "decoder_only", "layers": 1, "d_model": 16, "d_ff": 32, "heads": 2},
+    "memory": None,
+    "variants": ["single", "ddp"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = Project(tmp_path_factory.mktemp("project"), STUDY)
+    code, output = project.snakemake(REPORT)
+    assert code == 0, output
+    return project.folder / "results"
+
+
+def test_rows_are_full_and_every_byte_is_counted(folder: Path) -> None:
+    manifest = ShardManifest.model_validate_json(
+        (folder / "data/grammar_documents/shards/test/manifest.json").read_text()
+    )
+    assert manifest.texts is not None
+    assert manifest.texts.texts == 12
+    assert manifest.source_tokens == 0
+    assert manifest.pairs == -(-manifest.target_tokens // 32)
+
+
+@pytest.mark.parametrize("variant", STUDY["variants"])
+def test_a_variant_is_measured_judged_and_certified(folder: Path, variant: str) -> None:
+    text = (folder / f"runs/{variant}/metrics.json").read_text()
+    result = VariantResult.model_validate_json(text)
+    assert result.status == "ok", result.reason
+    quality = result.evaluation.texts
+    assert quality is not None
+    assert quality.bits_per_byte > 0
+    assert len(result.evaluation.continuations) == 2
+    found = (folder / f"equivalence/{variant}.json").read_text()
+    certificate = Certificate.model_validate_json(found)
+    assert certificate.status == "equivalent", certificate.reason
+
+
+def test_the_report_has_no_word_of_translations(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert "Continuations" in page
+    assert "Bits per byte" in page
+    for word in ("BLEU", "sentence pair", "Translations"):
+        assert word not in page, word
+    answer = json.loads((folder / "summary.json").read_text())
+    assert all(variant["bits_per_byte"] for variant in answer["variants"])
