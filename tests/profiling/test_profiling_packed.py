@@ -71,6 +71,8 @@ EVENTS = [
      "args": {"Device Type": 1, "Device Id": 0, "Total Allocated": 512}},
     {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "ts": 1, "pid": 1, "tid": 1},
 ]  # fmt: skip
+HUGE = {"Collective name": "allreduce", "Group size": 2**63 - 1, "In msg nelems": 10**17}
+HUGE |= {"dtype": "Double", "Out msg nelems": 2**62}
 UNUSUAL: list[list[dict[str, Any]]] = [
     [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}],
     [{"ph": "B", "cat": "cpu_op", "name": "x", "ts": 1, "pid": 1, "tid": 1}],
@@ -83,6 +85,8 @@ UNUSUAL: list[list[dict[str, Any]]] = [
     [EVENTS[0] | {"ph": "X", "cat": f"category {k}"} for k in range(80)],
     [complete("cpu_op", "record_param_comms", 1, 1, **{"Collective name": "allreduce"})],
     [complete("cpu_op", "record_param_comms", 1, 1, **{"Collective name": 7})],
+    [EVENTS[7] | {"args": None}, EVENTS[0] | {"args": None}],
+    [complete("cpu_op", "record_param_comms", 1, 1, **HUGE)],
 ]
 
 

@@ -16,8 +16,8 @@ _BLOCK = 1 << 15
 
 
 def or_null(value: int | None) -> int:
-    """``value`` as a column holds it."""
-    return NULL if value is None else value
+    """``value`` as a column holds it; null for one that has no room in it."""
+    return NULL if value is None or abs(value) > -(NULL + 1) else value
 
 
 def nulls(count: int) -> Integers:

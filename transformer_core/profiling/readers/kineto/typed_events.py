@@ -12,7 +12,7 @@ from operator import or_
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from transformer_core.profiling.readers.kineto.kineto_events import (
     DeviceArgs,
@@ -44,15 +44,15 @@ class Timed(Struct, gc=False):
 
 
 class DeviceEvent(Timed, gc=False):
-    args: DeviceArgs | None = None
+    args: DeviceArgs | UnsetType = UNSET
 
 
 class LaunchEvent(Timed, gc=False):
-    args: LaunchArgs | None = None
+    args: LaunchArgs | UnsetType = UNSET
 
 
 class OperatorEvent(Timed, gc=False):
-    args: OperatorArgs | None = None
+    args: OperatorArgs | UnsetType = UNSET
 
 
 class RangeEvent(Timed, gc=False):
@@ -63,7 +63,7 @@ class MemoryEvent(Struct, gc=False):
     ph: str = ""
     name: str = ""
     ts: int | float = _NAN
-    args: MemoryArgs | None = None
+    args: MemoryArgs | UnsetType = UNSET
 
 
 class OtherEvent(Struct, gc=False):
