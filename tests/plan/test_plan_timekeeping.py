@@ -72,6 +72,19 @@ def test_the_line_says_what_how_far_and_how_long_still(tmp_path: Path) -> None:
     assert one.work.left(now()).high == pytest.approx(left.high - 60.0)
 
 
+def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> None:
+    one, now = keeper(tmp_path, terminal=True)
+    run_job(one, now, 0, "train", 100.0)
+    one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
+    now.now += 90.0
+    assert "over" not in one.line()
+    now.now += 90.0
+    left = one.work.left(now())
+    assert (
+        f" over {in_words(Range(left.high, left.high)).removeprefix('about ')} left" in one.line()
+    )
+
+
 def test_a_terminal_has_one_line(tmp_path: Path) -> None:
     one, now = keeper(tmp_path, terminal=True)
     run_job(one, now, 0, "train", 1.0)

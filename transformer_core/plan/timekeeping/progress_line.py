@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from transformer_core.common.study_clock import JobTimes, RunningClock
-from transformer_core.plan.timekeeping.expectations import Range, in_words, total
+from transformer_core.plan.timekeeping.expectations import Range, expected, in_words, total
 
 LINE_SECONDS = 30.0
 """Lines of the log are this far apart at least."""
@@ -49,6 +49,13 @@ class Work:
             for rule, began, _ in self.running.values()
         )
         return Range(max(0.0, found.low - spent), max(0.0, found.high - spent))
+
+    def overdue(self, now: float) -> bool:
+        """Whether a job that runs takes longer than expected: then nobody knows what is left."""
+        return any(
+            now - began > expected(rule, self.known, self.guessed, self.start).high
+            for rule, began, _ in self.running.values()
+        )
 
 
 def _mean(known: Mapping[str, JobTimes], rule: str) -> float:
@@ -121,7 +128,10 @@ class Timekeeper(logging.Handler):
             rest = self.asked - self.clock.spent()
             left = Range(max(left.low, rest), max(left.high, rest))
         doing = next((what for _, _, what in reversed(self.work.running.values())), "")
-        text = f"{self.work.done} of {self.work.all} jobs, {spent}{of}, {in_words(left)} left"
+        said = in_words(left)
+        if self.work.overdue(self.now()):
+            said = f"over {in_words(Range(left.high, left.high)).removeprefix('about ')}"
+        text = f"{self.work.done} of {self.work.all} jobs, {spent}{of}, {said} left"
         return f"{text} | {doing.splitlines()[0]}" if doing else text
 
     def clear(self) -> logging.Handler:
