@@ -56,7 +56,6 @@ def render(
     by_name = {picture.name: picture for picture in pictures}
     task = results.study.task.kind
     shared = {"study": results.study, "results": results, "variants": variants}
-    shared["texts"] = task == "language_model"
     templates = environment()
     bodies = {
         section: Markup(
