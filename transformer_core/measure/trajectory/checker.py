@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from schemas.config.batching import PaddedRows
+from schemas.config.decoder_only import DecoderOnly
 from schemas.config.model import TorchTransformer, Transformer
 from schemas.config.parallel import CompressHook, Ddp
 from schemas.config.run_spec import RunSpec
+from schemas.config.task import LanguageModel
 from schemas.results.equivalence import CheckedPoint, Checks, TensorDistance
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
@@ -32,7 +34,12 @@ from transformer_core.measure.trajectory.independent.number_formats import (
     to_fp16,
 )
 from transformer_core.measure.trajectory.independent.own_model import OwnModel
-from transformer_core.measure.trajectory.independent.plain_model import PlainModel, Tokens
+from transformer_core.measure.trajectory.independent.plain_decoder import PlainDecoder
+from transformer_core.measure.trajectory.independent.plain_model import (
+    Plain,
+    PlainModel,
+    Tokens,
+)
 from transformer_core.measure.trajectory.tensor_distance import distance
 from transformer_core.train import checkpoint
 from transformer_core.train.assemble import Setup
@@ -205,10 +212,14 @@ def resume(setup: Setup, step: int, folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _plain(spec: RunSpec, vocabulary: int) -> PlainModel | OwnModel:
+def _plain(spec: RunSpec, vocabulary: int) -> Plain | OwnModel:
     if isinstance(spec.model, Transformer | TorchTransformer):
         published = spec.training.loss.kind == "kl_divergence"
         return PlainModel(spec.model, spec.training.label_smoothing, published)
+    if isinstance(spec.model, DecoderOnly):
+        masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
+        published = spec.training.loss.kind == "kl_divergence"
+        return PlainDecoder(spec.model, spec.training.label_smoothing, masked, published)
     return OwnModel(spec.model, vocabulary, spec.training.label_smoothing, spec.task)
 
 

@@ -28,19 +28,15 @@ Tokens = tuple[Tensor, Tensor, Tensor]
 """source [b, s], target input [b, t] and labels [b, t]."""
 
 
-class PlainModel:
-    """Loss and gradients of a Transformer without dropout."""
+class Plain:
+    """Loss and gradients of a model without dropout, whose logits a class below computes."""
 
-    def __init__(
-        self,
-        spec: Transformer | TorchTransformer,
-        label_smoothing: float,
-        published_loss: bool = False,
-    ) -> None:
-        self.spec = spec
+    embedding: str
+    """Canonical name of a matrix with a row for each token."""
+
+    def __init__(self, label_smoothing: float, published_loss: bool = False) -> None:
         self.smoothing = label_smoothing
         self.published_loss = published_loss
-        self.published_norm = isinstance(spec, Transformer) and spec.norm_method.kind == "published"
         self.nearest = math.inf
         """The input of a ReLU that came nearest to 0 in the last pass, over the size of all."""
 
@@ -73,6 +69,33 @@ class PlainModel:
         """:func:`smoothed_loss` of the logits."""
         logits = self.logits(weights, source, target, form)
         return smoothed_loss(logits, labels, self.smoothing, self.published_loss)
+
+    def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
+        """source [b, s], target [b, t] -> [b, t, v]."""
+        raise NotImplementedError
+
+    def _slices(self, tokens: Tokens, weights: Weights) -> list[Tokens]:
+        source, target, labels = tokens
+        vocabulary = weights[self.embedding].size(0)
+        rows = max(1, SCORES_AT_ONCE // (vocabulary * max(1, target.size(1))))
+        parts = zip(source.split(rows), target.split(rows), labels.split(rows), strict=True)
+        return list(parts)
+
+
+class PlainModel(Plain):
+    """A Transformer."""
+
+    embedding = "source_embedding.weight"
+
+    def __init__(
+        self,
+        spec: Transformer | TorchTransformer,
+        label_smoothing: float,
+        published_loss: bool = False,
+    ) -> None:
+        super().__init__(label_smoothing, published_loss)
+        self.spec = spec
+        self.published_norm = isinstance(spec, Transformer) and spec.norm_method.kind == "published"
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
         """source [b, s], target [b, t] -> [b, t, v]."""
@@ -119,14 +142,6 @@ class PlainModel:
         else:
             size = (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
         return form.between(centred / size * weights[f"{name}.weight"] + weights[f"{name}.bias"])
-
-    @staticmethod
-    def _slices(tokens: Tokens, weights: Weights) -> list[Tokens]:
-        source, target, labels = tokens
-        vocabulary = weights["source_embedding.weight"].size(0)
-        rows = max(1, SCORES_AT_ONCE // (vocabulary * max(1, target.size(1))))
-        parts = zip(source.split(rows), target.split(rows), labels.split(rows), strict=True)
-        return list(parts)
 
 
 def smoothed_loss(
@@ -184,7 +199,7 @@ class _Layer:
 
     def _attended(self, name: str, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
         scores = self.form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
-        heads = _Shared.apply(scores.masked_fill(hidden, -math.inf), v, self.form)
+        heads = Shared.apply(scores.masked_fill(hidden, -math.inf), v, self.form)
         b, h, n, width = q.shape
         return self._linear(f"{name}.output", heads.transpose(1, 2).reshape(b, n, h * width))
 
@@ -199,7 +214,7 @@ class _Layer:
         return self.form.product(x, weight.T) + bias
 
 
-class _Shared(torch.autograd.Function):
+class Shared(torch.autograd.Function):
     """softmax(scores [b, h, n, m]) v [b, h, m, k] -> [b, h, n, k].
 
     Backward is that of FlashAttention (arXiv 2205.14135, algorithm 4), which takes the sum over
