@@ -21,6 +21,7 @@ from schemas.results.common import (
     Watts,
 )
 from schemas.results.equivalence import CertificateStatus
+from schemas.results.kernels import StepKernels
 from schemas.results.runs import Provenance, Topology
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "SAME", "UNDECIDED"]
@@ -110,6 +111,8 @@ class Side(Schema):
     """Time of the warm-up steps, compilation included."""
     peak_memory_bytes: Bytes | None
     """Largest peak of any rank at the end: reserved device memory on CUDA, resident set on CPU."""
+    kernels: StepKernels | None = None
+    """What computed its first step, which belongs to the warm-up; null where nobody looked."""
 
 
 class Session(Schema):
@@ -195,7 +198,8 @@ class Comparison(Schema):
     effects: list[Effect]
     """One of each quantity."""
     certificate: CertificateStatus
-    """Whether the variant trains the same model as the reference of the certificates."""
+    """Whether the variant trains the same model as the reference of the certificates; inconclusive
+    where its turns were computed otherwise than what was certified."""
     counts: bool
     """Whether the ratio is a speed-up of the same training: both have their certificates."""
     note: str = Field(default="")

@@ -272,5 +272,8 @@ class Certificate(Schema):
     certificate is not of what was timed."""
     kernels: StepKernels | None = None
     """What computed the certified training; null where nobody saw."""
+    as_timed: bool = False
+    """Whether steps without deterministic algorithms were checked too, which timed steps do not
+    use."""
     provenance: Provenance | None
     """Where the variant's training comes from; null if there was none."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from analysis_builders import certificate, memory, result
+from kernels_seen import KERNELS
 from pair_builders import ended, paired, session, side, state, window
 
 from schemas.results import Comparison, GpuState, PairedRun, Round, Session, VariantResult
@@ -16,7 +17,10 @@ def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **stat
     names = {name for run in runs for name in (run.reference, run.variant)}
     known = {name: result(name, [100.0]) for name in names}
     known |= {item.variant: item for item in results or []}
-    certificates = dict.fromkeys(names, "equivalent") | statuses
+    certificates = {
+        name: certificate(name, status=status)
+        for name, status in (dict.fromkeys(names, "equivalent") | statuses).items()
+    }
     return module.compare(runs, known, certificates, margin=0.02)
 
 
@@ -30,6 +34,31 @@ def test_two_sessions_that_agree_are_a_verdict() -> None:
     assert fast.speedup.median == pytest.approx(1.5, rel=1e-3)
     assert fast.speedup.low > 1.4
     assert (fast.variant, fast.reference, fast.counts, fast.note) == ("fast", "single", True, "")
+
+
+def test_turns_of_other_kernels_than_the_certified_ones_are_no_speed_up() -> None:
+    def sides(threads: int) -> dict[str, Any]:
+        kernels = KERNELS.model_copy(update={"threads": threads})
+        fast = side("fast").model_copy(update={"kernels": kernels})
+        return {"sides": [side("single"), fast]}
+
+    def comparison(threads: int) -> Comparison:
+        run = paired(1.5, 1.5)
+        second = run.sessions[1].model_copy(update=sides(threads))
+        run = run.model_copy(update={"sessions": [run.sessions[0], second]})
+        known = {name: result(name, [100.0]) for name in ("single", "fast")}
+        certified = {name: certificate(name) for name in known}
+        certified["fast"] = certified["fast"].model_copy(
+            update={"kernels": KERNELS, "provenance": run.provenance["fast"]}
+        )
+        (found,) = module.compare([run], known, certified, margin=0.02)
+        return found
+
+    assert comparison(threads=2).counts
+    other = comparison(threads=1)
+    assert not other.counts
+    assert other.certificate == "inconclusive"
+    assert "fast took its turns otherwise than it was certified (threads: 1 where" in other.note
 
 
 def test_one_session_is_never_a_verdict() -> None:

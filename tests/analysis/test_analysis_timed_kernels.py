@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from analysis_builders import SHA, repeat
+from kernels_seen import KERNELS
 
 from schemas.config.equivalence import Tolerance
 from schemas.results import Repeat, SeedTrajectory, Trajectory
@@ -15,15 +16,6 @@ from transformer_core.analysis.certificates.judged_moments import judge_moments
 from transformer_core.analysis.certificates.timed_kernels import timed_otherwise
 from transformer_core.analysis.certificates.weight_distance import Weights
 
-KERNELS = StepKernels(
-    operators=["aten._flash float32", "aten.addmm float32"],
-    attention=["aten._flash float32"],
-    update=[],
-    compiled=False,
-    deterministic=False,
-    allocator="glibc 2.36",
-    threads=2,
-)
 TENSOR = TensorDistance(
     tensor="layer.weight", step=1, error=0.0, ratio=1.0, cosine=1.0, size=1.0, rounding=0.0
 )

@@ -17,6 +17,7 @@ from transformer_core.measure.turns.turn_taking import (
     Leave,
     Report,
     Seat,
+    TellKernels,
     TellMemory,
     TellProvenance,
     Turn,
@@ -55,6 +56,8 @@ def run(order: TurnsOrder) -> None:
                 seat.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))
             case TellMemory():
                 seat.answer(1000 + (order.planted or 0))
+            case TellKernels():
+                seat.answer(None)
             case TellProvenance(command, _):
                 seat.answer(provenance(command=command))
             case Leave():

@@ -10,8 +10,16 @@ from small_training import small_setup, small_spec
 
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
+from transformer_core.measure.machine.step_kernels import FirstStep
 from transformer_core.measure.turns.planted_slowdown import PlantedDelay
-from transformer_core.measure.turns.turn_taking import Leave, ProbeDevices, Report, TellMemory, Turn
+from transformer_core.measure.turns.turn_taking import (
+    Leave,
+    ProbeDevices,
+    Report,
+    TellKernels,
+    TellMemory,
+    Turn,
+)
 from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
@@ -87,6 +95,31 @@ def test_a_side_prepares_itself_once_and_not_before_its_first_turn() -> None:
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
     assert answered == [1]
+
+
+def test_it_tells_what_computed_its_first_step_and_looks_at_no_other() -> None:
+    spec = small_spec()
+    setup = small_setup(endless(spec))
+    seat = FakeSeat(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels(), Leave())
+    first = FirstStep()
+    taker = TurnTaker(
+        seat,  # type: ignore[arg-type]
+        spec,
+        setup.strategy,
+        None,
+        first=first,
+        kernels=lambda: first.read(setup.model),
+    )
+    began: list[int] = []
+    begin = first.begin
+    first.begin = lambda: (began.append(1), begin())[1]  # type: ignore[method-assign]
+    with pytest.raises(TurnsOver):
+        train(setup, taker, NOWHERE)
+    _, once, _, again = seat.answers
+    assert once == again
+    assert began == [1]
+    assert any("_fused_adamw" in name for name in once.update)
+    assert any("embedding" in name for name in once.operators)
 
 
 def test_counts_are_those_of_the_timed_steps() -> None:

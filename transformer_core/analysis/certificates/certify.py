@@ -50,7 +50,7 @@ from transformer_core.analysis.certificates.deviations import (
     deviations_of,
     in_words,
 )
-from transformer_core.analysis.certificates.timed_kernels import timed_otherwise
+from transformer_core.analysis.certificates.timed_kernels import as_timed, timed_otherwise
 from transformer_core.analysis.certificates.weight_distance import Weights, read_tensors
 from transformer_core.common.endings import program
 from transformer_core.common.records import check_together, read_record
@@ -96,6 +96,7 @@ def certify(
         power=compared.power,
         timed_otherwise=otherwise,
         kernels=run.kernels,
+        as_timed=as_timed(run),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from schemas.results import Repeat, Trajectory
+from schemas.results import Certificate, PairedRun, Repeat, Trajectory
 from schemas.results.kernels import StepKernels
 
 MOST_NAMED = 4
@@ -17,9 +17,30 @@ def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
     """
     if timed.status != "ok" or timed.kernels is None or run.kernels is None:
         return []
-    covered = bool(run.seeds and run.seeds[0].as_timed)
     packages = timed.provenance.packages, run.provenance.packages
-    return [*_kernels(timed.kernels, run.kernels, covered), *_packages(*packages)]
+    return [*_kernels(timed.kernels, run.kernels, as_timed(run)), *_packages(*packages)]
+
+
+def turns_otherwise(run: PairedRun, side: str, certificate: Certificate) -> list[str]:
+    """The same for the turns of a side, of whose speed a comparison speaks: in what any of its
+    sessions was computed otherwise than the certified training."""
+    if run.status != "ok" or certificate.kernels is None or certificate.provenance is None:
+        return []
+    covered = certificate.as_timed
+    found = [
+        clause
+        for session in run.sessions
+        for each in session.sides
+        if each.name == side and each.kernels is not None
+        for clause in _kernels(each.kernels, certificate.kernels, covered)
+    ]
+    packages = run.provenance[side].packages, certificate.provenance.packages
+    return list(dict.fromkeys([*found, *_packages(*packages)]))
+
+
+def as_timed(run: Trajectory) -> bool:
+    """Whether steps without deterministic algorithms were checked too."""
+    return bool(run.seeds and run.seeds[0].as_timed)
 
 
 def _kernels(timed: StepKernels, certified: StepKernels, covered: bool) -> Iterable[str]:

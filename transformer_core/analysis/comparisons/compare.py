@@ -30,6 +30,7 @@ from schemas.results import (
     Side,
     VariantResult,
 )
+from transformer_core.analysis.certificates.timed_kernels import turns_otherwise
 from transformer_core.analysis.statistics.simultaneous import simultaneous_ratios
 from transformer_core.analysis.statistics.verdicts import counted, judge, not_measured
 from transformer_core.common.endings import program
@@ -54,7 +55,7 @@ NO_SPEEDUP: dict[CertificateStatus, str] = {
 def compare(
     runs: Sequence[PairedRun],
     results: Mapping[str, VariantResult],
-    certificates: Mapping[str, CertificateStatus],
+    certificates: Mapping[str, Certificate],
     margin: float,
 ) -> list[Comparison]:
     """A comparison for each paired run, in their order; intervals of all of them hold at once."""
@@ -73,10 +74,11 @@ def compare(
         ended = f"{run.ended_by} ended {run.status}"
         unknown = ended if run.status != "ok" else "the peak of memory of a side is not known"
         traffic = _traffic(results[run.variant], results[run.reference])
-        both = (run.reference, run.variant)
+        sides = (run.reference, run.variant)
+        said = {name: _about_certificate(run, name, certificates[name]) for name in sides}
         notes = [ended]
         if run.status == "ok":
-            notes = [*_about_equivalence(both, certificates), *_about_sessions(run)]
+            notes = [*filter(None, (note for _, note in said.values())), *_about_sessions(run)]
         comparisons.append(
             Comparison(
                 variant=run.variant,
@@ -86,9 +88,9 @@ def compare(
                     memory.get(key) or not_measured("peak_memory", unknown),
                     traffic,
                 ],
-                certificate=certificates[run.variant],
+                certificate=said[run.variant][0],
                 counts=run.status == "ok"
-                and all(certificates[name] == "equivalent" for name in both),
+                and all(status == "equivalent" for status, _ in said.values()),
                 note="; ".join(dict.fromkeys(notes)),
             )
         )
@@ -149,15 +151,20 @@ def _bytes_sent(result: VariantResult) -> int | None:
     return 0 if alone and len({memory.device for memory in repeat.memory}) <= 1 else None
 
 
-def _about_equivalence(
-    both: Sequence[str], certificates: Mapping[str, CertificateStatus]
-) -> Iterator[str]:
-    for name in both:
-        status = certificates[name]
-        if status != "equivalent":
-            yield NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up").format(
-                name
-            )
+def _about_certificate(
+    run: PairedRun, name: str, certificate: Certificate
+) -> tuple[CertificateStatus, str]:
+    """What the certificate of a side is worth in this comparison, and what is said of it."""
+    status = certificate.status
+    if status != "equivalent":
+        said = NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up")
+        return status, said.format(name)
+    if otherwise := turns_otherwise(run, name, certificate):
+        return "inconclusive", (
+            f"{name} took its turns otherwise than it was certified ({'; '.join(otherwise)}): "
+            "no speed-up"
+        )
+    return status, ""
 
 
 def _about_sessions(run: PairedRun) -> Iterator[str]:
@@ -252,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read = [read_record(file, VariantResult) for file in options.results]
         certified = [read_record(file, Certificate) for file in options.certificates]
         results = {result.variant: result for result in read}
-        certificates = {certificate.variant: certificate.status for certificate in certified}
+        certificates = {certificate.variant: certificate for certificate in certified}
         names = [name for run in runs for name in (run.reference, run.variant)]
         _missing("--results", names, results, "results/runs/{}/metrics.json")
         _missing("--certificates", names, certificates, "results/equivalence/{}.json")

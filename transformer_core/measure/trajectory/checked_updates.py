@@ -34,7 +34,6 @@ class CheckedUpdates:
         self.expected = ExpectedUpdates(spec.training.optimizer)
         self.names = [name for name in initial if name in trained]
         self.sizes = [initial[name].numel() for name in self.names]
-        self.starts = np.cumsum([0, *self.sizes[:-1]])
         self.before = self._vector(initial)
         self.worst: dict[tuple[str, int], TensorDistance] = {}
 
@@ -66,11 +65,12 @@ class CheckedUpdates:
         self, what: str, step: int, rounding: Numbers, found: Tensor, expected: Tensor
     ) -> None:
         """Keep of every tensor what is farthest off, ``rounding`` (2-norms) considered."""
-        lost = ~np.isfinite(self._norms(found))
-        apart, size = self._norms(found - expected), self._norms(expected)
+        own, size = self._norms(found), self._norms(expected)
+        lost = ~np.isfinite(own)
+        product = np.where(lost, 0.0, self._products(found, expected))
         # What is not finite is as far off as no change.
-        apart, own = np.where(lost, size, apart), np.where(lost, 0.0, self._norms(found))
-        product = np.where(lost, 0.0, self._sums(found * expected))
+        apart = np.where(lost, size, self._norms(found - expected))
+        own = np.where(lost, 0.0, own)
         moved = (apart > 0).astype(float)
         still, safe = size == 0, np.where(size == 0, 1.0, size)
         error = np.where(still, moved, apart / safe)
@@ -98,12 +98,13 @@ class CheckedUpdates:
     def _vector(self, tensors: Tensors) -> Tensor:
         return torch.cat([tensors[name].double().flatten() for name in self.names])
 
-    def _sums(self, values: Tensor) -> Numbers:
-        sums: Numbers = np.add.reduceat(values.numpy(), self.starts)
-        return sums
+    def _products(self, one: Tensor, other: Tensor) -> Numbers:
+        """Of every tensor the scalar product."""
+        pairs = zip(one.split(self.sizes), other.split(self.sizes), strict=True)
+        return np.array([float(torch.dot(a, b)) for a, b in pairs])
 
     def _norms(self, values: Tensor) -> Numbers:
-        return np.sqrt(self._sums(values * values))
+        return np.sqrt(self._products(values, values))
 
 
 def _excess(update: TensorDistance) -> float:

@@ -35,6 +35,8 @@ DECODER, ENCODER = (192, 2), (32, 16)
 and attention weights of a decoder at the first token only, which has one key."""
 EVALUATED = 4
 """Sentences of the pass in evaluation, where a single element tells."""
+READ_OUT = 4
+"""Times the width of the model: logits that the stream is read from. More of them tell no more."""
 BITS = 2_000
 """Elements of a mask that are compared between ranks."""
 WORD = 4
@@ -91,8 +93,8 @@ class KnownDropout:
         self.level = torch.where(self.anchor, 3.0, 1.0)
         generator = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(vocabulary, self.d, generator=generator) / self.d**0.5
-        read_out = self.embedding[len(TOKENS) :].double()
-        self.inverse = torch.linalg.pinv(read_out).T
+        self.words = slice(len(TOKENS), len(TOKENS) + READ_OUT * self.d)
+        self.inverse = torch.linalg.pinv(self.embedding[self.words].double()).T.float()
 
     def read(self) -> list[DropoutPlace]:
         """Every place once: for each the masks of two passes, and one in evaluation."""
@@ -206,8 +208,8 @@ class KnownDropout:
         target[:, 0] = BOS
         with self.setup.precision.autocast():
             logits = self.model(source, target)
-        logits = logits.view(*target.shape, -1).double().cpu()
-        stream = logits[..., len(TOKENS) :] @ self.inverse
+        logits = logits.view(*target.shape, -1)[..., self.words].float().cpu()
+        stream = logits @ self.inverse
         # Anchors of both signs tell what normalization has done to the stream.
         plus, minus = self.anchor & (self.sign > 0), self.anchor & (self.sign < 0)
         high = stream[..., plus].amax(-1, keepdim=True)

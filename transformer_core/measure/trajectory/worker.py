@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from schemas.config.equivalence import REFERENCE
 from schemas.config.run_spec import RunSpec
 from schemas.results import SeedTrajectory, Trajectory
 from schemas.results.equivalence import Checks
@@ -146,26 +147,29 @@ def record(
     output: Path,
     save_weights: bool,
     dropout: float = 0.0,
+    checked: bool = True,
 ) -> Recorded:
     """Train ``spec`` on the first of ``stores``; the second is that of validations.
 
     The main rank writes the weights before and after into ``output``, if they are to be saved; then
     what ``dropout`` does is looked at as well, unless it is 0, and a few steps more without
-    deterministic algorithms, where those are in force.
+    deterministic algorithms, where those are in force. Of a training that is not ``checked``, only
+    what others are compared with is recorded.
     """
     setup = assemble(spec, process, vocabulary, *stores)
-    checker = Checker(setup, vocabulary, output / "resumed") if save_weights else None
+    looks = save_weights and checked
+    checker = Checker(setup, vocabulary, output / "resumed") if looks else None
     initial = checker.weights if checker else canonical_weights(setup, vocabulary)
     name = f"{spec.variant}, short run, seed {spec.training.seed}"
     progress = RunProgress(name, spec.training.steps, show=process.is_main)
     with FirstStep() as kernels:
-        recorder = Recorder(setup.strategy, progress, checker, kernels if checker else None)
+        recorder = Recorder(setup.strategy, progress, checker, kernels if save_weights else None)
         train(setup, recorder, output / "no-checkpoints", validate_last=False)
     progress.close()
     trajectory = recorder.read(spec.training.seed, digest(initial))
-    final = checker.weights if checker else {}
-    if checker is None:
+    if not save_weights:
         return Recorded(trajectory, setup.strategy, None)
+    final = checker.weights if checker else canonical_weights(setup, vocabulary)
     if process.is_main:
         for file, weights in (("initial", initial), ("final", final)):
             with atomic_path(output / f"{file}.safetensors") as temporary:
@@ -177,9 +181,9 @@ def record(
         dropping = spec.model_copy(update={"model": with_dropout})
         looked_at = assemble(dropping, process, vocabulary, *stores)
         known["moments"] = dropout_moments(looked_at)
-        known["dropout"] = known_dropout(looked_at, vocabulary)
+        known["dropout"] = known_dropout(looked_at, vocabulary) if checked else None
         known["dropout_probability"] = dropout
-    if seen.deterministic:
+    if seen.deterministic and checked:
         known["as_timed"] = _as_timed(spec, process, vocabulary, stores, output)
     return Recorded(trajectory.model_copy(update=known), setup.strategy, seen)
 
@@ -232,6 +236,8 @@ def run(order: ShortRunOrder) -> None:
                 order.output,
                 number == 0,
                 order.dropout,
+                # No certificate is asked for the reference: it is what others are compared with.
+                checked=spec.variant != REFERENCE,
             )
         )
         if _enough(order, [each.trajectory for each in found], found[-1].strategy, began):

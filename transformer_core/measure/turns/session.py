@@ -21,6 +21,7 @@ from schemas.config.measurement import Comparing
 from schemas.errors import Unsupported
 from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
+from schemas.results.kernels import StepKernels
 from transformer_core.measure.machine.machine_state import cpu_time, machine_state
 from transformer_core.measure.machine.speed_probe import probe_cpu
 from transformer_core.measure.memory.predicted.sides_together import (
@@ -37,6 +38,7 @@ from transformer_core.measure.turns.turn_taking import (
     ProbeDevices,
     Report,
     SideEndedError,
+    TellKernels,
     TellMemory,
     TellProvenance,
     Turn,
@@ -142,10 +144,11 @@ class Sessions:
         made = self._rounds(ask, began, steps, enough)
         # Memory first: on a GPU a probe takes some too.
         memory = {side.name: ask(side, TellMemory()) for side in self.sides}
+        kernels = {side.name: ask(side, TellKernels())[0] for side in self.sides}
         after = self._state(ask, on_gpu)
         records = [
-            _record(side, seated[side.name], began, warm[side.name], memory[side.name])
-            for side in self.sides
+            _record(side, seated[name], began, warm[name], memory[name], kernels[name])
+            for name, side in ((side.name, side) for side in self.sides)
         ]
         return {"sides": records, **made, "before": before, "after": after}
 
@@ -204,20 +207,12 @@ class Sessions:
         session = uuid4().hex
         if self.keeps is None:
             self.keeps = self._keeping()
+        where = self.data, self.folder, self.desk.file, self.command
+        shared = *where, session, self.keeps, self.worker
         for place, side in enumerate(self.sides):
             clear_outcomes(self.folder / side.name)
             try:
-                children[side.name] = start_side(
-                    side,
-                    place,
-                    self.data,
-                    self.folder,
-                    self.desk.file,
-                    self.command,
-                    session,
-                    self.keeps,
-                    self.worker,
-                )
+                children[side.name] = start_side(side, place, *shared)
             except Unsupported as error:
                 stop_sides(children)
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
@@ -279,6 +274,7 @@ def _record(
     began: float,
     warmup_seconds: float,
     memory: Sequence[int | None],
+    kernels: StepKernels | None,
 ) -> SideRecord:
     """What is said of a side in the record of its session."""
     topology, ready = seated
@@ -289,4 +285,5 @@ def _record(
         startup_seconds=ready - began,
         warmup_seconds=warmup_seconds,
         peak_memory_bytes=max((peak for peak in memory if peak is not None), default=None),
+        kernels=kernels,
     )

@@ -66,6 +66,11 @@ class TellMemory:
 
 
 @dataclass(frozen=True)
+class TellKernels:
+    """To tell what computed the first step: the answer is StepKernels or null."""
+
+
+@dataclass(frozen=True)
 class TellProvenance:
     """To tell where the numbers of this job come from: its command and its start."""
 

@@ -9,14 +9,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Probe
+from schemas.results.kernels import StepKernels
 from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.measure.machine.core_affinity import keep_to
 from transformer_core.measure.machine.peak_memory import rank_memory, reset_peak
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.machine.speed_probe import probe_cuda
+from transformer_core.measure.machine.step_kernels import FirstStep
 from transformer_core.measure.processes.preamble import carry_out, take_place
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.planted_slowdown import PlantedDelay
@@ -26,6 +29,7 @@ from transformer_core.measure.turns.turn_taking import (
     ProbeDevices,
     Report,
     Seat,
+    TellKernels,
     TellMemory,
     TellProvenance,
     Turn,
@@ -53,9 +57,10 @@ class TurnTaker(Observer):
 
     The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks to where
     they are in the middle of a training. The clock is read at synchronised points only; ``updated``
-    is left out, since a clock must not wait for the device. ``prepare`` is called once, before the
-    first of them, and ``rest`` at the end of each. Between them ``answer`` does what else a
-    measurement asks for.
+    reads nothing, since a clock must not wait for the device. ``prepare`` is called once, before
+    the first of them, and ``rest`` at the end of each. ``first`` sees the first step, whose
+    ``kernels`` are told to those who ask. Between turns ``answer`` does what else a measurement
+    asks for.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class TurnTaker(Observer):
         prepare: Callable[[], None] = lambda: None,
         rest: Callable[[], None] = lambda: None,
         answer: Callable[[Any], Any] = refuse,
+        first: FirstStep | None = None,
+        kernels: Callable[[], StepKernels | None] = lambda: None,
         now: Any = time.perf_counter,
     ) -> None:
         self._seat = seat
@@ -76,6 +83,8 @@ class TurnTaker(Observer):
         self._prepare = prepare
         self._rest = rest
         self._answer = answer
+        self._first = first
+        self._kernels = kernels
         self._now = now
         self._turn = Turn(0, 0)
         self._step = 0
@@ -83,6 +92,13 @@ class TurnTaker(Observer):
     def start(self, step: int) -> None:
         self._wait()
         self._prepare()
+        if self._first is not None:
+            self._first.begin()
+
+    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
+        if self._first is not None:
+            self._first.end()
+            self._first = None
 
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
@@ -119,6 +135,8 @@ class TurnTaker(Observer):
                     return
                 case TellMemory():
                     self._seat.answer(self._peak_memory())
+                case TellKernels():
+                    self._seat.answer(self._kernels())
                 case ProbeDevices():
                     self._seat.answer(self._probe())
                 case TellProvenance(command, started):
@@ -200,12 +218,19 @@ def take_turns(
             give_memory_back(setup)
 
     further = partial(answer, setup) if answer else refuse
-    taker = TurnTaker(seat, order.spec, strategy, planted, prepare, rest, further)
-    try:
-        train(setup, taker, order.output / "no-checkpoints", validate_last=False)
-    except TurnsOver:
-        strategy.synchronise()
-        strategy.close()
+    with FirstStep() as first:
+
+        def kernels() -> StepKernels:
+            return first.read(setup.model)
+
+        taker = TurnTaker(
+            seat, order.spec, strategy, planted, prepare, rest, further, first, kernels
+        )
+        try:
+            train(setup, taker, order.output / "no-checkpoints", validate_last=False)
+        except TurnsOver:
+            strategy.synchronise()
+            strategy.close()
 
 
 def main() -> None:

@@ -1,0 +1,13 @@
+"""What computed a step that never was."""
+
+from schemas.results.kernels import StepKernels
+
+KERNELS = StepKernels(
+    operators=["aten._flash float32", "aten.addmm float32"],
+    attention=["aten._flash float32"],
+    update=[],
+    compiled=False,
+    deterministic=False,
+    allocator="glibc 2.36",
+    threads=2,
+)
