@@ -71,6 +71,9 @@ class Checks(Schema):
     """The change of every tensor at the step where it was farthest off."""
     skipped_steps: StepsOrNone
     """Steps without an update, because a gradient had overflowed."""
+    not_resumed: list[str] = Field(default_factory=list)
+    """What a checkpoint in the middle of the training did not bring back, on any rank, beside
+    weights and optimizer state, which the next update tells of."""
 
 
 class Agreement(Schema):
@@ -200,6 +203,7 @@ DeviationOf = Literal[
     "gradient_ratio",
     "update",
     "update_ratio",
+    "resumed",
     "dropout",
     "dropout_loss",
     "dropout_gradient",

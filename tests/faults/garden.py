@@ -8,6 +8,7 @@ from tests.faults.families import (
     mask_faults,
     parallel_faults,
     precision_faults,
+    resuming_faults,
     update_faults,
 )
 
@@ -18,6 +19,7 @@ FAULTS = [
     *mask_faults.FAULTS,
     *data_faults.FAULTS,
     *kernel_faults.FAULTS,
+    *resuming_faults.FAULTS,
     *parallel_faults.FAULTS,
     *dropout_faults.FAULTS,
 ]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from schemas.base import merge
+from schemas.config.equivalence import LOOKS, Statistical, Tolerance
 from schemas.results import Certificate
 from tests.distributed import run_ranks
 from tests.faults import tending
@@ -76,16 +77,27 @@ def certified_on_ranks() -> list[Certificate]:
 
 def certified_healthy(number: int) -> Certificate:
     """The certificate of the healthy variant of this number."""
+    (_, kind), _, _ = HEALTHY[number]
+    if kind == "tolerance":
+        return _certified(number, Tolerance(kind="tolerance"), 1)
+    # As a short run does it: where some seeds decide nothing, as many again.
+    usual = Statistical(kind="statistical")
+    first = _certified(number, usual, usual.seeds)
+    if first.status != "inconclusive":
+        return first
+    return _certified(number, usual, LOOKS * usual.seeds)
+
+
+def _certified(number: int, equivalence: Tolerance | Statistical, seeds: int) -> Certificate:
     (change, kind), shape, seed = HEALTHY[number]
     base = {"model": shape, "training": {"seed": seed}}
-    seeds = tending.SEEDS if kind == "statistical" else 1
     before = torch.get_num_threads()
     torch.set_num_threads(2 if number % 4 == 3 else 1)
     try:
         dropout = 0.1 if shape.get("d_model", 16) >= 24 and kind == "tolerance" else 0.0
         found = recorded(spec_of(merge(change, {}), base), seeds, dropout)
         against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
-        return certificate(tending.CLASSES[kind], found, against)
+        return certificate(equivalence, found, against)
     finally:
         torch.set_num_threads(before)
 

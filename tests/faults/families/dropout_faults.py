@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from tests.faults.families.fault import BF16, DDP, PLAIN_ATTENTION, WIDE, Fault, dropping, spread
 from tests.faults.families.planting import Patch, swap, swap_item
 from transformer_core.model import transformer as transformer_module
-from transformer_core.model.layers import attention, dropout, sublayers
+from transformer_core.model.layers import (
+    attention,
+    dropout,
+    dropout_kernels,
+    fused_dropout,
+    sublayers,
+)
 from transformer_core.model.transformer import EncoderDecoder
 from transformer_core.train import assemble, objective
 
@@ -116,6 +122,15 @@ def reseeded(real: Any) -> Any:
     return forward
 
 
+def other_mask(_: Any) -> Any:
+    return lambda ctx, grad: (grad, ctx.kernels.kept(grad, ctx.seed + 1, ctx.p), None)
+
+
+def unscaled_gradient(real: Any) -> Any:
+    return lambda gradient, result, p: real(gradient, result, p) * (1 - p)
+
+
+FUSED = {"model": {"dropout_method": {"kind": "fused"}}}
 FAULTS = [
     spread(
         "both ranks drop the same",
@@ -225,5 +240,29 @@ FAULTS = [
         {"training": {"accumulation": {"micro_batches": 2}}},
         OWN_MODEL,
         dropout=0.2,
+    ),
+    dropping(
+        "fused dropout with another mask in the backward pass",
+        swap(fused_dropout._Added, "backward", other_mask),
+        FUSED,
+    ),
+    dropping(
+        "the gradient of fused dropout is not scaled",
+        swap(dropout_kernels, "where_positive", unscaled_gradient),
+        FUSED,
+    ),
+    dropping(
+        "fused dropout drops the residual too",
+        swap(
+            dropout_kernels,
+            "added",
+            lambda real: lambda r, x, seed, p: dropout_kernels.kept(r + x, seed, p),
+        ),
+        FUSED,
+    ),
+    dropping(
+        "the gradient of dropped units passes",
+        swap(dropout_kernels, "where_positive", lambda _: lambda g, result, p: g / (1 - p)),
+        FUSED,
     ),
 ]

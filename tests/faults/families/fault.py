@@ -44,6 +44,7 @@ COMPRESS: Change = DDP | {
 TWO: Change = {"training": {"accumulation": {"micro_batches": 2}}}
 PLAIN_ATTENTION: Change = {"model": {"attention": {"kind": "reference"}}}
 PACKED: Change = {"batching": {"rows": {"kind": "packed"}}}
+UNPADDED: Change = {"model": {"tokens": {"kind": "unpadded", "blocks": 2}}}
 UNTIED: Change = {"model": {"tied_embeddings": False}}
 WIDE: Change = {"model": {"d_model": 32, "d_ff": 64, "heads": 4}}
 

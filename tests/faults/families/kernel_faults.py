@@ -1,35 +1,17 @@
-"""Kernels, layers that are computed once more, and resuming."""
+"""Kernels, and layers that are computed once more."""
 
 from typing import Any
+from unittest import mock
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tests.faults.families.fault import PLAIN_ATTENTION, Fault
-from tests.faults.families.planting import Patch, result, swap, swap_item
+from tests.faults.families.planting import result, swap, swap_item
 from transformer_core.model import transformer as transformer_module
-from transformer_core.model.layers import attention, qkv_projection
-from transformer_core.train import checkpoint
-
-
-def lost_on_loading(what: str) -> Patch:
-    """A checkpoint that does not bring back everything."""
-
-    def make(real: Any) -> Any:
-        if what == "model":
-            return lambda setup, tensors: None
-        return lambda setup, tensors, scalars: None
-
-    return swap(checkpoint, f"_load_{what}", make)
-
-
-def steps_lost_on_loading(real: Any) -> Any:
-    def load(setup: Any, tensors: Any, scalars: Any) -> None:
-        real(setup, tensors, scalars)
-        for state in setup.optimizer.state.values():
-            state["step"].zero_()
-
-    return load
+from transformer_core.model.layers import attention, qkv_projection, sublayers
+from transformer_core.train.precision import autocast
 
 
 def detached_memory(real: Any) -> Any:
@@ -41,19 +23,19 @@ def detached_memory(real: Any) -> Any:
     return recompute
 
 
+def first_head_silent(real: Any) -> Any:
+    def attend(self: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        return real(self, q, k, torch.cat([v[:, :1] * 0, v[:, 1:]], 1), *rest)
+
+    return attend
+
+
 FAULTS = [
     Fault(
         "recomputed layers do not reach the encoder",
         "activation checkpointing",
         swap(transformer_module, "checkpoint", detached_memory),
         {"model": {"checkpoint": "layers"}},
-    ),
-    Fault("resumed without the moments", "resuming", lost_on_loading("optimizer")),
-    Fault("resumed without the weights", "resuming", lost_on_loading("model")),
-    Fault(
-        "resumed with the step count at 0",
-        "resuming",
-        swap(checkpoint, "_load_optimizer", steps_lost_on_loading),
     ),
     Fault(
         "fused projection with keys and values exchanged",
@@ -93,5 +75,22 @@ FAULTS = [
             lambda real: lambda q, *a, **n: real(q * 1.1, *a, **n),
         ),
         PLAIN_ATTENTION,
+    ),
+    Fault(
+        "keys and values of all layers together, of the wrong layer",
+        "kernels",
+        swap(transformer_module, "project_together", result(lambda memories: memories[::-1])),
+        {"model": {"memory_products": "together"}},
+    ),
+    Fault(
+        "the clipping in the optimizer's kernel adds another constant",
+        "kernels",
+        lambda: mock.patch.object(autocast, "_EPSILON", 0.01),
+        {"training": {"clipping": "folded"}},
+    ),
+    Fault(
+        "one head of a layer computes nothing",
+        "kernels",
+        swap(sublayers.CrossAttention, "attention", first_head_silent),
     ),
 ]

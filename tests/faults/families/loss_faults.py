@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.faults.families.fault import BF16, TWO, UNTIED, Fault
 from tests.faults.families.planting import keep, swap, swap_item
 from transformer_core.model import loss as loss_module
+from transformer_core.model import one_pass_loss
 from transformer_core.model.transformer import EncoderDecoder
 from transformer_core.train import objective
 from transformer_core.train.precision import autocast
@@ -48,7 +49,68 @@ def detached_output(real: Any) -> Any:
     return decode
 
 
+def doubled_output(real: Any) -> Any:
+    """The same logits, whose gradient reaches the output map twice."""
+
+    def decode(self: Any, *args: Any, **named: Any) -> Any:
+        named["head"] = lambda hidden, w: F.linear(hidden, w + w - w.detach())
+        return real(self, *args, **named)
+
+    return decode
+
+
+def targets_at_another_scale(real: Any) -> Any:
+    count = itertools.count()
+
+    def embed(self: Any, embedding: Any, tokens: Tensor, *args: Any, **named: Any) -> Any:
+        second = next(count) % 2  # the source comes first
+        self.scale *= 1.01 if second else 1.0
+        try:
+            return real(self, embedding, tokens, *args, **named)
+        finally:
+            self.scale /= 1.01 if second else 1.0
+
+    return embed
+
+
+def less_for_the_output(real: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        d_hidden, d_output, *rest = real(ctx, grad)
+        return d_hidden, d_output * 0.99, *rest
+
+    return backward
+
+
+def first_row_twice(real: Any) -> Any:
+    def products(hidden: Any, output: Any, d_logits: Tensor, *rest: Any) -> None:
+        d_logits = d_logits.clone()
+        d_logits[0] *= 2
+        real(hidden, output, d_logits, *rest)
+
+    return products
+
+
+def each_micro_alike() -> Any:
+    """Means of micro-batches, averaged: every token of a short one weighs more."""
+
+    def make(real: Any) -> Any:
+        def forward(self: Any, source: Tensor, given: Tensor, labels: Tensor, *rest: Any) -> Any:
+            own = int((labels != 0).sum())
+            shares = _TOKENS.setdefault(id(self), [0, 0])
+            shares[0] += own
+            shares[1] += 1
+            return real(self, source, given, labels, *rest) * (shares[0] / shares[1] / own)
+
+        return forward
+
+    return swap(objective.Objective, "forward", make)()
+
+
+_TOKENS: dict[int, list[int]] = {}
+
+
 MICRO = itertools.count()
+ONE_PASS = {"training": {"loss": {"kind": "one_pass"}}}
 
 
 FAULTS = [
@@ -123,5 +185,33 @@ FAULTS = [
         "tied weights",
         keep(lambda name, _: name.startswith("target_embedding")),
         base=UNTIED,
+    ),
+    Fault(
+        "the loss in one pass gives the output map 1 % less",
+        "loss",
+        swap(one_pass_loss._OnePass, "backward", less_for_the_output),
+        ONE_PASS,
+    ),
+    Fault(
+        "the loss in one pass counts the first token of a chunk twice",
+        "loss",
+        swap(one_pass_loss, "_products", first_row_twice),
+        ONE_PASS,
+    ),
+    Fault(
+        "micro-batches count alike, however many tokens they have",
+        "accumulation",
+        each_micro_alike,
+        TWO,
+    ),
+    Fault(
+        "tied weights get the gradient of the output map twice",
+        "tied weights",
+        swap(EncoderDecoder, "decode", doubled_output),
+    ),
+    Fault(
+        "targets are embedded at another scale",
+        "tied weights",
+        swap(EncoderDecoder, "_embed", targets_at_another_scale),
     ),
 ]

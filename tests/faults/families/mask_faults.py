@@ -1,15 +1,18 @@
-"""Masks, positions, padding and packing."""
+"""Masks, positions, padding, packing, and computing without padding."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.faults.families.fault import BF16, PACKED, Fault
+from tests.faults.families.fault import BF16, PACKED, UNPADDED, Fault
 from tests.faults.families.planting import Patch, swap
+from transformer_core.data.tokenizing.special_tokens import EOS
 from transformer_core.model import transformer as transformer_module
+from transformer_core.model import unpadded
 from transformer_core.model.layers import positions
 
 
@@ -41,6 +44,22 @@ def scores_of_another_size(real: Any) -> Any:
 
 def mask_of(made: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     return lambda real: lambda *args: made(real(*args))
+
+
+def grids_without_masks(self: Any) -> Any:
+    found = _GRIDS(self)
+    return replace(found, masks=[torch.ones_like(mask) for mask in found.masks])
+
+
+_GRIDS = unpadded.Blocks._grids.func
+
+
+def last_block_lost(real: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        *others, last = real(ctx, grad)
+        return (*others, last * 0)
+
+    return backward
 
 
 FAULTS = [
@@ -97,5 +116,53 @@ FAULTS = [
             lambda _: lambda s: torch.arange(s.size(1)).expand_as(s),
         ),
         PACKED,
+    ),
+    Fault(
+        "the last token of a packed source belongs to the next pair",
+        "packing",
+        swap(transformer_module, "source_segments", lambda _: lambda s: (s == EOS).cumsum(1)),
+        PACKED,
+    ),
+    Fault(
+        "a packed target goes on with the pair before",
+        "packing",
+        swap(
+            transformer_module,
+            "target_segments",
+            lambda real: lambda t: (real(t) - 1).clamp(min=0),
+        ),
+        PACKED,
+    ),
+    Fault(
+        "padding of blocks is seen",
+        "unpadded",
+        swap(unpadded.Blocks, "_grids", lambda _: property(grids_without_masks)),
+        UNPADDED,
+    ),
+    Fault(
+        "positions count on through the list of tokens",
+        "unpadded",
+        swap(
+            unpadded.Sentences,
+            "within",
+            lambda _: property(lambda self: F.pad(self.places, (0, self.fill)) % 512),
+        ),
+        UNPADDED,
+    ),
+    Fault(
+        "no gradient from the last block",
+        "unpadded",
+        swap(unpadded._Collect, "backward", last_block_lost),
+        UNPADDED,
+    ),
+    Fault(
+        "blocks see what comes later",
+        "unpadded",
+        swap(
+            unpadded.Blocks,
+            "__init__",
+            lambda real: lambda self, q, k, n, causal: real(self, q, k, n, False),
+        ),
+        UNPADDED,
     ),
 ]

@@ -1,6 +1,7 @@
 """Strategies and hooks of several ranks."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -10,16 +11,19 @@ from torch import Tensor, nn
 from tests.faults.families.fault import (
     CENTRAL,
     COMPRESS,
+    DDP,
     FSDP,
     LATE,
     POWER,
     RING,
+    TWO,
     spread,
 )
-from tests.faults.families.planting import swap
+from tests.faults.families.planting import result, swap
 from transformer_core.parallel.hooks import compression
 from transformer_core.parallel.strategies import central, ddp, fsdp
 from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.train import objective
 from transformer_core.train.precision import autocast
 
 
@@ -68,6 +72,50 @@ def ring_without(real: Any) -> Any:
         values[-8:] = last
 
     return ring
+
+
+def own_tokens(real: Any) -> Any:
+    def forward(self: Any, source: Tensor, given: Tensor, labels: Tensor, *rest: Any) -> Any:
+        import torch.distributed as dist
+
+        own = (labels != 0).sum().float()
+        everyone = own.clone()
+        dist.all_reduce(everyone)
+        return real(self, source, given, labels, *rest) * (everyone / dist.get_world_size() / own)
+
+    return forward
+
+
+def forgets_early(real: Any) -> Any:
+    @contextlib.contextmanager
+    def context(self: Any, last: bool) -> Iterator[None]:
+        if last:
+            zeroed(self.replica.parameters())
+        with real(self, last):
+            yield
+
+    return context
+
+
+def undivided(real: Any) -> Any:
+    return lambda self, future, buffer: real(self, future, buffer.mul_(self.group.size()))
+
+
+def one_layer_apart(real: Any) -> Any:
+    def context(self: Any, last: bool) -> Any:
+        found = real(self, last)
+        self.layers[0].set_requires_gradient_sync(False)
+        return found
+
+    return context
+
+
+def early_broadcast(_: Any) -> Any:
+    def update(self: Any, step: Any) -> Tensor:
+        self._broadcast([p for p in self.replica.parameters() if p.requires_grad])
+        return step() if self.process.is_main else torch.zeros(())
+
+    return update
 
 
 FAULTS = [
@@ -152,6 +200,58 @@ FAULTS = [
             "reduce_gradients",
             lambda real: lambda self: self.process.is_main or zeroed([]),
         ),
+        CENTRAL,
+    ),
+    spread(
+        "every rank divides by its own tokens",
+        "DDP",
+        swap(objective.Objective, "forward", own_tokens),
+    ),
+    spread(
+        "an early micro-batch stays on its rank",
+        "DDP",
+        swap(ddp.DdpStrategy, "sync_context", forgets_early),
+        DDP | TWO,
+    ),
+    spread(
+        "the last late bucket is forgotten",
+        "DDP",
+        swap(ddp, "buckets", result(lambda groups: list(groups)[:-1])),
+        LATE | {"parallel": {"kind": "ddp", "overlap": False, "bucket_mb": 0.001}},
+    ),
+    spread(
+        "a ring that does not divide",
+        "hooks",
+        swap(compression.Ring, "_fulfil", undivided),
+        RING,
+    ),
+    spread(
+        "one layer is not reduced by FSDP",
+        "FSDP",
+        swap(fsdp.FsdpStrategy, "sync_context", one_layer_apart),
+        FSDP,
+    ),
+    spread(
+        "rows that fill up a share have labels",
+        "central",
+        swap(central, "_fill", lambda real: lambda t, rows, first: real(t, rows, first or 4)),
+        CENTRAL,
+        base={"batching": {"pairs": 7}},
+    ),
+    spread(
+        "local losses of rank 0 only",
+        "central",
+        swap(
+            central,
+            "gather_with_gradient",
+            result(lambda losses: losses[:1] if losses.dim() else losses),
+        ),
+        CENTRAL | {"parallel": {"kind": "central", "local_loss": True}},
+    ),
+    spread(
+        "weights are broadcast before the update",
+        "central",
+        swap(central.CentralStrategy, "update", early_broadcast),
         CENTRAL,
     ),
 ]

@@ -29,6 +29,12 @@ def forget_state(trainer: Any, _: Any, number: int) -> None:
         trainer.optimizer.state.clear()
 
 
+def row_back(trainer: Any, before: Any, _: int) -> None:
+    for (name, p), old in zip(trainer.model.named_parameters(), before, strict=True):
+        if name.endswith("embedding.weight"):
+            p[4] = old[4]
+
+
 def other_arguments(**changes: Any) -> Patch:
     return swap(optimizer, "_adam_arguments", result(lambda found: found | changes))
 
@@ -94,4 +100,23 @@ FAULTS = [
         swap(autocast.Precision, "step", arguments(lambda s, o, p, c: (s, o, p, c / 2))),
     ),
     Fault("every tensor clipped by itself", "clipping", before_update(clip_each)),
+    Fault(
+        "the rate of the step before",
+        "schedule",
+        swap(loop, "learning_rate", arguments(lambda s, n, *rest: (s, max(1, n - 1), *rest))),
+        base=schedule(kind="cosine", warmup=3),
+    ),
+    Fault(
+        "the rate of a wider model",
+        "schedule",
+        swap(loop, "learning_rate", arguments(lambda s, n, total, d: (s, n, total, 2 * d))),
+        base={"training": {"schedule": {"kind": "noam", "warmup": 3, "factor": 1.0}}},
+    ),
+    Fault("one row of the embedding never learns", "optimizer", around_step(row_back)),
+    Fault(
+        "velocity lost at every third step",
+        "optimizer",
+        around_step(lambda t, _, n: t.optimizer.state.clear() if n % 3 == 0 else None),
+        base={"training": {"optimizer": {"kind": "sgd"}}},
+    ),
 ]

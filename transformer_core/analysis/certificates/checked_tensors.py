@@ -55,6 +55,8 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
 
     found = list(_worst("gradient", gradients, of_gradient))
     found += _worst("update", checks.updates, of_update)
+    lost = checks.not_resumed
+    found.append(_deviation("resumed", float(len(lost)), 0.0, ", ".join(lost)))
     if checks.points:
         found.append(_point_loss(checks, allowed.loss, factor))
         found.append(_point_norm(checks, gradients, allowed.grad_norm, factor))

@@ -24,6 +24,7 @@ WORDS = {
     "gradient_ratio": "norm of a tensor's gradient",
     "update": "update of a tensor",
     "update_ratio": "norm of a tensor's update",
+    "resumed": "state after a checkpoint",
     "dropout": "dropout",
     "dropout_loss": "mean loss with dropout",
     "dropout_gradient": "mean gradient norm with dropout",

@@ -6,7 +6,6 @@ bounds at any step.
 """
 
 import math
-import shutil
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +40,8 @@ from transformer_core.measure.trajectory.independent.plain_model import (
     PlainModel,
     Tokens,
 )
+from transformer_core.measure.trajectory.resuming import resume
 from transformer_core.measure.trajectory.tensor_distance import distance
-from transformer_core.train import checkpoint
 from transformer_core.train.assemble import Setup
 
 POINTS = 3
@@ -87,6 +86,7 @@ class Checker:
         self.points: list[CheckedPoint] = []
         self.gradients: list[TensorDistance] = []
         self.skipped = 0
+        self.lost: list[str] = []
         self.sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
@@ -97,7 +97,7 @@ class Checker:
         kept = kept_moments(self.setup)
         moments = None if kept is None else [self.tensors.of_trained(each) for each in kept]
         if step == self.spec.training.steps // 2 and self.setup.process.nodes == 1:
-            resume(self.setup, step, self.folder)
+            self.lost = resume(self.setup, step, self.folder)
         if self.updates is None:
             return  # not the main rank
         tokens = _tokens(next(self.batches))
@@ -199,25 +199,8 @@ class Checker:
             gradients=self.gradients,
             updates=self.updates.read(),
             skipped_steps=self.skipped,
+            not_resumed=self.lost,
         )
-
-
-@torch.no_grad()
-def resume(setup: Setup, step: int, folder: Path) -> None:
-    """Save a checkpoint, lose everything that is in it, and go on from it. Every rank must call
-    this. What does not come back is missing in the next update."""
-    checkpoint.save(folder, setup, step, {})
-    setup.strategy.synchronise()  # until the main rank has renamed it
-    for parameter in setup.model.parameters():
-        parameter.zero_()
-    setup.optimizer.state.clear()
-    path = checkpoint.latest(folder, setup)
-    if path is None:
-        raise RuntimeError(f"the checkpoint that was written to {folder} is not there")
-    checkpoint.load(path, setup)
-    setup.strategy.synchronise()
-    if setup.process.is_main:
-        shutil.rmtree(folder)
 
 
 def _plain(spec: RunSpec, vocabulary: int) -> Plain | OwnModel:
