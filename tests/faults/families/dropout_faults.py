@@ -19,7 +19,8 @@ from transformer_core.model.layers import (
     sublayers,
 )
 from transformer_core.model.transformer import EncoderDecoder
-from transformer_core.train import assemble, objective
+from transformer_core.task import objective
+from transformer_core.train import assemble
 
 
 def attending_without_dropout(real: Any) -> Any:

@@ -12,7 +12,7 @@ from tests.faults.families.planting import keep, swap, swap_item
 from transformer_core.model import loss as loss_module
 from transformer_core.model import one_pass_loss
 from transformer_core.model.transformer import EncoderDecoder
-from transformer_core.train import objective
+from transformer_core.task import objective
 from transformer_core.train.precision import autocast
 
 

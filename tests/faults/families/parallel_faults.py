@@ -23,7 +23,7 @@ from tests.faults.families.planting import result, swap
 from transformer_core.parallel.hooks import compression
 from transformer_core.parallel.strategies import central, ddp, fsdp
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.train import objective
+from transformer_core.task import objective
 from transformer_core.train.precision import autocast
 
 
