@@ -9,6 +9,9 @@ study, Multi30k's for instance, whose files may be in a folder::
     snakemake --cores all results/data/multi30k/shards/train/manifest.json \\
         --configfile config/studies/multi30k.yaml --config 'corpus={"folder": "path/to/multi30k"}'
 
+``--task language_model`` puts this project's decoder beside transformers' GPT-2 and Llama, with the
+same weights, and x-transformers' decoder, on rows of random tokens; it needs no shards.
+
 The peers come with ``pip install -e ".[benchmarks,models]"``; one that is missing is left out, with
 the reason.
 """
@@ -27,6 +30,13 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from _contenders import CONTENDERS, PUBLISHED, make
+from _language_contenders import (
+    GPT2,
+    LANGUAGE_CONTENDERS,
+    language_batches,
+    language_flops,
+    make_language,
+)
 from _rounds import Row, missing, show, write_csv
 from pydantic import TypeAdapter
 from scipy import stats
@@ -46,6 +56,7 @@ _MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
 _SAME = 0.01
 """Largest relative difference of losses that are meant to be the same; the published code smooths
 over two tokens fewer and normalizes by the deviation of a sample."""
+_SAME_IN_BF16 = 0.02
 _LONGEST = 256
 
 
@@ -79,13 +90,21 @@ def model(options: argparse.Namespace, change: dict[str, Any]) -> AnyModel:
     return _MODEL.validate_python({"kind": "transformer"} | sizes | change)
 
 
+def data_of(options: argparse.Namespace) -> list[Any]:
+    """The batches of the task."""
+    return language_batches(options) if options.task == "language_model" else batches(options)
+
+
 def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
     """The life of a contender: on ``loss`` tell it, on a number train on that batch."""
     torch.set_num_threads(options.threads)
-    vocabulary = open_shards(options.shards).manifest.vocabulary
     try:
-        data = batches(options)
-        step, plain = make(CONTENDERS[name], lambda c: model(options, c), vocabulary, _LONGEST)
+        data: list[Any] = data_of(options)
+        if options.task == "language_model":
+            step, plain = make_language(name, options)
+        else:
+            words = open_shards(options.shards).manifest.vocabulary
+            step, plain = make(CONTENDERS[name], lambda c: model(options, c), words, _LONGEST)
     except Exception as error:  # told to the parent, which goes on without this one
         orders.send(f"{type(error).__name__}: {error}")
         return
@@ -114,8 +133,11 @@ def matrix_rate(threads: int) -> float:
     return 2 * 2048 * 1024 * 1024 / best
 
 
-def flops(options: argparse.Namespace, batch: Batch, vocabulary: int) -> float:
+def flops(options: argparse.Namespace, name: str, batch: Any) -> float:
     """FLOPs of a step for the tokens that are no padding."""
+    if options.task == "language_model":
+        return language_flops(options, name, batch)
+    vocabulary = open_shards(options.shards).manifest.vocabulary
     s, t = (np.asarray((x != PAD).sum(1)) for x in (batch.source, batch.target_output))
     sums = (s, t, s * s, t * t, s * t)
     lengths = Lengths(*(np.array([values.sum()]) for values in sums))
@@ -131,10 +153,11 @@ def interval(logs: Any) -> tuple[float, float, float]:
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Losses, then rounds."""
-    part = f"step, {options.batching} {options.size}, allocator {options.allocator}"
+    unit = options.batching if options.task == "translation" else f"rows of {options.context},"
+    part = f"step, {unit} {options.size}, allocator {options.allocator}"
     context, workers, rows = mp.get_context("spawn"), {}, []
     starting = {}
-    for name in options.only or CONTENDERS:
+    for name in options.only or contenders(options):
         ours, theirs = context.Pipe()
         context.Process(target=work, args=(name, options, theirs), daemon=True).start()
         starting[name] = ours
@@ -146,9 +169,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
             rows.append(missing(part, name, reason))
     losses = {name: _ask(orders, "loss") for name, orders in workers.items()}
     for name, loss in losses.items():
-        expected = losses[PUBLISHED]
-        if CONTENDERS[name].weights and abs(loss - expected) > _SAME * expected:
-            raise SystemExit(f"{name}: loss {loss:.4f}, {PUBLISHED}: {expected:.4f}; not the same")
+        like, most = same_as(options, name)
+        if like in losses and abs(loss - losses[like]) > most * losses[like]:
+            raise SystemExit(f"{name}: loss {loss:.4f}, {like}: {losses[like]:.4f}; not the same")
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     faults: dict[str, list[int]] = {name: [] for name in workers}
     memory = dict.fromkeys(workers, 0)
@@ -162,12 +185,13 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 faults[name].append(missed)
     for orders in workers.values():
         orders.send(None)
-    vocabulary = open_shards(options.shards).manifest.vocabulary
-    work_of = [flops(options, batch, vocabulary) for batch in batches(options)]
+    data = data_of(options)
     turns = range(options.warmup, options.warmup + options.rounds)
-    done = sum(work_of[turn % options.batches] for turn in turns)
+    first = next(iter(seconds))
     for name, times in seconds.items():
-        ratio, low, high = interval(np.log(seconds[PUBLISHED]) - np.log(times))
+        work_of = [flops(options, name, batch) for batch in data]
+        done = sum(work_of[turn % options.batches] for turn in turns)
+        ratio, low, high = interval(np.log(seconds[first]) - np.log(times))
         used = done / sum(times) / rate
         note = (
             f"ratio [{low:.2f}, {high:.2f}]; {used:.0%} of the fp32 matrix rate; "
@@ -185,29 +209,54 @@ def _ask(orders: Connection, order: Any) -> Any:
     return orders.recv()
 
 
+def contenders(options: argparse.Namespace) -> list[str]:
+    """All who can take part in the task, the reference first."""
+    return [*(LANGUAGE_CONTENDERS if options.task == "language_model" else CONTENDERS)]
+
+
+def same_as(options: argparse.Namespace, name: str) -> tuple[str, float]:
+    """The contender whose loss that of ``name`` must be, if it takes part, and how nearly."""
+    if options.task == "translation":
+        return (PUBLISHED if CONTENDERS[name].weights else ""), _SAME
+    contender = LANGUAGE_CONTENDERS[name]
+    coarse = contender.precision["kind"] != "fp32"
+    return (contender.like if contender.weights else ""), _SAME_IN_BF16 if coarse else 1e-5
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/step.py", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--shards", type=Path, required=True, metavar="MANIFEST")
+    parser.add_argument("--task", choices=("translation", "language_model"), default="translation")
+    parser.add_argument("--shards", type=Path, metavar="MANIFEST", help="of a translation")
+    parser.add_argument("--context", type=int, default=256, help="tokens of a row of text")
+    parser.add_argument("--vocabulary", type=int, default=8192, help="of texts (default: 8192)")
     parser.add_argument("--batching", choices=("fixed", "tokens"), default="tokens")
     parser.add_argument("--size", type=int, help="pairs (64) or tokens (4096) of a batch")
     parser.add_argument("--batches", type=int, default=4, help="different ones (default: 4)")
     parser.add_argument("--layers", type=int, default=3, help="on either side (default: 3)")
     parser.add_argument("--d-model", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, help="(default: 0.1; of texts 0)")
     parser.add_argument("--rounds", type=int, default=8, help="that count (default: 8)")
     parser.add_argument("--warmup", type=int, default=2, help="that do not (default: 2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--allocator", choices=get_args(Allocator), default="kept")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="CONTENDER")
+    parser.add_argument("--only", nargs="+", metavar="CONTENDER")
     parser.add_argument("--output", type=Path, help="CSV file of the table")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error(f"--rounds {options.rounds}: an interval needs at least 2")
-    if options.only and PUBLISHED not in options.only:
-        options.only.insert(0, PUBLISHED)
+    if options.task == "translation" and options.shards is None:
+        parser.error("--shards: a translation needs the manifest of its shards")
+    known = contenders(options)
+    if unknown := set(options.only or ()) - set(known):
+        parser.error(f"--only {' '.join(unknown)}: take of {', '.join(known)}")
+    reference = GPT2 if options.task == "language_model" else PUBLISHED
+    if options.only and reference not in options.only:
+        options.only.insert(0, reference)
+    if options.dropout is None:
+        options.dropout = 0.0 if options.task == "language_model" else 0.1
     options.size = options.size or (64 if options.batching == "fixed" else 4096)
     # Before a process starts: an allocator is chosen by its environment.
     os.environ.update(allocator_environment(options.allocator))

@@ -2,6 +2,7 @@
 
 SLOW = {
     # Processes of several ranks, each importing torch.
+    "test_benchmarks_step.py",
     "test_measure_compute_times.py",
     "test_measure_eight_bit_rounding.py::test_updates_follow_from_the_moments_that_are_kept",
     "test_measure_gpu_check.py::test_pytest_is_asked_for_the_marked_tests_only",

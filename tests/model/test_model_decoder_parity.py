@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks._copied_weights import gpt2_weights, llama_weights
 from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model.registry import build_language_model
@@ -41,59 +42,6 @@ def theirs(architecture, tied, **options):
     return model
 
 
-def gpt2_weights(state):
-    """Our names and layouts for the tensors, or gradients, of a GPT-2."""
-    found = {
-        "embedding.weight": state["transformer.wte.weight"],
-        "places.weight": state["transformer.wpe.weight"],
-    }
-    for kind in ("weight", "bias"):
-        found[f"norm.{kind}"] = state[f"transformer.ln_f.{kind}"]
-        for i in range(SIZES["layers"]):
-            for own, other in [
-                ("attention_norm", "ln_1"),
-                ("feed_forward_norm", "ln_2"),
-                ("self_attention.project.linear", "attn.c_attn"),
-                ("self_attention.output", "attn.c_proj"),
-                ("feed_forward.inner", "mlp.c_fc"),
-                ("feed_forward.outer", "mlp.c_proj"),
-            ]:
-                tensor = state[f"transformer.h.{i}.{other}.{kind}"]
-                # The library's Conv1D holds the transposed matrix.
-                found[f"layers.{i}.{own}.{kind}"] = tensor.T if tensor.dim() == 2 else tensor
-    return found
-
-
-def llama_weights(state):
-    """Our names and layouts for the tensors, or gradients, of a Llama."""
-    found = {
-        "embedding.weight": state["model.embed_tokens.weight"],
-        "output.weight": state["lm_head.weight"],
-        "norm.weight": state["model.norm.weight"],
-    }
-    for i in range(SIZES["layers"]):
-        layer = {
-            name.removeprefix(f"model.layers.{i}."): tensor
-            for name, tensor in state.items()
-            if name.startswith(f"model.layers.{i}.")
-        }
-        parts = [layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]
-        found |= {
-            f"layers.{i}.{name}.weight": tensor
-            for name, tensor in {
-                "attention_norm": layer["input_layernorm.weight"],
-                "feed_forward_norm": layer["post_attention_layernorm.weight"],
-                "self_attention.project.linear": torch.cat(parts),
-                "self_attention.output": layer["self_attn.o_proj.weight"],
-                "feed_forward.inner": torch.cat(
-                    [layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]
-                ),
-                "feed_forward.outer": layer["mlp.down_proj.weight"],
-            }.items()
-        }
-    return found
-
-
 def pair(name):
     """Our model, the library's with the same weights, and how names are translated."""
     if name == "gpt2":
@@ -102,7 +50,7 @@ def pair(name):
     else:
         other, translate = theirs("llama", tied=False, num_key_value_heads=2), llama_weights
         own = ours(**LLAMA)
-    own.load_state_dict(translate(other.causal.state_dict()))
+    own.load_state_dict(translate(other.causal.state_dict(), SIZES["layers"]))
     return own.eval(), other.eval(), translate
 
 
@@ -129,7 +77,7 @@ def test_logits_loss_and_gradients_are_those_of_the_library(name):
     loss.backward()
     expected.backward()
     gradients = {n: p.grad for n, p in other.causal.named_parameters()}
-    expected_gradients = translate(gradients)
+    expected_gradients = translate(gradients, SIZES["layers"])
     own_gradients = {n: p.grad for n, p in own.named_parameters()}
     assert own_gradients.keys() == expected_gradients.keys()
     for n, gradient in own_gradients.items():

@@ -1,0 +1,208 @@
+"""Language models that take part in benchmarks/step.py --task language_model."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _copied_weights import gpt2_weights, llama_weights
+from torch import Tensor, nn
+
+from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
+from schemas.config.training import AdamW, Training
+from transformer_core.data.tokenizing.special_tokens import UNK
+from transformer_core.model.loss import whole_head_loss
+from transformer_core.model.one_pass_loss import one_pass_loss_sum
+from transformer_core.model.registry import build_language_model
+from transformer_core.train.optimization.optimizer import build_optimizer
+from transformer_core.train.precision.autocast import build_precision
+
+CPU = torch.device("cpu")
+GPT2, LLAMA = "GPT-2 of transformers", "Llama of transformers"
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets, each [b, n], without padding."""
+_GPT2_FORM: dict[str, Any] = {
+    "positions": {"kind": "learned"},
+    "norm": {"kind": "layer"},
+    "feed_forward": {"kind": "gelu"},
+    "bias": True,
+}
+_LLAMA_FORM: dict[str, Any] = {"tied_embeddings": False}
+
+
+@dataclass(frozen=True)
+class LanguageContender:
+    """A model of one of two forms, this project's or a library's."""
+
+    like: str
+    """The contender of another library whose weights it has, or has the size of."""
+    library: str = ""
+    """Whose it is, if not this project's: then the loss is torch's own."""
+    weights: bool = True
+    """Whether its loss must be that of ``like``."""
+    one_pass: bool = False
+    precision: dict[str, Any] = field(default_factory=lambda: {"kind": "fp32"})
+
+
+_BF16 = {"kind": "bf16"}
+LANGUAGE_CONTENDERS = {
+    GPT2: LanguageContender(GPT2, library="gpt2"),
+    "this project in GPT-2's form": LanguageContender(GPT2),
+    "GPT-2's form, one-pass loss": LanguageContender(GPT2, one_pass=True),
+    "GPT-2 of transformers in bf16": LanguageContender(GPT2, library="gpt2", precision=_BF16),
+    "GPT-2's form, one-pass loss in bf16": LanguageContender(GPT2, one_pass=True, precision=_BF16),
+    LLAMA: LanguageContender(LLAMA, library="llama"),
+    "this project in Llama's form": LanguageContender(LLAMA),
+    "Llama's form, one-pass loss": LanguageContender(LLAMA, one_pass=True),
+    "Llama of transformers in bf16": LanguageContender(LLAMA, library="llama", precision=_BF16),
+    "Llama's form, one-pass loss in bf16": LanguageContender(LLAMA, one_pass=True, precision=_BF16),
+    "x-transformers": LanguageContender(LLAMA, library="x_transformers", weights=False),
+}
+
+
+def language_batches(options: argparse.Namespace) -> list[Batch]:
+    """Rows of random tokens, the same for everybody: how long a step takes does not depend on
+    them."""
+    generator = torch.Generator().manual_seed(1)
+    rows = max(1, options.size // options.context)
+    shape = (rows, options.context + 1)
+    drawn = [
+        torch.randint(UNK + 1, options.vocabulary, shape, generator=generator)
+        for _ in range(options.batches)
+    ]
+    return [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()) for tokens in drawn]
+
+
+def own_spec(options: argparse.Namespace, like: str) -> DecoderOnly:
+    """This project's model of the form of ``like``."""
+    form = _GPT2_FORM if like == GPT2 else _LLAMA_FORM
+    return DecoderOnly.model_validate(_sizes(options, like) | form)
+
+
+def _sizes(options: argparse.Namespace, like: str) -> dict[str, Any]:
+    # Three matrices in place of two: as many weights with two thirds of the width.
+    d_ff = 4 * options.d_model if like == GPT2 else 8 * options.d_model // 24 * 8
+    return {
+        "layers": options.layers,
+        "d_model": options.d_model,
+        "d_ff": d_ff,
+        "heads": options.heads,
+        "dropout": options.dropout,
+    }
+
+
+def language_flops(options: argparse.Namespace, name: str, batch: Batch) -> float:
+    """FLOPs of a step of a contender, as in PaLM (arXiv 2204.02311, appendix B): forward and
+    backward of all matrix products, attention of all keys of a row."""
+    spec = own_spec(options, LANGUAGE_CONTENDERS[name].like)
+    with torch.device("meta"):
+        layers = build_language_model(spec, options.vocabulary).layers
+    weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
+    weights += spec.d_model * options.vocabulary
+    tokens = batch[0]
+    attention = 2 * spec.layers * spec.d_model * tokens.size(1)
+    return 6.0 * tokens.numel() * (weights + attention)
+
+
+def _library(options: argparse.Namespace, like: str) -> nn.Module:
+    torch.manual_seed(1)
+    spec = HuggingFaceCausal.model_validate(
+        _sizes(options, like)
+        | {
+            "kind": "huggingface_causal",
+            "architecture": "gpt2" if like == GPT2 else "llama",
+            "tied_embeddings": like == GPT2,
+        }
+    )
+    return build_language_model(spec, options.vocabulary)
+
+
+class _XTransformers(nn.Module):
+    """A decoder of x-transformers (PyPI) in Llama's form."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        from x_transformers import Decoder, TransformerWrapper
+
+        self.net = TransformerWrapper(
+            num_tokens=options.vocabulary,
+            max_seq_len=options.context,
+            use_abs_pos_emb=False,
+            attn_layers=Decoder(
+                dim=options.d_model,
+                depth=options.layers,
+                heads=options.heads,
+                attn_dim_head=options.d_model // options.heads,
+                attn_flash=True,
+                attn_dropout=options.dropout,
+                ff_dropout=options.dropout,
+                ff_mult=_sizes(options, LLAMA)["d_ff"] / options.d_model,
+                ff_swish=True,
+                ff_glu=True,
+                ff_no_bias=True,
+                rotary_pos_emb=True,
+                use_rmsnorm=True,
+            ),
+        )
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """tokens [b, n] -> logits [b, n, v]."""
+        found: Tensor = self.net(tokens)
+        return found
+
+
+def _network(contender: LanguageContender, options: argparse.Namespace) -> nn.Module:
+    if contender.library == "x_transformers":
+        torch.manual_seed(1)
+        return _XTransformers(options)
+    theirs: Any = _library(options, contender.like)
+    if contender.library:
+        return theirs  # type: ignore[no-any-return]
+    own = build_language_model(own_spec(options, contender.like), options.vocabulary)
+    translate = gpt2_weights if contender.like == GPT2 else llama_weights
+    own.load_state_dict(translate(theirs.causal.state_dict(), options.layers))
+    return own
+
+
+def _one_pass(hidden: Tensor, output: Tensor, targets: Tensor) -> Tensor:
+    return one_pass_loss_sum(hidden, output, targets, 0.0)
+
+
+def make_language(
+    name: str, options: argparse.Namespace
+) -> tuple[Callable[[Batch], float], Callable[[Batch], float]]:
+    """A step of training, and the loss per token of a batch without dropout."""
+    contender = LANGUAGE_CONTENDERS[name]
+    network: Any = _network(contender, options)
+    training = Training.model_validate({"precision": contender.precision})
+    precision = build_precision(training.precision, CPU)
+    optimizer = build_optimizer(AdamW(), network.parameters(), CPU)
+    own_loss = _one_pass if contender.one_pass else whole_head_loss
+
+    def loss_of(batch: Batch) -> Tensor:
+        tokens, targets = batch
+        with precision.autocast():
+            if contender.library:
+                logits = network.logits(tokens)
+                return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            loss: Tensor = network(tokens, targets, None, own_loss)
+        return loss / targets.numel()
+
+    def step(batch: Batch) -> float:
+        network.train()
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(batch)
+        precision.backward(loss)
+        precision.step(optimizer, network.parameters(), training.clip_norm)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def plain(batch: Batch) -> float:
+        network.eval()
+        return float(loss_of(batch))
+
+    return step, plain
