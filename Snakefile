@@ -22,6 +22,7 @@ include: "workflow/rules/self_test.smk"
 include: "workflow/rules/faults.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/search.smk"
+include: "workflow/rules/own_training.smk"
 include: "workflow/rules/links.smk"
 include: "workflow/rules/projection.smk"
 include: "workflow/rules/report.smk"
@@ -67,4 +68,4 @@ if STUDY.search is None:
 rule all:
     default_target: True
     input:
-        "results/report.html",
+        OWN_TARGETS if STUDY.task.kind == "import" else "results/report.html",

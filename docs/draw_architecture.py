@@ -15,7 +15,7 @@ PICTURE = ROOT / "docs/architecture.svg"
 CONTRACT = "schemas"
 ORDER = (
     *("common", "plan", "data", "model", "task", "parallel", "train"),
-    *("measure", "profiling", "analysis", "refine", "search", "report", "faults"),
+    *("measure", "profiling", "analysis", "refine", "search", "own_training", "report", "faults"),
 )
 WAY = (
     ("config", "a study"),

@@ -19,6 +19,7 @@ ROOMS = (
     "analysis",
     "refine",
     "search",
+    "own_training",
     "report",
     "faults",
 )

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from schemas.base import Schema
 from schemas.config.decoder_only import Sampling
+from schemas.config.own_training import ImportedTask
 
 MOST_CHARACTERS = 10_000_000
 """The longest text that is kept where nothing else is said: long ones are cut into rows."""
@@ -38,7 +39,7 @@ class LanguageModel(Schema):
     """How tokens are drawn where they are not the most probable ones."""
 
 
-AnyTask = Annotated[Translation | LanguageModel, Field(discriminator="kind")]
+AnyTask = Annotated[Translation | LanguageModel | ImportedTask, Field(discriminator="kind")]
 
 
 def defaults_of(task: Any) -> dict[str, dict[str, Any]]:

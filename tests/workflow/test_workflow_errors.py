@@ -62,7 +62,7 @@ def test_the_known_targets_are_what_the_rules_make(project: Project) -> None:
     assert code == 0, output
 
 
-@pytest.mark.parametrize("name", ["multi30k", "original", "h200"])
+@pytest.mark.parametrize("name", ["multi30k", "original", "h200", "gpt2_small", "own_training"])
 def test_every_study_plans(project: Project, name: str) -> None:
     code, output = project.snakemake("-n", "--configfile", f"config/studies/{name}.yaml")
     assert code == 0, output

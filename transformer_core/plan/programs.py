@@ -50,6 +50,7 @@ PROGRAMS = MappingProxyType(
         "claims": ("transformer_core.analysis.claims.judge",),
         "search": ("transformer_core.search.job",),
         "quality": ("transformer_core.measure.quality.job",),
+        "own_training": ("transformer_core.own_training.job",),
         "link_trial": ("transformer_core.measure.turns.job",),
         "link_error": ("transformer_core.analysis.scaling.link_error",),
         "compute_times": ("transformer_core.measure.compute.job",),
@@ -71,6 +72,6 @@ PROGRAMS = MappingProxyType(
 )
 """Modules by rule, as the commands of the rules name them."""
 
-MAKES_RUN_SPECS = frozenset({"fault_configs", "search"})
+MAKES_RUN_SPECS = frozenset({"fault_configs", "own_training", "search"})
 """Rules whose programs make run specs themselves. To all others they come with every default
 written out: there, defaults of config schemas change nothing."""

@@ -49,13 +49,14 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
 
 
 def own_models(specs: Iterable[RunSpec]) -> list[str]:
-    """What Snakemake keeps of the users' own models in run specs: files, and digests of what they
-    say. Empty where there are none."""
+    """What Snakemake keeps of the users' own models and trainings in run specs: files, and digests
+    of what they say. Empty where there are none."""
+    sections = [section for spec in specs for section in (spec.model, spec.task)]
     found = {
         line
-        for spec in specs
-        if spec.model.kind == "import"
-        for line in _digests(spec.model.factory)
+        for section in sections
+        if section.kind == "import"
+        for line in _digests(section.factory)
     }
     return sorted(found)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schemas.config.training import AnyLoss
@@ -33,7 +32,10 @@ class TextObjective(Objective):
     ) -> Tensor:
         """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
         of_head = HEAD_LOSSES.get(self.spec.kind)
-        loss = self._of_logits if of_head is None else partial(self._of_head, of_head)
+        if of_head is None:
+            # Some models of other libraries make their logits of more than hidden states.
+            return self.loss(self.logits(source, target_input), target_output)
+        loss = partial(self._of_head, of_head)
         segments = text_segments(target_input) if self.masked else None
         # Inside the model's forward, where a sharded output map is gathered.
         loss_sum: Tensor = self.model(target_input, target_output, segments, loss)
@@ -44,9 +46,6 @@ class TextObjective(Objective):
         segments = text_segments(target_input) if self.masked else None
         logits: Tensor = self.model(target_input, None, segments)
         return logits
-
-    def _of_logits(self, hidden: Tensor, output: Tensor, labels: Tensor) -> Tensor:
-        return self.loss(F.linear(hidden, output), labels)
 
     def _of_head(
         self, of_head: Callable[..., Tensor], hidden: Tensor, output: Tensor, labels: Tensor

@@ -30,6 +30,7 @@ from transformer_core.plan.declarations.claims_file import (
 from transformer_core.plan.declarations.study_files import study_settings
 from transformer_core.plan.compared_pairs import turn_groups
 from transformer_core.plan.checks.foreign_results import check_foreign
+from transformer_core.plan.checks.imported_rules import OWN_TARGETS, asked_in_vain
 from transformer_core.plan.checks.planned_study import plan_study
 from transformer_core.plan.reservations import (
     largest,
@@ -125,6 +126,8 @@ try:
     TARGETS = known_targets(STUDY, EXTRA_PAIRS, FIGURES, TABLES)
     # Snakemake tells its targets only after the rules are read, and then without near names.
     check_targets(sys.argv[1:], [*TARGETS, *PART_MANIFESTS])
+    if in_vain := list(asked_in_vain(sys.argv[1:], STUDY)):
+        raise ConfigError(in_vain)
 except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 

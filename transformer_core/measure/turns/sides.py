@@ -27,6 +27,8 @@ class Side:
     planted: float | None = None
     """Share by which its steps are slowed down; None where nothing is tested, and no step waits
     for its device."""
+    worker: str = WORKER
+    """Module that its processes run."""
 
 
 def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
@@ -73,7 +75,7 @@ def start_side(
         keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, worker or WORKER, place, session)
+    return start_workers(order, worker or side.worker, place, session)
 
 
 def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:

@@ -1,7 +1,7 @@
 """Fully sharded data parallelism (Zhao et al., VLDB 2023, arXiv 2304.11277), as FSDP2."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -49,6 +49,7 @@ class FsdpStrategy(ProcessGroupStrategy):
         self.spec = spec
         self.mesh = init_device_mesh(self.device.type, (process.world_size,))
         self.synchronise_every = synchronise_every
+        self.find_layers: Callable[[nn.Module], Iterable[nn.Module]] = repeated_layers
         self.roots: list[FSDPModule] = []
         self.layers: list[nn.Module] = []
         self.mine = 0
@@ -60,7 +61,7 @@ class FsdpStrategy(ProcessGroupStrategy):
         policy = MixedPrecisionPolicy()
         if self.spec.bf16:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        self.layers = list(repeated_layers(module))
+        self.layers = list(self.find_layers(module))
         for layer in self.layers:
             fully_shard(
                 layer,

@@ -16,6 +16,7 @@ from schemas.config.parallel import Central, DataParallel, Ddp, Fsdp, PowerSgdHo
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
 from schemas.config.training import Bf16, ChunkedLoss, Fp16, OnePassLoss
+from transformer_core.plan.checks.imported_rules import of_imported
 from transformer_core.plan.checks.task_rules import Violation, of_task
 from transformer_core.plan.reservations import parameters
 
@@ -31,6 +32,7 @@ MOST_TOKENS = 1_000_000_000
 def violations(spec: RunSpec) -> Iterator[Violation]:
     """Every rule that ``spec`` breaks."""
     yield from of_task(spec)
+    yield from of_imported(spec)
     yield from _model(spec)
     yield from _machine(spec)
     yield from _batching(spec)

@@ -7,10 +7,12 @@ from pathlib import Path
 from schemas.config.study import Study
 from schemas.config.task import LanguageModel
 from schemas.errors import ConfigProblem
+from transformer_core.plan.checks.imported_rules import of_imported_study
 
 
 def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
     """Everything that is wrong with a study whose sections are right."""
+    yield from of_imported_study(study, file)
     for field, path in _named_files(study):
         message = _unusable(path)
         if message is not None:

@@ -1,0 +1,12 @@
+"""What the job asks of the workers of a user's training."""
+
+from transformer_core.measure.processes.order import Order
+
+
+class OwnShortOrder(Order):
+    """A short training for a certificate, with several seeds one after the other."""
+
+    seeds: int = 1
+    """Trainings."""
+    wide: bool = False
+    """Whether it computes in 64 bits."""

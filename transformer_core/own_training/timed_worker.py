@@ -1,0 +1,56 @@
+"""One process of a side that takes turns with the user's training.
+
+Started by :mod:`transformer_core.measure.turns.session`, not by hand.
+"""
+
+import time
+
+import torch
+
+from transformer_core.measure.machine.core_affinity import keep_to
+from transformer_core.measure.machine.peak_memory import reset_peak
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.measure.turns.order import TurnsOrder
+from transformer_core.measure.turns.turn_taking import Hello, Seat
+from transformer_core.measure.turns.worker import TurnsOver, TurnTaker
+from transformer_core.own_training.own_step import build_trainer, first_tensor
+
+
+def run(order: TurnsOrder) -> None:
+    """Take a seat, and train whenever it is this side's turn."""
+    process = take_place(order)
+    trainer = build_trainer(order.spec, process)
+    strategy = trainer.strategy
+    for device in strategy.devices:
+        reset_peak(device)
+    topology = strategy.topology()
+    seat = Seat(order.desk, Hello(order.side, process.rank, topology))
+
+    def prepare() -> None:
+        if process.world_size == 1 and topology.device == "cpu":
+            keep_to(torch.get_num_threads())
+
+    taker = TurnTaker(seat, order.spec, strategy, None, prepare)
+    try:
+        taker.start(0)
+        step = 0
+        while True:
+            step += 1
+            asked = time.perf_counter()
+            batch = trainer.batch()
+            waited = time.perf_counter() - asked
+            trainer.step(batch)
+            shape = first_tensor(batch)
+            items = shape.numel() * process.world_size
+            taker.step_done(step, len(shape), items, items, waited)
+    except TurnsOver:
+        strategy.synchronise()
+        strategy.close()
+
+
+def main() -> None:
+    carry_out(TurnsOrder, run)
+
+
+if __name__ == "__main__":
+    main()
