@@ -94,6 +94,17 @@ def test_what_does_not_go_together(names: Any, message: str) -> None:
         with_techniques(own(), devices, names)
 
 
+def test_what_is_applied_is_in_the_baseline() -> None:
+    spec = own(applied=["bf16", "fused_optimizer"])
+    assert (spec.variant, spec.training.precision.kind) == ("own", "bf16")
+    more = with_techniques(spec, 1, ["chunked_loss"])
+    assert more.training.precision.kind == "bf16"
+    assert isinstance(more.task, ImportedTask)
+    assert more.task.applied == ("bf16", "fused_optimizer", "chunked_loss")
+    with pytest.raises(Unsupported, match="has it already"):
+        with_techniques(spec, 1, ["bf16"])
+
+
 def test_a_chunked_loss_needs_the_name_of_the_head() -> None:
     with pytest.raises(Unsupported, match=r"task\.head"):
         with_techniques(own(head=None), 1, ["chunked_loss"])

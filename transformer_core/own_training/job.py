@@ -10,7 +10,7 @@ from typing import Any
 from schemas.config.own_training import ImportedTask
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import ConfigError, ConfigProblem, Unsupported
 from schemas.results.own_training import OwnTrainingResult
 from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
@@ -20,6 +20,7 @@ from transformer_core.common.reproducing import reproducing_command
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.processes.job_options import add_log_file
 from transformer_core.measure.processes.launcher import uses_gpus
+from transformer_core.measure.processes.statuses import Outcome
 from transformer_core.measure.processes.supervisor import end_on_request, exclusive
 from transformer_core.own_training.advice.own_report import own_report
 from transformer_core.own_training.advice.script_changes import script_changes
@@ -36,23 +37,17 @@ def find_out(
     task = study.task
     assert isinstance(task, ImportedTask)
     started = datetime.now(UTC)
-    own, devices = plain_spec(spec, task), study.machine.devices_per_node
+    devices = study.machine.devices_per_node
+    made: dict[str, Any] = {"factory": task.factory, "provenance": collect(spec, command, started)}
+    try:
+        own = plain_spec(spec, task, devices)
+    except Unsupported as error:
+        return _nothing(made, Outcome.of(error))
     short = ShortTrainings(own, devices, folder / "short", command)
     ended = short.begin()
-    made: dict[str, Any] = {"factory": task.factory, "provenance": collect(own, command, started)}
     if ended is not None or short.own is None:
         assert ended is not None
-        return OwnTrainingResult(
-            **made,
-            status=ended.status,
-            reason=ended.reason,
-            facts=None,
-            own_loss=[],
-            own_rounding=None,
-            wide_reason=None,
-            tried=[],
-            recommended=[],
-        )
+        return _nothing(made, ended)
     timing = Timing(own, devices, study.comparison, folder / "turns", command, code)
     tried, recommended = best_together(task.techniques, short.certified, timing)
     return OwnTrainingResult(
@@ -65,6 +60,21 @@ def find_out(
         wide_reason=short.wide_reason,
         tried=tried,
         recommended=recommended,
+    )
+
+
+def _nothing(made: dict[str, Any], ended: Outcome) -> OwnTrainingResult:
+    """The result where the user's own step cannot run."""
+    return OwnTrainingResult(
+        **made,
+        status=ended.status,
+        reason=ended.reason,
+        facts=None,
+        own_loss=[],
+        own_rounding=None,
+        wide_reason=None,
+        tried=[],
+        recommended=[],
     )
 
 

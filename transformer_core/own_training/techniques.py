@@ -70,15 +70,18 @@ TECHNIQUES: Mapping[Technique, Tried] = {
 }
 
 
-def plain_spec(spec: RunSpec, task: ImportedTask) -> RunSpec:
-    """The user's own step: 32 bits, one device, memory as the C library gives it."""
+def plain_spec(spec: RunSpec, task: ImportedTask, devices: int = 1) -> RunSpec:
+    """The user's own step: 32 bits, one device, memory as the C library gives it, and what
+    ``task.applied`` names. Unsupported where that is not possible."""
     plain: dict[str, Any] = {
         "parallel": {"kind": "single"},
         "machine": {"allocator": "default"},
         "training": {"precision": {"kind": "fp32"}, "accumulation": {"micro_batches": 1}},
         "variant": "own",
     }
-    return _laid_over(spec, plain).model_copy(update={"task": task})
+    bare = task.model_copy(update={"applied": ()})
+    own = _laid_over(spec, plain).model_copy(update={"task": bare})
+    return with_techniques(own, devices, task.applied).model_copy(update={"variant": "own"})
 
 
 def with_techniques(own: RunSpec, devices: int, names: Sequence[Technique]) -> RunSpec:
@@ -89,6 +92,8 @@ def with_techniques(own: RunSpec, devices: int, names: Sequence[Technique]) -> R
     task = own.task
     assert isinstance(task, ImportedTask)
     for name in names:
+        if name in task.applied:
+            raise Unsupported("the step has it already: task.applied")
         same = [other for other in names if TECHNIQUES[other].group == TECHNIQUES[name].group]
         if len(same) > 1:
             raise Unsupported(f"{' and '.join(same)} exclude each other")
