@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from traces import GENERATIONS, Report, training_report
+from traces import GENERATIONS, Report, global_id, training_report
 
 from schemas.errors import ConfigError
 from transformer_core.profiling.breakdown.device_breakdown import break_down
@@ -145,3 +145,34 @@ def test_a_report_that_was_not_exported(tmp_path: Path) -> None:
     path.write_bytes(b"\0")
     with pytest.raises(ConfigError, match="nsys export --type=sqlite"):
         read_files([path])
+
+
+def test_memory_of_devices(tmp_path: Path) -> None:
+    """Allocations and releases add up by device; those of the host and what cannot be do not."""
+    report = Report(tmp_path / "report.sqlite")
+    report.kernel("sgemm", 0, 9, pid=1, correlation=1)
+
+    def event(start: object, size: object, kind: int, operation: int, device: int = 0) -> None:
+        row = {"start": start, "globalPid": global_id(1), "deviceId": device, "bytes": size}
+        row |= {"memKind": kind, "memoryOperationType": operation}
+        report.insert("CUDA_GPU_MEMORY_USAGE_EVENTS", row)
+
+    event(30, 100, 2, 1)  # allocated before the recording
+    event(10, 500, 2, 0)
+    event(20, 500, 2, 1)
+    event(40, 70, 5, 0)
+    event(50, 8, 2, 0, device=1)
+    event(15, 1000, 1, 0)  # of the host
+    event(16, -1, 2, 0)
+    event(None, 4, 2, 0)
+    event(17, 4, 2, 7)
+    rows = rows_of(read_files([report.write()]).table)
+    memory = rows.where(rows.equal("kind", "memory"))
+    found = zip(*(memory[name].tolist() for name in ("device", "t0_ns", "bytes")), strict=True)
+    assert sorted(found) == [
+        ("cuda:0", 10, 600),
+        ("cuda:0", 20, 100),
+        ("cuda:0", 30, 0),
+        ("cuda:0", 40, 70),
+        ("cuda:1", 50, 8),
+    ]

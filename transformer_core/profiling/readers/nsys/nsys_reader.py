@@ -14,6 +14,7 @@ import numpy as np
 from transformer_core.common.progress import Progress
 from transformer_core.profiling.readers.columns import NULL, Integers
 from transformer_core.profiling.readers.left_out import LeftOut
+from transformer_core.profiling.readers.nsys import nsys_memory
 from transformer_core.profiling.readers.nsys.nsys_ranges import Range, add_range
 from transformer_core.profiling.readers.process_trace import ProcessTrace, without_kernels
 from transformer_core.profiling.readers.trace_kind import Source, unusable
@@ -85,6 +86,7 @@ class _Report:
             self._graphs()
             launches = self._launches()
             self._ranges()
+            self._memory()
         notes = self.left_out.notes()
         for trace in self.processes.values():
             trace.settle()
@@ -195,6 +197,18 @@ class _Report:
                     t1=rows["end"][mine],
                 )
         return count
+
+    def _memory(self) -> None:
+        parts = list(self._columns(nsys_memory.TABLE, *nsys_memory.COLUMNS))
+        if not parts:
+            return
+        rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        pids = _process(rows["globalPid"])
+        for pid in np.intersect1d(pids, list(self.processes)).tolist():
+            mine = {name: values[pids == pid] for name, values in rows.items()}
+            for device, t0, total in nsys_memory.allocated(mine):
+                memory = self.processes[pid].memory
+                memory.extend(len(t0), t0=t0, device=device, allocated=total)
 
     def _ranges(self) -> None:
         names = ("start", "end", "eventType", "globalTid", "textId", "text", "jsonText")
