@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.config.decoder_only import DecoderOnly
 from schemas.config.equivalence import LOOKS, REFERENCE, Bitwise, Different, Statistical
 from schemas.config.measurement import Measurement
 from schemas.config.model import ReferenceAttention, SeparateQkv, Transformer
@@ -90,7 +91,7 @@ def short_runs(
 def reference_spec(study: Study) -> RunSpec:
     """The short run of the study's model as plain as it can be: see :data:`REFERENCE`."""
     model, training = study.model, study.training
-    if isinstance(model, Transformer):
+    if isinstance(model, Transformer | DecoderOnly):
         plain = {
             "attention": ReferenceAttention(kind="reference"),
             "qkv": SeparateQkv(kind="separate"),
