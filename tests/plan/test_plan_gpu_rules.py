@@ -78,7 +78,8 @@ def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together()
     assert Study.model_fields["batching"].default.kind == "token_budget"
     for file in (ROOT / "config/studies").glob("*.yaml"):
         study = check_study(yaml.safe_load(file.read_text()), file.name)
-        assert (study.batching.kind == "fixed_size") == (study.name in AS_PUBLISHED), file.name
+        if study.task.kind == "translation":  # rows of texts are all as long as their context
+            assert (study.batching.kind == "fixed_size") == (study.name in AS_PUBLISHED), file.name
 
 
 def test_the_search_of_the_original_study_can_leave_padding_out(original: Any) -> None:

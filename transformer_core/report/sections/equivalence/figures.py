@@ -38,6 +38,7 @@ MARKERS = {
     "dropout_spread": "8",
     "dropout_draws": "1",
     "dropout_slope": "2",
+    "resumed": "3",
 }
 
 
