@@ -76,7 +76,12 @@ def sections(
             blocks += [prose(kind.__doc__), *table(kind, place), f"```yaml\n{example}```"]
         done: set[str] = set()
         for kind in kinds:
-            new = {key: below for key, below in kind.model_fields.items() if key not in done}
+            # Of one name, a setting of one kind may be a word, and of another a section.
+            new = {
+                key: below
+                for key, below in kind.model_fields.items()
+                if key not in done and list(schemas_in(below.annotation))
+            }
             done |= set(new)
             beside = {"kind": kind_of(kind)} if len(kinds) > 1 else {}
             blocks += sections(new, place, level + 1, inside(beside))
