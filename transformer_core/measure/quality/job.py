@@ -44,8 +44,8 @@ def time_to_quality(
         return _result(goal, "not_run", "nothing but the baseline is recommended")
     began = time.monotonic()
     runners = [
-        Runner(Side(BASELINE, for_race(baseline, goal)), [found.baseline]),
-        Runner(Side(BEST, for_race(found.spec, goal)), found.parts),
+        Runner(Side(BASELINE, for_race(baseline, goal), worker=WORKER), [found.baseline]),
+        Runner(Side(BEST, for_race(found.spec, goal), worker=WORKER), found.parts),
     ]
     with Desk(folder / DESK, baseline.machine.nodes > 1) as desk:
         sessions = Sessions(
@@ -57,7 +57,6 @@ def time_to_quality(
             command,
             datetime.now(UTC),
             lambda text: log.info("quality: %s", text),
-            worker=WORKER,
         )
         race(sessions, runners, goal)
     status, reason = _outcome(runners, goal)

@@ -91,8 +91,6 @@ class Sessions:
     progress: Callable[[str], None]
     provenance: dict[str, Provenance] = field(default_factory=dict)
     """By side, as its processes of the first session told."""
-    worker: str | None = None
-    """Module of the sides' processes; null for that of comparisons."""
     keeps: Keeping | None = None
     """What sides keep on GPUs between their turns; null until the first session begins."""
 
@@ -208,7 +206,7 @@ class Sessions:
         if self.keeps is None:
             self.keeps = self._keeping()
         where = self.data, self.folder, self.desk.file, self.command
-        shared = *where, session, self.keeps, self.worker
+        shared = *where, session, self.keeps
         for place, side in enumerate(self.sides):
             clear_outcomes(self.folder / side.name)
             try:

@@ -27,8 +27,8 @@ class Side:
     planted: float | None = None
     """Share by which its steps are slowed down; None where nothing is tested, and no step waits
     for its device."""
-    worker: str = WORKER
-    """Module that its processes run."""
+    worker: str | None = None
+    """Module that its processes run; null for that of comparisons."""
 
 
 def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
@@ -55,13 +55,11 @@ def start_side(
     command: str,
     session: str,
     keeps: Keeping = "all",
-    worker: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start this host's processes of a side, which come to the desk that the file ``desk`` names,
     and leave below ``folder`` how they ended.
 
-    ``place`` is the number of the side, ``worker`` the module of its processes if it is not that of
-    comparisons; Unsupported where this host cannot. Each ``session`` has
+    ``place`` is the number of the side; Unsupported where this host cannot. Each ``session`` has
     processes of its own origin: forks of one process have their code and data at the same
     addresses, which is among what differs between sessions.
     """
@@ -75,7 +73,7 @@ def start_side(
         keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, worker or side.worker, place, session)
+    return start_workers(order, side.worker or WORKER, place, session)
 
 
 def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:
