@@ -17,6 +17,8 @@ from tests.measure.memory_cases import measure_all, memory_spec, predict
 from tests.train.small_training import VOCABULARY
 from transformer_core.measure.memory.predicted import job
 from transformer_core.measure.memory.predicted.predictor import _without_tf32, predict_ranks
+from transformer_core.model.registry import build_model
+from transformer_core.parallel.strategies.fsdp import repeated_layers
 from transformer_core.plan.resolve import check_study, resolve
 from transformer_core.plan.variants import read_variants
 from transformer_core.train.precision.matmul_mode import set_matmul
@@ -69,11 +71,22 @@ def measured_together() -> list[dict[str, Measured]]:
     return run_ranks(measure_all, 2, together())
 
 
-def assert_adds_up(found: Measured) -> None:
+def assert_adds_up(found: Measured, copied: int = 0) -> None:
     """The parts at the peak are what the allocator had handed out then, up to work space inside
-    kernels and the batch, which lies in numpy's memory."""
+    kernels and the batch, which lies in numpy's memory.
+
+    ``copied`` are the bytes of a message that gloo has copied: its thread, which nobody follows,
+    now and then lets go of them a moment later.
+    """
     peak, at_peak, _, _ = found
-    assert at_peak.total_bytes == pytest.approx(peak, rel=0.02)
+    missing = peak - at_peak.total_bytes
+    assert 0.02 * peak >= min(abs(missing), abs(missing - copied)), (missing, copied)
+
+
+def layer_bytes(spec: RunSpec) -> int:
+    """What the gradient of the largest layer takes: a message of FSDP."""
+    layers = repeated_layers(build_model(spec.model, VOCABULARY))
+    return max(sum(p.numel() * 4 for p in layer.parameters()) for layer in layers)
 
 
 def assert_predicted(spec: RunSpec, found: Measured, rank: int = 0) -> None:
@@ -111,9 +124,10 @@ POWERSGD = pytest.mark.xfail(reason="what PowerSGD keeps is not predicted well",
 )
 def test_two_ranks(measured_together: list[dict[str, Measured]], name: str) -> None:
     for rank, found in enumerate(measured_together):
-        assert_adds_up(found[name])
+        spec = together()[name]
+        assert_adds_up(found[name], layer_bytes(spec) if spec.parallel.kind == "fsdp" else 0)
         if rank == 0 or name.startswith("central"):
-            assert_predicted(together()[name], found[name], rank)
+            assert_predicted(spec, found[name], rank)
 
 
 def per_parameter(parts: Parts) -> dict[str, float]:
