@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
 from schemas.results.common import Elapsed, Many, Measured
@@ -41,6 +43,9 @@ class Stage(Schema):
     """The variant that was added to the stage before, or taken out of the best combination."""
     effect: Effect
     """Its throughput against the baseline."""
+    uncertified: list[str] = Field(default_factory=list)
+    """Operators that took part in it and that no certificate of the study names, nor that of the
+    best combination: such a ratio is a step of the way, and no speed-up that counts."""
 
 
 class SearchResult(Schema):

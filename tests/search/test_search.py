@@ -1,6 +1,7 @@
 """The search, with sessions whose truth is known."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from math import log, prod
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,13 @@ from schemas.results import (
     Side,
     TurnWindow,
 )
+from schemas.results.kernels import StepKernels
 from schemas.results.search import BASELINE
+from transformer_core.analysis.certificates.timed_kernels import uncertified
+from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.processes.statuses import Outcome
 from transformer_core.measure.turns.session import SessionEndedError
+from transformer_core.plan.resolve import resolve
 from transformer_core.search import combination_certificates, combinations_search, trials
 from transformer_core.search.candidates import own_effects, shortlist
 from transformer_core.search.combinations_search import search
@@ -71,6 +76,26 @@ class Bench:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.broken: set[str] = set()
+        self.allocators: dict[str, str] = {}
+        """Of sides, where it is not that of the certificates."""
+
+
+def kernels(spec: RunSpec, allocator: str | None = None) -> StepKernels:
+    """What computes a run spec."""
+    operators = [f"mm {spec.training.precision.kind}"]
+    operators += ["all_reduce"] * (spec.parallel.kind == "ddp")
+    return StepKernels(
+        operators=operators, attention=[], update=[], compiled=False, deterministic=False,
+        allocator=allocator or "usual", threads=1,
+    )  # fmt: skip
+
+
+def certificate_of(spec: RunSpec, name: str, status: str) -> Certificate:
+    """One that says what it was computed by."""
+    origin = collect(spec, "snakemake", datetime.now(UTC))
+    return certificate(name, status).model_copy(
+        update={"kernels": kernels(spec), "provenance": origin}
+    )
 
 
 @pytest.fixture
@@ -95,7 +120,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
             ]  # fmt: skip
             sides = [
                 Side(name=s.name, topology=None, startup_seconds=1.0, warmup_seconds=1.0,
-                     peak_memory_bytes=None)
+                     peak_memory_bytes=None, kernels=kernels(s.spec, made.allocators.get(s.name)))
                 for s in self.sides
             ]  # fmt: skip
             return Session(
@@ -132,7 +157,8 @@ def run(
     verdicts = {tuple(sorted(k)): v for k, v in (combined or {}).items()}
 
     def certify(bench: Any, variants: Any, trial: Any, reference: Any) -> Certificate:
-        return certificate("recommended", verdicts.get(tuple(sorted(trial.parts)), "equivalent"))
+        status = verdicts.get(tuple(sorted(trial.parts)), "equivalent")
+        return certificate_of(trial.spec, "recommended", status)
 
     monkeypatch.setattr(combination_certificates, "_certificate", certify)
     monkeypatch.setattr(combinations_search, "profile_of", lambda bench, spec: None)
@@ -140,7 +166,10 @@ def run(
         study,
         VARIANTS,
         comparisons(statuses),
-        {name: certificate(name, status) for name, status in statuses.items()},
+        {
+            name: certificate_of(resolve(study, name, VARIANTS), name, status)
+            for name, status in statuses.items()
+        },
         folder / "reference",
         folder / "data",
         folder / "search",
@@ -184,6 +213,43 @@ def test_a_winner_without_certificate_is_passed_over(
     assert set(second.parts) != set(first.parts)
     passed = next(c for c in second.contenders if c.parts == first.parts)
     assert passed.certificate == "not_equivalent"
+
+
+def test_turns_of_other_kernels_than_certified_win_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.allocators = {"trial_0": "another"}
+    first = run(tmp_path, monkeypatch)
+    passed = [c for c in first.contenders if c.certificate == "inconclusive"]
+    assert first.status == "found"
+    assert passed
+    assert all(c.parts != first.parts for c in passed)
+
+
+@pytest.mark.parametrize("side", ["best", BASELINE])
+def test_a_final_comparison_of_other_kernels_than_certified_shows_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    bench.allocators = {side: "another"}
+    found = run(tmp_path, monkeypatch)
+    assert (found.status, found.parts) == ("baseline", [])
+    said = f"{side} took its turns otherwise than certified (the allocator: another where timed"
+    assert found.reason.startswith(said)
+
+
+def test_a_stage_names_what_no_certificate_does(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    assert all(not stage.uncertified for stage in (*found.waterfall, *found.left_out))
+    # Without bfloat16 the products are those of the baseline, of which nothing is known now.
+    monkeypatch.setattr(
+        combinations_search, "uncertified", lambda s, side, known: uncertified(s, side, known[-1:])
+    )
+    found = run(tmp_path, monkeypatch)
+    without = {stage.change: stage.uncertified for stage in found.left_out}
+    assert without["bf16"] == ["mm fp32"]
+    assert found.waterfall[-1].uncertified == []
 
 
 def test_variants_without_certificate_take_no_part(

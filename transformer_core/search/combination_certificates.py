@@ -7,11 +7,14 @@ from pathlib import Path
 
 from schemas.config.equivalence import Different
 from schemas.config.variants import Variant
-from schemas.results import Certificate, Trajectory
+from schemas.results import Certificate, Session, Trajectory
+from schemas.results.search import BASELINE
 from transformer_core.analysis.certificates.certify import certify
+from transformer_core.analysis.certificates.timed_kernels import sessions_otherwise
 from transformer_core.analysis.certificates.weight_distance import Weights, read_tensors
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
+from transformer_core.measure.machine.provenance import package_versions
 from transformer_core.plan.certification import short_spec
 from transformer_core.plan.combinations import equivalence_of
 from transformer_core.search.trials import NAME, Bench, Trial
@@ -26,10 +29,41 @@ def certified(
     """The best trial that beats the baseline and trains the same model; None if none does."""
     better = [trial for trial in trials if trial.rounds and trial.rounds[-1] > 1]
     for trial in better[:MOST_CERTIFIED]:
-        trial.certificate = _certificate(bench, variants, trial, reference)
+        found = _certificate(bench, variants, trial, reference)
+        trial.certificate = _of_its_turns(trial, found)
         if trial.certificate.status == "equivalent":
             return trial
     return None
+
+
+def _of_its_turns(trial: Trial, certificate: Certificate) -> Certificate:
+    """The certificate, inconclusive where the turns that the trial won were computed otherwise."""
+    packages = package_versions()
+    otherwise = [
+        clause
+        for session, side in trial.turns
+        for clause in sessions_otherwise([session], side, packages, certificate)
+    ]
+    if certificate.status != "equivalent" or not otherwise:
+        return certificate
+    otherwise = list(dict.fromkeys(otherwise))
+    reason = f"it was timed otherwise than certified ({'; '.join(otherwise)})"
+    return certificate.model_copy(
+        update={"status": "inconclusive", "reason": reason, "timed_otherwise": otherwise}
+    )
+
+
+def timed_otherwise(
+    bench: Bench, sessions: Sequence[Session], side: str, certificate: Certificate | None
+) -> str | None:
+    """Why a ratio of ``side`` to the baseline does not count: what took turns is not what was
+    certified. None where it is."""
+    packages, found = package_versions(), list[str]()
+    both = {BASELINE: bench.certificates[bench.study.baseline], side: certificate}
+    for name, held in both.items():
+        if held and (clauses := sessions_otherwise(sessions, name, packages, held)):
+            found.append(f"{name} took its turns otherwise than certified ({'; '.join(clauses)})")
+    return "; ".join(found) or None
 
 
 def _certificate(

@@ -12,11 +12,12 @@ from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison
 from schemas.results.search import BASELINE, BEST, Contender, SearchResult, Stage
+from transformer_core.analysis.certificates.timed_kernels import uncertified
 from transformer_core.analysis.statistics.verdicts import session_effects
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.plan.combinations import combine
 from transformer_core.search.candidates import eligible, own_effects, shortlist
-from transformer_core.search.combination_certificates import certified
+from transformer_core.search.combination_certificates import certified, timed_otherwise
 from transformer_core.search.halving import halve
 from transformer_core.search.profile_of_winner import profile_of
 from transformer_core.search.stages import final_sessions, stages
@@ -72,7 +73,9 @@ def search(
         return record.ended("not_searched", "no variant of the study has a certificate")
     effects = own_effects(study, variants, comparisons)
     trials, record.known["considered"] = shortlist(study, variants, parts, effects)
-    bench = Bench(study, baseline, data, folder, command, started, began + asked.budget)
+    bench = Bench(
+        study, baseline, data, folder, command, started, began + asked.budget, certificates
+    )
     halve(bench, trials, asked.together)
     trials.sort(key=lambda trial: trial.rank, reverse=True)
     best = certified(
@@ -115,9 +118,16 @@ def _compared(
     sessions = final_sessions(bench, {s: spec for s, spec in specs.items() if spec is not None})
     found = session_effects(sessions, BASELINE, list(sides.values()), study.comparison)
 
+    known = [*bench.certificates.values(), *filter(None, [best.certificate])]
+
     def shown(chosen: Mapping[str, Parts]) -> list[Stage]:
         return [
-            Stage(parts=list(some), change=part, effect=found[side])
+            Stage(
+                parts=list(some),
+                change=part,
+                effect=found[side],
+                uncertified=uncertified(sessions, side, known),
+            )
             for part, some in chosen.items()
             if (side := sides.get(tuple(sorted(some))))
         ]
@@ -127,6 +137,8 @@ def _compared(
     if effect.verdict != "FASTER":
         reason = "the best combination of the search is not shown to be faster than the baseline"
         return record.ended("baseline", reason, **more)
+    if otherwise := timed_otherwise(bench, sessions, BEST, best.certificate):
+        return record.ended("baseline", otherwise, **more)
     spec = combine(study, variants, best.parts, NAME)
     assert spec is not None, "it was measured"
     winner = {

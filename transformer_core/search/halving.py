@@ -62,4 +62,5 @@ def _round(bench: Bench, trials: list[Trial], pairs: int, name: str) -> None:
                 continue
         for side, trial in running.items():
             trial.rounds.append(exp(session_ratio(session.rounds, BASELINE, side).estimate))
+            trial.turns.append((session, side))
         return

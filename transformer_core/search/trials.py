@@ -9,7 +9,7 @@ from pathlib import Path
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.results import Certificate
+from schemas.results import Certificate, Session
 from schemas.results.search import BASELINE
 from transformer_core.common.progress import SessionLines
 from transformer_core.measure.turns.session import Sessions
@@ -32,6 +32,8 @@ class Trial:
     status: str = "ok"
     reason: str | None = None
     certificate: Certificate | None = None
+    turns: list[tuple[Session, str]] = field(default_factory=list)
+    """The session of each round, and the name of its side there."""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -50,6 +52,8 @@ class Bench:
     command: str
     started: datetime
     deadline: float
+    certificates: Mapping[str, Certificate]
+    """Those of the study's variants."""
 
     def sessions(
         self, specs: Mapping[str, RunSpec], comparing: Comparing, desk: Desk, name: str

@@ -1,8 +1,8 @@
 """Whether what was timed is what was certified: the same kernels, allocator, threads, packages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from schemas.results import Certificate, PairedRun, Repeat, Trajectory
+from schemas.results import Certificate, PairedRun, Repeat, Session, Trajectory
 from schemas.results.kernels import StepKernels
 
 MOST_NAMED = 4
@@ -24,18 +24,40 @@ def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
 def turns_otherwise(run: PairedRun, side: str, certificate: Certificate) -> list[str]:
     """The same for the turns of a side, of whose speed a comparison speaks: in what any of its
     sessions was computed otherwise than the certified training."""
-    if run.status != "ok" or certificate.kernels is None or certificate.provenance is None:
+    if run.status != "ok":
         return []
-    covered = certificate.as_timed
+    return sessions_otherwise(run.sessions, side, run.provenance[side].packages, certificate)
+
+
+def sessions_otherwise(
+    sessions: Sequence[Session], side: str, packages: Mapping[str, str], certificate: Certificate
+) -> list[str]:
+    """The same for a side of any sessions, whose processes had these versions of ``packages``."""
+    if certificate.kernels is None or certificate.provenance is None:
+        return []
     found = [
         clause
-        for session in run.sessions
-        for each in session.sides
-        if each.name == side and each.kernels is not None
-        for clause in _kernels(each.kernels, certificate.kernels, covered)
+        for kernels in _of_side(sessions, side)
+        for clause in _kernels(kernels, certificate.kernels, certificate.as_timed)
     ]
-    packages = run.provenance[side].packages, certificate.provenance.packages
-    return list(dict.fromkeys([*found, *_packages(*packages)]))
+    found += _packages(packages, certificate.provenance.packages)
+    return list(dict.fromkeys(found))
+
+
+def uncertified(
+    sessions: Sequence[Session], side: str, certificates: Iterable[Certificate]
+) -> list[str]:
+    """Operators of a side that has no certificate of its own, and that no other one names."""
+    known = {name for c in certificates if c.kernels is not None for name in c.kernels.operators}
+    taken = {name for kernels in _of_side(sessions, side) for name in kernels.operators}
+    return sorted(taken - known)
+
+
+def _of_side(sessions: Sequence[Session], side: str) -> Iterable[StepKernels]:
+    for session in sessions:
+        for each in session.sides:
+            if each.name == side and each.kernels is not None:
+                yield each.kernels
 
 
 def as_timed(run: Trajectory) -> bool:
@@ -63,7 +85,7 @@ def _kernels(timed: StepKernels, certified: StepKernels, covered: bool) -> Itera
             yield f"{what}: {theirs} where timed, {ours} where certified"
 
 
-def _packages(timed: dict[str, str], certified: dict[str, str]) -> Iterable[str]:
+def _packages(timed: Mapping[str, str], certified: Mapping[str, str]) -> Iterable[str]:
     for name in sorted(timed.keys() | certified.keys()):
         if timed.get(name) != certified.get(name):
             yield f"{name} {timed.get(name)} where timed, {certified.get(name)} where certified"

@@ -14,7 +14,7 @@ def waterfall(results: StudyResults) -> Drawing:
     """From the baseline to the best combination, and without each of its parts."""
     found = results.search
     shown = [
-        (f"+ {stage.change}" if adds else f"without {stage.change}", stage, adds)
+        (_label(stage, adds), stage, adds)
         for group, adds in ((found.waterfall, True), (found.left_out, False))
         for stage in group
         if stage.effect.ratio
@@ -44,9 +44,15 @@ def waterfall(results: StudyResults) -> Drawing:
         say(
             "Read it from top to bottom: each technique is added to those above it, and its bar "
             "leads from the speed before to the speed with it. Below, in orange, is the best "
-            "combination without each of its techniques. Black lines are intervals."
+            "combination without each of its techniques. Black lines are intervals. An asterisk "
+            "marks a stage with kernels that no certificate names: it shows the way, and does not "
+            "count."
         ),
     )
+
+
+def _label(stage: Stage, adds: bool) -> str:
+    return f"{'+' if adds else 'without'} {stage.change}{' *' if stage.uncertified else ''}"
 
 
 def _bar(axes: Axes, row: int, start: float, stage: Stage, color: object) -> None:
