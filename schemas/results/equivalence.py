@@ -59,6 +59,16 @@ class CheckedPoint(Schema):
     """Norm of the gradient from the same weights and the same global batch."""
 
 
+class DecodedTokens(Schema):
+    """Translating, or going on with a text, a token at a time with what a cache keeps, beside the
+    computation of whole prefixes."""
+
+    error: Magnitude
+    """The largest error of the next token's logits, relative to their spread (2-norms)."""
+    rounding: Magnitude
+    """The same of an emulation of the number format; 0 for 32 bits."""
+
+
 class Checks(Schema):
     """A training beside its own weights: every quantity is compared with what the weights, the
     global batch and the gradients of the run itself should have given."""
@@ -74,6 +84,9 @@ class Checks(Schema):
     not_resumed: list[str] = Field(default_factory=list)
     """What a checkpoint in the middle of the training did not bring back, on any rank, beside
     weights and optimizer state, which the next update tells of."""
+    decoding: DecodedTokens | None = None
+    """Decoding with the final weights; null where only the model's own code can tell what is right,
+    as of other libraries."""
 
 
 class Agreement(Schema):
@@ -204,6 +217,7 @@ DeviationOf = Literal[
     "update",
     "update_ratio",
     "resumed",
+    "decoding",
     "dropout",
     "dropout_loss",
     "dropout_gradient",

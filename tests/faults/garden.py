@@ -2,6 +2,7 @@
 
 from tests.faults.families import (
     data_faults,
+    decoding_faults,
     dropout_faults,
     kernel_faults,
     loss_faults,
@@ -22,4 +23,5 @@ FAULTS = [
     *resuming_faults.FAULTS,
     *parallel_faults.FAULTS,
     *dropout_faults.FAULTS,
+    *decoding_faults.FAULTS,
 ]

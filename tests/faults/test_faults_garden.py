@@ -22,7 +22,7 @@ def test_there_are_many_faults_with_names_of_their_own() -> None:
     families = {fault.family for fault in FAULTS}
     assert families >= {"precision", "optimizer", "schedule", "loss", "dropout", "masks", "padding"}
     assert families >= {"packing", "accumulation", "DDP", "FSDP", "central", "hooks", "resuming"}
-    assert families >= {"data order", "tied weights", "clipping", "kernels"}
+    assert families >= {"data order", "tied weights", "clipping", "kernels", "decoding"}
 
 
 @pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)

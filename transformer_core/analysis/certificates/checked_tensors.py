@@ -57,6 +57,9 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
     found += _worst("update", checks.updates, of_update)
     lost = checks.not_resumed
     found.append(_deviation("resumed", float(len(lost)), 0.0, ", ".join(lost)))
+    if (decoded := checks.decoding) is not None:
+        bound = max(allowed.loss, factor * decoded.rounding)
+        found.append(_deviation("decoding", decoded.error, bound, "a token at a time"))
     if checks.points:
         found.append(_point_loss(checks, allowed.loss, factor))
         found.append(_point_norm(checks, gradients, allowed.grad_norm, factor))

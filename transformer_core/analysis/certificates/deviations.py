@@ -25,6 +25,7 @@ WORDS = {
     "update": "update of a tensor",
     "update_ratio": "norm of a tensor's update",
     "resumed": "state after a checkpoint",
+    "decoding": "logits of decoding",
     "dropout": "dropout",
     "dropout_loss": "mean loss with dropout",
     "dropout_gradient": "mean gradient norm with dropout",

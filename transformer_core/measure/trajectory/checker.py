@@ -24,6 +24,7 @@ from schemas.results.equivalence import CheckedPoint, Checks, TensorDistance
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
 from transformer_core.measure.trajectory.checked_updates import CheckedUpdates
+from transformer_core.measure.trajectory.independent.checked_decoding import checked_decoding
 from transformer_core.measure.trajectory.independent.eight_bit_rounding import kept_moments
 from transformer_core.measure.trajectory.independent.number_formats import (
     EXACT,
@@ -200,6 +201,9 @@ class Checker:
             updates=self.updates.read(),
             skipped_steps=self.skipped,
             not_resumed=self.lost,
+            decoding=checked_decoding(
+                self.spec, self.tensors.pattern, self.weights, self.exact, self.setup.device
+            ),
         )
 
 
