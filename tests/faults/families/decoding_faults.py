@@ -14,6 +14,9 @@ from transformer_core.model.decoding.prefix_decoding import PrefixCache
 from transformer_core.model.transformer import EncoderDecoder
 
 
+SMALL: Change = {"d_model": 16, "d_ff": 32, "heads": 2}
+
+
 def one_too_late(real: Any) -> Any:
     """Keys of the token before: off by one."""
 
@@ -117,6 +120,6 @@ FAULTS = [
             "extend",
             result(lambda t: torch.cat([t[:, :-2], t[:, -1:]], 1) if t.size(1) > 2 else t),
         ),
-        base={"model": {"kind": "torch_nn"}},
+        base={"model": {"kind": "torch_nn", "dropout": 0.0, **SMALL}},
     ),
 ]

@@ -39,6 +39,7 @@ MARKERS = {
     "dropout_draws": "1",
     "dropout_slope": "2",
     "resumed": "3",
+    "decoding": "4",
 }
 
 
