@@ -10,6 +10,9 @@ from schemas.base import Schema, Seconds
 class Search(Schema):
     """The search for the fastest combination whose certificate holds: results/recommended.yaml.
 
+    Combinations that promise most by their single effects take turns with the baseline, the better
+    half stays, and the best one is freed of techniques that it is faster without.
+
     Not a part of the run spec: it changes no training.
     """
 

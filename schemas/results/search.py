@@ -62,7 +62,8 @@ class SearchResult(Schema):
     considered: Many
     """Combinations of them of which no two parts set a field differently."""
     contenders: list[Contender]
-    """Those that were measured, the best first."""
+    """Those that were measured, the best first: rounds that keep the better half, then the best
+    without its parts."""
     parts: list[str]
     """Parts of the recommended combination; none for the baseline."""
     spec: RunSpec
@@ -73,6 +74,8 @@ class SearchResult(Schema):
     """From the baseline to the combination, one technique after the other."""
     left_out: list[Stage]
     """The combination without each of its parts."""
+    beyond: list[Stage] = Field(default_factory=list)
+    """Further techniques, one after the other, with which it was not faster."""
     sessions: list[Session]
     """Sessions of the final comparison, in which all stages took turns."""
     profile: Breakdown | None = None

@@ -32,7 +32,12 @@ from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.processes.statuses import Outcome
 from transformer_core.measure.turns.session import SessionEndedError
 from transformer_core.plan.resolve import resolve
-from transformer_core.search import combination_certificates, combinations_search, trials
+from transformer_core.search import (
+    combination_certificates,
+    combinations_search,
+    final_comparison,
+    trials,
+)
 from transformer_core.search.candidates import own_effects, shortlist
 from transformer_core.search.combinations_search import search
 from transformer_core.search.recommended import recommended_yaml
@@ -76,6 +81,7 @@ class Bench:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.broken: set[str] = set()
+        self.speed = self.final_speed = speed
         self.allocators: dict[str, str] = {}
         """Of sides, where it is not that of the certificates."""
 
@@ -103,8 +109,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     made = Bench()
 
     class Fake:
-        def __init__(self, sides: Sequence[Any], comparing: Any, *_: Any) -> None:
+        def __init__(
+            self, sides: Sequence[Any], comparing: Any, data: Path, folder: Path, *_: Any
+        ) -> None:
             self.sides, self.comparing = sides, comparing
+            self.speed = made.final_speed if folder.name == "final" else made.speed
 
         def run(self, number: int, enough: Any) -> Session:
             made.asked.append([side.name for side in self.sides])
@@ -113,7 +122,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
                     raise SessionEndedError(side.name, Outcome(status="oom", reason="no memory"))
             windows = [
                 TurnWindow(
-                    side=side.name, began=0.0, seconds=1.0 / speed(side.spec), steps=5, tokens=1000,
+                    side=side.name, began=0.0, seconds=1.0 / self.speed(side.spec),
+                    steps=5, tokens=1000,
                     padded_tokens=1000, input_wait_seconds=0.0,
                 )
                 for side in self.sides
@@ -198,6 +208,7 @@ def test_it_finds_what_pays_only_together(
 def test_each_round_keeps_the_better_half(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(combinations_search, "eliminate", lambda *_: None)
     found = run(tmp_path, monkeypatch)
     survived = sorted((len(item.rounds) for item in found.contenders), reverse=True)
     assert survived == [3, 3, 2, 2, 1, 1, 1, 1]
@@ -213,6 +224,45 @@ def test_a_winner_without_certificate_is_passed_over(
     assert set(second.parts) != set(first.parts)
     passed = next(c for c in second.contenders if c.parts == first.parts)
     assert passed.certificate == "not_equivalent"
+
+
+def test_what_pays_alone_and_costs_beside_others_is_left_out(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the rounds chose among, two parts that hinder the third are taken out."""
+    monkeypatch.setattr(combinations_search, "own_effects", lambda *_: dict.fromkeys(VARIANTS, 0.2))
+    few = STUDY.search.model_copy(update={"candidates": 2, "largest": 3})
+    study = STUDY.model_copy(update={"search": few, "variants": ["single", "bf16", "ddp", "rare"]})
+
+    def hindered(spec: RunSpec) -> float:
+        others = (spec.parallel.kind == "ddp") + (spec.training.log_every == 50)
+        return (1.5 if spec.training.precision.kind == "bf16" else 1.0) * 0.9**others
+
+    bench.speed = bench.final_speed = hindered
+    found = run(tmp_path, monkeypatch, study)
+    tried = [set(item.parts) for item in found.contenders]
+    assert {"bf16", "ddp", "rare"} in tried, "what promises most by single effects"
+    assert found.parts == ["bf16"]
+
+
+def test_what_is_recommended_is_the_fastest_stage_that_is_shown(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds chose two devices as well, which the final comparison finds to cost."""
+    bench.final_speed = lambda spec: (
+        (1.3 if spec.training.precision.kind == "bf16" else 1.0)
+        * (0.9 if spec.parallel.kind == "ddp" else 1.0)
+    )
+    found = run(tmp_path, monkeypatch)
+    assert (found.status, found.parts) == ("found", ["bf16"])
+    assert found.certificate is not None
+    assert [stage.change for stage in found.waterfall] == ["bf16"]
+    assert found.beyond[0].change == "ddp"
+    assert "Throughput 1.300 x" in recommended_yaml(found)
+    best = {"bf16", "ddp"} | set(found.beyond[-1].parts)
+    unlike = run(tmp_path, monkeypatch, combined={("bf16",): "not_equivalent"})
+    assert set(unlike.parts) == best, "without a certificate of its own no stage is recommended"
+    assert unlike.beyond == []
 
 
 def test_turns_of_other_kernels_than_certified_win_nothing(
@@ -244,7 +294,7 @@ def test_a_stage_names_what_no_certificate_does(
     assert all(not stage.uncertified for stage in (*found.waterfall, *found.left_out))
     # Without bfloat16 the products are those of the baseline, of which nothing is known now.
     monkeypatch.setattr(
-        combinations_search, "uncertified", lambda s, side, known: uncertified(s, side, known[-1:])
+        final_comparison, "uncertified", lambda s, side, known: uncertified(s, side, known[-1:])
     )
     found = run(tmp_path, monkeypatch)
     without = {stage.change: stage.uncertified for stage in found.left_out}

@@ -28,12 +28,16 @@ def certified(
 ) -> Trial | None:
     """The best trial that beats the baseline and trains the same model; None if none does."""
     better = [trial for trial in trials if trial.rounds and trial.rounds[-1] > 1]
-    for trial in better[:MOST_CERTIFIED]:
-        found = _certificate(bench, variants, trial, reference)
-        trial.certificate = _of_its_turns(trial, found)
-        if trial.certificate.status == "equivalent":
-            return trial
-    return None
+    alike = (trial for trial in better[:MOST_CERTIFIED] if holds(bench, variants, trial, reference))
+    return next(alike, None)
+
+
+def holds(bench: Bench, variants: Mapping[str, Variant], trial: Trial, reference: Path) -> bool:
+    """Whether a combination trains the same model, as it was timed; its certificate is kept with
+    it."""
+    if trial.certificate is None:
+        trial.certificate = _of_its_turns(trial, _certificate(bench, variants, trial, reference))
+    return trial.certificate.status == "equivalent"
 
 
 def _of_its_turns(trial: Trial, certificate: Certificate) -> Certificate:

@@ -11,17 +11,16 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison
-from schemas.results.search import BASELINE, BEST, Contender, SearchResult, Stage
-from transformer_core.analysis.certificates.timed_kernels import uncertified
-from transformer_core.analysis.statistics.verdicts import session_effects
+from schemas.results.search import Contender, SearchResult
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.plan.combinations import combine
 from transformer_core.search.candidates import eligible, own_effects, shortlist
-from transformer_core.search.combination_certificates import certified, timed_otherwise
+from transformer_core.search.combination_certificates import certified, holds, timed_otherwise
+from transformer_core.search.elimination import eliminate
+from transformer_core.search.final_comparison import compare_stages
 from transformer_core.search.halving import halve
 from transformer_core.search.profile_of_winner import profile_of
-from transformer_core.search.stages import final_sessions, stages
-from transformer_core.search.trials import NAME, Bench, Parts, Trial
+from transformer_core.search.trials import NAME, Bench, Trial
 
 
 @dataclass
@@ -37,7 +36,13 @@ class Record:
     def ended(self, status: str, reason: str, **more: object) -> SearchResult:
         """The result; what is not known is empty, and what is recommended is the baseline."""
         nothing = {"considered": 0, "contenders": [], "parts": [], "spec": self.baseline}
-        nothing |= {"certificate": None, "waterfall": [], "left_out": [], "sessions": []}
+        nothing |= {
+            "certificate": None,
+            "waterfall": [],
+            "left_out": [],
+            "beyond": [],
+            "sessions": [],
+        }
         seconds = time.monotonic() - self.began
         origin = collect(self.baseline, self.command, self.started)
         return SearchResult.model_validate(
@@ -76,7 +81,8 @@ def search(
     bench = Bench(
         study, baseline, data, folder, command, started, began + asked.budget, certificates
     )
-    halve(bench, trials, asked.together)
+    halve(bench, trials)
+    eliminate(bench, variants, trials, effects)
     trials.sort(key=lambda trial: trial.rank, reverse=True)
     best = certified(
         bench, variants, [trial for trial in trials if trial.status == "ok"], reference
@@ -84,7 +90,7 @@ def search(
     record.known["contenders"] = [_contender(trial) for trial in trials]
     if best is None:
         return record.ended("baseline", "no certified combination was faster than the baseline")
-    return _compared(bench, variants, best, effects, asked.together, record)
+    return _compared(bench, variants, best, effects, reference, record)
 
 
 def _contender(trial: Trial) -> Contender:
@@ -104,48 +110,30 @@ def _compared(
     variants: Mapping[str, Variant],
     best: Trial,
     effects: Mapping[str, float],
-    together: int,
+    reference: Path,
     record: Record,
 ) -> SearchResult:
-    """The result after the best combination and its stages were compared with the baseline."""
-    study = bench.study
-    steps, without = stages(study, variants, best.parts, effects)
-    sides: dict[Parts, str] = {tuple(sorted(best.parts)): BEST}
-    for chosen in (*steps.values(), *without.values()):
-        if len(sides) < together - 1:
-            sides.setdefault(tuple(sorted(chosen)), f"stage_{len(sides)}")
-    specs = {side: combine(study, variants, chosen, NAME) for chosen, side in sides.items()}
-    sessions = final_sessions(bench, {s: spec for s, spec in specs.items() if spec is not None})
-    found = session_effects(sessions, BASELINE, list(sides.values()), study.comparison)
+    """The result after the best combination and its stages were compared with the baseline.
 
-    known = [*bench.certificates.values(), *filter(None, [best.certificate])]
-
-    def shown(chosen: Mapping[str, Parts]) -> list[Stage]:
-        return [
-            Stage(
-                parts=list(some),
-                change=part,
-                effect=found[side],
-                uncertified=uncertified(sessions, side, known),
-            )
-            for part, some in chosen.items()
-            if (side := sides.get(tuple(sorted(some))))
-        ]
-
-    effect = found[sides[tuple(sorted(best.parts))]]
-    more = {"waterfall": shown(steps), "left_out": shown(without), "sessions": sessions}
-    if effect.verdict != "FASTER":
+    What is recommended is the fastest of the stages, so that the page shows no faster one: where
+    the last techniques seem to cost, they are left out. The intervals hold for all stages at once,
+    so that the one that was chosen for its ratio keeps its interval.
+    """
+    final = compare_stages(bench, variants, best, effects)
+    winner = best
+    if (top := final.fastest_step(bench, variants)) and holds(bench, variants, top, reference):
+        winner = top
+    shown = final.shown_for(winner)
+    if final.of(winner).verdict != "FASTER":
         reason = "the best combination of the search is not shown to be faster than the baseline"
-        return record.ended("baseline", reason, **more)
-    if otherwise := timed_otherwise(bench, sessions, BEST, best.certificate):
-        return record.ended("baseline", otherwise, **more)
-    spec = combine(study, variants, best.parts, NAME)
-    assert spec is not None, "it was measured"
-    winner = {
-        "parts": list(best.parts),
-        "spec": spec,
-        "certificate": best.certificate,
-        "profile": profile_of(bench, spec),
+        return record.ended("baseline", reason, **shown)
+    if otherwise := timed_otherwise(bench, final.sessions, final.side(winner), winner.certificate):
+        return record.ended("baseline", otherwise, **shown)
+    chosen = {
+        "parts": list(winner.parts),
+        "spec": winner.spec,
+        "certificate": winner.certificate,
+        "profile": profile_of(bench, winner.spec),
     }
     reason = "the fastest certified combination of the search"
-    return record.ended("found", reason, **more, **winner)
+    return record.ended("found", reason, **shown, **chosen)

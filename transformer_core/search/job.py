@@ -10,8 +10,9 @@ has taken what there was to gain. So combinations themselves are measured, by su
 (Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits, 2013; Jamieson and
 Talwalkar, arXiv 1502.07943): all take turns with the baseline, the better half stays, and the next
 round measures it in fresh processes with twice the turns. Which combinations enter is decided by
-the product of the single effects. The best one whose certificate holds is then compared with the
-baseline anew: the rounds that it won are no evidence, because it won them.
+the product of the single effects; so the best one is then measured without each of its techniques,
+and what it is faster without is left out. The best one whose certificate holds is compared with the
+baseline anew, stage by stage: the rounds that it won are no evidence, because it won them.
 """
 
 import argparse

@@ -1,14 +1,11 @@
-"""The way from the baseline to the best combination, measured anew."""
+"""The way from the baseline to a combination."""
 
 from collections.abc import Mapping
-from statistics import fmean
 
-from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from schemas.results import Session
 from transformer_core.plan.combinations import combine
-from transformer_core.search.trials import NAME, Bench, Parts
+from transformer_core.search.trials import NAME, Parts
 
 
 def stages(
@@ -38,18 +35,3 @@ def stages(
         and combine(study, variants, rest, NAME) is not None
     }
     return steps, without
-
-
-def final_sessions(bench: Bench, specs: Mapping[str, RunSpec]) -> list[Session]:
-    """Sessions of all stages and the baseline, at least as many as a comparison takes."""
-    comparing, done = bench.study.comparison, list[Session]()
-    with bench.desk() as desk:
-        sessions = bench.sessions(specs, comparing, desk, "final")
-        while len(done) < comparing.sessions_least or (
-            len(done) < comparing.sessions_most
-            and bench.left() > fmean(session.seconds for session in done)
-        ):
-            done.append(
-                sessions.run(len(done) + 1, lambda rounds, _: len(rounds) >= comparing.pairs)
-            )
-    return done

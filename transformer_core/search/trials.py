@@ -17,6 +17,8 @@ from transformer_core.measure.turns.sides import Side
 from transformer_core.measure.turns.turn_taking import Desk
 
 NAME = "recommended"
+FINAL_SHARE = 0.5
+"""Share of the budget that is kept for the final comparison."""
 
 Parts = tuple[str, ...]
 
@@ -34,11 +36,13 @@ class Trial:
     certificate: Certificate | None = None
     turns: list[tuple[Session, str]] = field(default_factory=list)
     """The session of each round, and the name of its side there."""
+    reached: int = 0
+    """The last round that it took part in."""
 
     @property
     def rank(self) -> tuple[int, float]:
-        """The larger, the better: rounds survived, then what the last of them measured."""
-        return len(self.rounds), self.rounds[-1] if self.rounds else self.predicted
+        """The larger, the better: the last round, then what that measured."""
+        return self.reached, self.rounds[-1] if self.rounds else self.predicted
 
 
 @dataclass
@@ -69,6 +73,17 @@ class Bench:
         """A desk for one group of sessions."""
         return Desk(self.folder / "desk.json", self.baseline.machine.nodes > 1)
 
+    @property
+    def together(self) -> int:
+        """Trainings that may be alive at the same time, the baseline's among them."""
+        assert self.study.search is not None, "somebody asked for a search"
+        return self.study.search.together
+
     def left(self) -> float:
         """Seconds of the budget that are left."""
         return self.deadline - time.monotonic()
+
+    def left_for_rounds(self) -> float:
+        """Seconds of the budget that are left without what the final comparison is to have."""
+        assert self.study.search is not None, "somebody asked for a search"
+        return self.left() - FINAL_SHARE * self.study.search.budget

@@ -6,17 +6,22 @@ from schemas.results import Stage
 from transformer_core.analysis.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, rows
-from transformer_core.report.kit.palette import BLUE, ORANGE
+from transformer_core.report.kit.palette import BLUE, GREY, ORANGE
 from transformer_core.report.kit.said import say
 
 
 def waterfall(results: StudyResults) -> Drawing:
-    """From the baseline to the best combination, and without each of its parts."""
+    """From the baseline to the best combination, beyond it, and without each of its parts."""
     found = results.search
+    groups = (
+        (found.waterfall, "+", BLUE),
+        (found.beyond, "+", GREY),
+        (found.left_out, "without", ORANGE),
+    )
     shown = [
-        (_label(stage, adds), stage, adds)
-        for group, adds in ((found.waterfall, True), (found.left_out, False))
-        for stage in group
+        (f"{word} {stage.change}{' *' if stage.uncertified else ''}", stage, color)
+        for stages, word, color in groups
+        for stage in stages
         if stage.effect.ratio
     ]
     figure, axes = rows(len(shown) + 1 if shown else 0)
@@ -27,8 +32,9 @@ def waterfall(results: StudyResults) -> Drawing:
             say("Nothing to add up: %(reason)s.", reason=found.reason),
         )
     before = 1.0
-    for row, (_, stage, adds) in enumerate(shown, 1):
-        _bar(axes, row, before if adds else 1.0, stage, BLUE if adds else ORANGE)
+    for row, (_, stage, color) in enumerate(shown, 1):
+        adds = color != ORANGE
+        _bar(axes, row, before if adds else 1.0, stage, color)
         if adds and stage.effect.ratio:
             before = stage.effect.ratio.median
     axes.plot(1, 0, "|", color=svg.INK, ms=14, mew=2)
@@ -43,16 +49,12 @@ def waterfall(results: StudyResults) -> Drawing:
         say("Techniques together"),
         say(
             "Read it from top to bottom: each technique is added to those above it, and its bar "
-            "leads from the speed before to the speed with it. Below, in orange, is the best "
-            "combination without each of its techniques. Black lines are intervals. An asterisk "
-            "marks a stage with kernels that no certificate names: it shows the way, and does not "
-            "count."
+            "leads from the speed before to the speed with it. What is grey was measured too, "
+            "seems to cost, and is not recommended. Below, in orange, is the best combination "
+            "without each of its techniques. Black lines are intervals. An asterisk marks a stage "
+            "with kernels that no certificate names: it shows the way, and does not count."
         ),
     )
-
-
-def _label(stage: Stage, adds: bool) -> str:
-    return f"{'+' if adds else 'without'} {stage.change}{' *' if stage.uncertified else ''}"
 
 
 def _bar(axes: Axes, row: int, start: float, stage: Stage, color: object) -> None:
