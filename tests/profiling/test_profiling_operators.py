@@ -59,6 +59,14 @@ KERNELS = {
         "_ZN2ck16kernel_gemm_xdl_cshuffle_v1",
         "attn_fwd",
         "triton_tem_fused_mm_3",
+        "triton_tem_fused_addmm_cat_transpose_view_1",
+        "sage_fwd",
+        "cudnn_infer_volta_scudnn_128x64_stridedB_interior_nn_v1",
+        "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw",
+        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>(Params)",
+        "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionE",
+        "_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernelE",
+        "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3",
     ),
     "normalization": (
         "void (anonymous namespace)::softmax_warp_forward<float, 10, true>(float*)",
@@ -68,6 +76,10 @@ KERNELS = {
         "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel_32x32<float>()",
         "void cub::DeviceReduceKernel<Policy, float*>(float*)",
         "triton_red_fused_native_layer_norm_2",
+        "triton_red_fused__to_copy_add_addmm_mean_mul_transpose_view_8",
+        "triton_per_fused__to_copy_add_index_mean_mul_0",
+        "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float)",
+        "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(float)",
     ),
     "element_wise": (
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
@@ -75,6 +87,10 @@ KERNELS = {
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Adam>(T)",
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float>(T)",
         "triton_poi_fused_add_gelu_1",
+        "triton_poi_fused__unsafe_view_addmm_cat_clone_gelu_transpose_view_34",
+        "void rotary_embedding_kernel<c10::BFloat16, true>(long const*)",
+        "void epilogue::impl::globalKernel<float, float, float, true, true>(int, int)",
+        "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16E",
     ),
     "other": (
         # Embeddings of a library whose name space holds the name of a product.
@@ -89,6 +105,8 @@ KERNELS = {
         "void cub::DeviceReduceByKeyKernel<Policy>(T)",
         "void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<Policy>(T)",
         "__amd_rocclr_copyBuffer",
+        "triton_poi_fused__unsafe_view_clone_slice_transpose_11",
+        "triton_poi_fused__to_copy_3",
         "a_name_that_says_nothing",
     ),
 }
@@ -131,6 +149,9 @@ def test_base_names() -> None:
     assert base_name("void (anonymous namespace)::f<int (*)(int)>(int)") == "f"
     assert base_name("volta_sgemm_32x32_tn") == "volta_sgemm_32x32_tn"
     assert base_name("a<b::{lambda(int)#1}>::c(x)") == "c"
+    assert base_name("_ZN7ck_tile6kentryILi2ENS_10FmhaKernelE") == "kentry"
+    assert base_name("_Z9wvSplitK_Pf") == "wvSplitK_"
+    assert base_name("_Zero") == "_Zero"
     assert base_name("") == ""
 
 

@@ -1,6 +1,7 @@
 """What a reader leaves out of a trace, counted by reason, so that nothing vanishes in silence."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 
 class LeftOut:
@@ -15,6 +16,11 @@ class LeftOut:
         if count:
             self._counts[reason] += count
             self._first.setdefault(reason, first)
+
+    def unread(self, category: str, events: Sequence[object]) -> None:
+        """Events of an accelerator whose trace has other events than a GPU's."""
+        reason = f"an accelerator's of a kind that is not read ({category}), missing in all numbers"
+        self.add(reason, len(events))
 
     @property
     def total(self) -> int:

@@ -11,7 +11,13 @@ DEVICE = {
 }
 """Kinds of device events by category in lower case; the names without gpu_ are the old ones."""
 
-LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver")
+LAUNCHES = (
+    *("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"),
+    *("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"),
+)
+
+UNREAD = ("mtia_ccp_events", "mtia_workloadd", "hpu_op")
+"""What accelerators did whose events are no kernels and copies like those of GPUs."""
 
 OPERATORS = ("cpu_op", "operator")
 

@@ -41,6 +41,7 @@ from transformer_core.profiling.readers.kineto.kineto_names import (
     MEMORY,
     MEMORY_CATEGORIES,
     OPERATORS,
+    UNREAD,
     copy_kind,
 )
 from transformer_core.profiling.readers.kineto.kineto_stream import EventText
@@ -79,6 +80,7 @@ class KinetoReader:
         self._takers |= {name: partial(self._device_events, kind) for name, kind in DEVICE.items()}
         self._takers |= dict.fromkeys(LAUNCHES, self._launches)
         self._takers |= dict.fromkeys(OPERATORS, self._operators)
+        self._takers |= {name: partial(self.left_out.unread, name) for name in UNREAD}
         self._typed = TypedDecoder()
         self._memory_args = ArgsDecoder(MemoryArgs)
         self._device_args = ArgsDecoder(DeviceArgs)
