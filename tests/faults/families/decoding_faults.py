@@ -13,7 +13,6 @@ from transformer_core.model.decoding.key_value_cache import DecoderCache, LayerC
 from transformer_core.model.decoding.prefix_decoding import PrefixCache
 from transformer_core.model.transformer import EncoderDecoder
 
-
 SMALL: Change = {"d_model": 16, "d_ff": 32, "heads": 2}
 
 
