@@ -83,7 +83,7 @@ def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, te
 
 def test_brief_is_one_page_and_nothing_of_others_is_markup(text: str) -> None:
     assert len(text.splitlines()) < 70
-    assert "**amp_bf16 trains 1.62× [1.59, 1.65] as fast as `single`** (FASTER)" in text
+    assert "**Training is 1.62× [1.59, 1.65] as fast as `single`** (FASTER) with amp_bf16" in text
     assert "<script>" not in text
     assert "1 hold here: true" in text
     assert "undecided: open" in text
