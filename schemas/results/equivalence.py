@@ -69,6 +69,19 @@ class DecodedTokens(Schema):
     """The same of an emulation of the number format; 0 for 32 bits."""
 
 
+class CheckedValidation(Schema):
+    """A validation after the last step, on a few pairs."""
+
+    loss: Loss
+    """The validation loss of the run."""
+    expected_loss: Loss
+    """The one that its weights should give, computed once more in 64 bit."""
+    rounding: Magnitude
+    """Relative error that the number format itself makes in this loss."""
+    modes_changed: Many
+    """Modules that the validation did not put back from evaluation to training, or the reverse."""
+
+
 class Checks(Schema):
     """A training beside its own weights: every quantity is compared with what the weights, the
     global batch and the gradients of the run itself should have given."""
@@ -87,6 +100,8 @@ class Checks(Schema):
     decoding: DecodedTokens | None = None
     """Decoding with the final weights; null where only the model's own code can tell what is right,
     as of other libraries."""
+    validation: CheckedValidation | None = None
+    """A validation with the final weights; null where nobody looked."""
 
 
 class Agreement(Schema):
@@ -120,6 +135,11 @@ class DropoutPlace(Schema):
     the first one."""
     ranks: Agreement | None
     """Between two ranks; null in one process."""
+    tokens: Agreement | None = None
+    """Between the tokens of a sentence; null where one is seen."""
+    elements: Agreement | None = None
+    """Between the elements of a token, or the heads of its attention weights; null where there is
+    one."""
 
 
 class DropoutMoments(Schema):
@@ -218,6 +238,7 @@ DeviationOf = Literal[
     "update_ratio",
     "resumed",
     "decoding",
+    "validation",
     "dropout",
     "dropout_loss",
     "dropout_gradient",

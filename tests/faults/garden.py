@@ -7,6 +7,7 @@ from tests.faults.families import (
     kernel_faults,
     loss_faults,
     mask_faults,
+    narrow_faults,
     parallel_faults,
     precision_faults,
     resuming_faults,
@@ -24,4 +25,5 @@ FAULTS = [
     *parallel_faults.FAULTS,
     *dropout_faults.FAULTS,
     *decoding_faults.FAULTS,
+    *narrow_faults.FAULTS,
 ]

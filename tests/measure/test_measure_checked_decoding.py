@@ -8,7 +8,7 @@ import torch
 from schemas.config.run_spec import RunSpec
 from schemas.results.equivalence import DecodedTokens
 from tests.faults.families.planting import Patch, arguments, swap
-from transformer_core.measure.trajectory.checker import _plain
+from transformer_core.measure.trajectory.checker import plain_function
 from transformer_core.measure.trajectory.independent.checked_decoding import checked_decoding
 from transformer_core.model.canonical_weights import canonical_state_dict
 from transformer_core.model.decoder_only import decoder
@@ -37,7 +37,8 @@ def decoded(study: dict[str, Any], change: dict[str, Any] | None = None) -> Deco
     torch.manual_seed(1)
     model = build_model(spec.model, VOCABULARY)
     weights = {name: w.clone() for name, w in canonical_state_dict(model).items()}
-    return checked_decoding(spec, model, weights, _plain(spec, VOCABULARY), torch.device("cpu"))
+    plain = plain_function(spec, VOCABULARY, 0.0)
+    return checked_decoding(spec, model, weights, plain, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,24 @@
 """The validation loss."""
 
+from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from transformer_core.data.batching.feeding import evaluation_batches, gathered
+from transformer_core.data.batching.feeding import Batch, evaluation_batches, gathered
 from transformer_core.model.loss import token_loss_sum
 from transformer_core.task.tasks import objective_of
 from transformer_core.train.assemble import Setup
 
 
 @torch.no_grad()
-def validation_loss(setup: Setup) -> float:
-    """Mean cross-entropy per target token in nats, without label smoothing or dropout.
+def validation_loss(
+    setup: Setup, batches: Iterable[tuple[NDArray[np.int64], Batch]] | None = None
+) -> float:
+    """Mean cross-entropy per target token in nats, without label smoothing or dropout, over the
+    validation split or some ``batches`` of it.
 
     Ranks take turns with the batches, so the sum over ranks is that of a single process. In the
     last turn some may get none: they go forward all the same, since a sharded model takes all.
@@ -24,7 +29,7 @@ def validation_loss(setup: Setup) -> float:
     objective = objective_of(setup.spec, model)
     training = model.training
     model.eval()
-    batches = evaluation_batches(store)
+    batches = iter(evaluation_batches(store) if batches is None else batches)
     while turn := [batch for _, batch in islice(batches, process.world_size)]:
         batch = turn[process.rank] if process.rank < len(turn) else nothing
         batch = batch.to(setup.device)

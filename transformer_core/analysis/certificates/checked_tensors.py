@@ -60,6 +60,7 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
     if (decoded := checks.decoding) is not None:
         bound = max(allowed.loss, factor * decoded.rounding)
         found.append(_deviation("decoding", decoded.error, bound, "a token at a time"))
+    found += _validation(checks, allowed.loss, factor)
     if checks.points:
         found.append(_point_loss(checks, allowed.loss, factor))
         found.append(_point_norm(checks, gradients, allowed.grad_norm, factor))
@@ -101,6 +102,18 @@ def _point_loss(checks: Checks, allowed: float, factor: float) -> Deviation:
     apart = {point.step: abs(point.loss / point.expected_loss - 1) for point in checks.points}
     step = max(apart, key=lambda step: apart[step])
     return _deviation("point_loss", apart[step], bound, f"step {step}")
+
+
+def _validation(checks: Checks, allowed: float, factor: float) -> Iterable[Deviation]:
+    """The validation loss, and what a validation has left in evaluation."""
+    if (seen := checks.validation) is None:
+        return
+    # Rounding may be lucky in one loss.
+    rounding = max([seen.rounding, *(point.rounding for point in checks.points)])
+    apart = abs(seen.loss / seen.expected_loss - 1)
+    yield _deviation("validation", apart, max(allowed, factor * rounding), "after the last step")
+    where = f"{seen.modes_changed} modules stay in another mode"
+    yield _deviation("validation", float(seen.modes_changed), 0.0, where)
 
 
 def _blind(checks: Checks, bound_of: Callable[[TensorDistance], float]) -> Iterable[str]:

@@ -26,6 +26,7 @@ WORDS = {
     "update_ratio": "norm of a tensor's update",
     "resumed": "state after a checkpoint",
     "decoding": "logits of decoding",
+    "validation": "validation",
     "dropout": "dropout",
     "dropout_loss": "mean loss with dropout",
     "dropout_gradient": "mean gradient norm with dropout",

@@ -59,6 +59,8 @@ def _agreements(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Devi
             "rows": p.rows,
             "layers": p.layers,
             "ranks": p.ranks,
+            "tokens": p.tokens,
+            "elements": p.elements,
         }
         for name, agreement in between.items():
             if agreement is not None and agreement.of:

@@ -25,6 +25,7 @@ from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
 from transformer_core.measure.trajectory.checked_updates import CheckedUpdates
 from transformer_core.measure.trajectory.independent.checked_decoding import checked_decoding
+from transformer_core.measure.trajectory.independent.checked_validation import checked_validation
 from transformer_core.measure.trajectory.independent.eight_bit_rounding import kept_moments
 from transformer_core.measure.trajectory.independent.number_formats import (
     EXACT,
@@ -75,7 +76,9 @@ class Checker:
         self.spec, self.setup = spec, setup
         self.tensors = CanonicalTensors(setup, vocabulary)
         self.weights = self.tensors.weights()
-        self.exact = _plain(spec, vocabulary)
+        published = spec.training.loss.kind == "kl_divergence"
+        self.exact = plain_function(spec, vocabulary, spec.training.label_smoothing, published)
+        self.unsmoothed = plain_function(spec, vocabulary, 0.0)
         self.batches = _whole_batches(setup)
         self.waiting = sorted(
             {1 + round(i * (spec.training.steps - 1) / (POINTS - 1)) for i in range(POINTS)}
@@ -192,6 +195,7 @@ class Checker:
 
     def read(self) -> Checks | None:
         """What was found; null on ranks other than the main one."""
+        validation = checked_validation(self.setup, self.unsmoothed, self.weights)
         if self.updates is None:
             return None
         self.batches.close()
@@ -201,21 +205,23 @@ class Checker:
             updates=self.updates.read(),
             skipped_steps=self.skipped,
             not_resumed=self.lost,
+            validation=validation,
             decoding=checked_decoding(
                 self.spec, self.tensors.pattern, self.weights, self.exact, self.setup.device
             ),
         )
 
 
-def _plain(spec: RunSpec, vocabulary: int) -> Plain | OwnModel:
+def plain_function(
+    spec: RunSpec, vocabulary: int, smoothing: float, published: bool = False
+) -> Plain | OwnModel:
+    """What ``spec`` trains, with so much label smoothing, perhaps as ``published``."""
     if isinstance(spec.model, Transformer | TorchTransformer):
-        published = spec.training.loss.kind == "kl_divergence"
-        return PlainModel(spec.model, spec.training.label_smoothing, published)
+        return PlainModel(spec.model, smoothing, published)
     if isinstance(spec.model, DecoderOnly):
         masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
-        published = spec.training.loss.kind == "kl_divergence"
-        return PlainDecoder(spec.model, spec.training.label_smoothing, masked, published)
-    return OwnModel(spec.model, vocabulary, spec.training.label_smoothing, spec.task)
+        return PlainDecoder(spec.model, smoothing, masked, published)
+    return OwnModel(spec.model, vocabulary, smoothing, spec.task)
 
 
 def _near_a_bound(gradients: Sequence[TensorDistance]) -> bool:

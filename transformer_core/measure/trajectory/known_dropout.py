@@ -124,6 +124,8 @@ class KnownDropout:
                         rows=_agreement(kept[: rows // 2], kept[rows // 2 :]),
                         layers=_agreement(kept, before[kind]) if kind in before else None,
                         ranks=self._ranks(kept),
+                        tokens=_between(kept, 1),
+                        elements=_between(kept, 2),
                     )
                 )
                 before[kind] = kept
@@ -249,6 +251,15 @@ class KnownDropout:
         kept = signal[inner == 1]
         factor = float(kept.mean() - 1) if kept.numel() else None
         return (inner, factor), (outer.float(), None)
+
+
+def _between(mask: Tensor, dimension: int) -> Agreement | None:
+    """Of neighbours in a dimension of a mask [rows, tokens, elements or heads]."""
+    pairs = mask.size(dimension) // 2
+    if not pairs:
+        return None
+    both = mask.narrow(dimension, 0, 2 * pairs).unflatten(dimension, (pairs, 2))
+    return _agreement(*both.unbind(dimension + 1))
 
 
 def _agreement(one: Tensor, other: Tensor) -> Agreement:

@@ -40,6 +40,7 @@ MARKERS = {
     "dropout_slope": "2",
     "resumed": "3",
     "decoding": "4",
+    "validation": "+",
 }
 
 
