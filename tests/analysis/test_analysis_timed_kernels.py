@@ -119,7 +119,7 @@ def failing(mine: DropoutMoments, reduced: bool = False) -> list[str]:
     ("change", "quantities"),
     [
         ({}, []),
-        ({"losses": [x + 0.02 for x in LOSSES], "slope": 0.99}, []),
+        ({"losses": [x + 0.02 for x in LOSSES], "slope": 0.997}, []),
         ({"losses": [x + 0.5 for x in LOSSES]}, ["dropout_loss"]),
         ({"losses": [4.0 + (x - 4.0) * 9 for x in LOSSES]}, ["dropout_spread"]),
         ({"losses": [4.0 + i * 1e-9 for i in range(24)]}, ["dropout_spread"]),

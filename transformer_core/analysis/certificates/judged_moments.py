@@ -19,8 +19,9 @@ ALLOWED = 0.002
 """Relative difference of means that is allowed besides: rounding to 8 significant bits."""
 EQUAL_DRAWS = 2
 """Losses that may equal another one by chance, of a few dozen."""
-SLOPE = 0.03
-"""Allowed error of the slope: what bends the loss over so long a step."""
+SLOPE = 0.005
+"""Allowed error of the slope: what bends the loss over so long a step, which grows with the square
+of its length."""
 SLOPE_ROUNDED = 0.1
 """The same where losses have 8 significant bits, and their small differences few of those."""
 

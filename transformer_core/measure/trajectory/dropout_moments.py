@@ -19,6 +19,7 @@ from schemas.config.batching import FixedSize
 from schemas.results.equivalence import DropoutMoments
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.measure.trajectory.independent.number_formats import SINGLE, format_of
 from transformer_core.train.assemble import Setup
 from transformer_core.train.loop import optimizer_step
 
@@ -27,9 +28,9 @@ PAIRS = 2
 COPIES = 4
 """Copies of the pairs in a batch, over all ranks and micro-batches."""
 DRAWS = 4
-CHANGE = 0.05
+CHANGE, CHANGE_ROUNDED = 0.02, 0.05
 """By how much the loss should change for the slope, in nats: much beside rounding, and little
-beside what bends the loss."""
+beside what bends the loss. The second where losses have fewer bits."""
 
 
 def dropout_moments(setup: Setup) -> DropoutMoments | None:
@@ -95,13 +96,14 @@ class _Draws:
             return None
         limit = self.setup.spec.training.clip_norm
         clipped = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-        length = CHANGE / (clipped * norm**2)
+        change = CHANGE if format_of(self.setup.spec) is SINGLE else CHANGE_ROUNDED
+        length = change / (clipped * norm**2)
         sides = []
         for move in (length, -2 * length):
             self.setup.strategy.update(_moved(self.setup, direction, move))
             self._seed()
             sides.append(self._draw()[0])
-        return (sides[0] - sides[1]) / (2 * CHANGE)
+        return (sides[0] - sides[1]) / (2 * change)
 
 
 def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Callable[[], Tensor]:
