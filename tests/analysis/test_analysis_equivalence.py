@@ -15,13 +15,8 @@ from scipy import stats
 from schemas.config.equivalence import Bitwise, Different, Statistical, Tolerance
 from schemas.errors import ConfigError
 from schemas.results import Certificate, SeedTrajectory, Trajectory
-from schemas.results.equivalence import (
-    Agreement,
-    CheckedPoint,
-    Checks,
-    DropoutPlace,
-    TensorDistance,
-)
+from schemas.results.checks import CheckedPoint, Checks, TensorDistance
+from schemas.results.equivalence import Agreement, DropoutPlace
 from transformer_core.analysis.certificates.certify import (
     certify,
     different,

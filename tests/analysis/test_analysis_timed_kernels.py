@@ -9,7 +9,8 @@ from kernels_seen import KERNELS
 
 from schemas.config.equivalence import Tolerance
 from schemas.results import Repeat, SeedTrajectory, Trajectory
-from schemas.results.equivalence import Checks, DropoutMoments, TensorDistance
+from schemas.results.checks import Checks, TensorDistance
+from schemas.results.equivalence import DropoutMoments
 from schemas.results.kernels import StepKernels
 from transformer_core.analysis.certificates.certify import certify
 from transformer_core.analysis.certificates.judged_moments import judge_moments

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from schemas.config.run_spec import RunSpec
-from schemas.results.equivalence import DecodedTokens
+from schemas.results.checks import DecodedTokens
 from tests.faults.families.planting import Patch, arguments, swap
 from transformer_core.measure.trajectory.checker import plain_function
 from transformer_core.measure.trajectory.independent.checked_decoding import checked_decoding

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.results.equivalence import Checks, TensorDistance
+from schemas.results.checks import Checks, TensorDistance
 from tests.train.small_training import VOCABULARY, small_setup, small_spec
 from transformer_core.analysis.certificates.checked_tensors import ROUNDING_FACTOR
 from transformer_core.measure.trajectory.checker import Checker

@@ -44,23 +44,6 @@ def clip_elements(parameters: list[nn.Parameter]) -> None:
             p.grad.clamp_(-0.02, 0.02)
 
 
-def leave_rest_of_last(trainer: Any, _: Any, number: int) -> None:
-    """Gradients that are not cleared: a tenth of the last one stays."""
-    kept = [None if p.grad is None else p.grad * 0.1 for p in trainer.model.parameters()]
-    trainer.optimizer.left_over = kept
-
-
-def taking_up_the_rest(real: Any) -> Any:
-    def step(self: Any, optim: Any, parameters: Any, clip: float) -> Any:
-        parameters = list(parameters)
-        for p, rest in zip(parameters, getattr(optim, "left_over", []), strict=False):
-            if p.grad is not None and rest is not None:
-                p.grad += rest
-        return real(self, optim, parameters, clip)
-
-    return step
-
-
 def decay_in_the_gradient(real: Any) -> Any:
     """L2 regularization in place of decoupled decay."""
 

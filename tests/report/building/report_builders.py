@@ -43,7 +43,7 @@ from schemas.results import (
     Validation,
     Window,
 )
-from schemas.results.equivalence import CheckedPoint, Checks, TensorDistance
+from schemas.results.checks import CheckedPoint, Checks, TensorDistance
 from transformer_core.analysis.certificates.certify import certify, different
 from transformer_core.analysis.certificates.weight_distance import Weights
 from transformer_core.analysis.comparisons import combine, compare

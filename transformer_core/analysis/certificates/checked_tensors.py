@@ -12,7 +12,7 @@ from statistics import median
 
 from schemas.config.equivalence import Bitwise, Statistical, Tolerance
 from schemas.results import Deviation
-from schemas.results.equivalence import Checks, TensorDistance
+from schemas.results.checks import Checks, TensorDistance
 from transformer_core.analysis.certificates.weight_distance import UNDETERMINED
 
 ROUNDING_FACTOR = 4.0

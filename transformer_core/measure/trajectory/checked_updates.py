@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
-from schemas.results.equivalence import TensorDistance
+from schemas.results.checks import TensorDistance
 from transformer_core.measure.trajectory.independent.eight_bit_rounding import rounded
 from transformer_core.measure.trajectory.independent.expected_updates import (
     ExpectedUpdates,

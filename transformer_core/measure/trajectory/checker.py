@@ -20,7 +20,7 @@ from schemas.config.model import TorchTransformer, Transformer
 from schemas.config.parallel import CompressHook, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
-from schemas.results.equivalence import CheckedPoint, Checks, TensorDistance
+from schemas.results.checks import CheckedPoint, Checks, TensorDistance
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
 from transformer_core.measure.trajectory.checked_updates import CheckedUpdates

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from schemas.results.equivalence import TensorDistance
+from schemas.results.checks import TensorDistance
 
 
 def distance(

@@ -19,7 +19,7 @@ from torch import Tensor
 from schemas.config.equivalence import REFERENCE
 from schemas.config.run_spec import RunSpec
 from schemas.results import SeedTrajectory, Trajectory
-from schemas.results.equivalence import Checks
+from schemas.results.checks import Checks
 from schemas.results.kernels import StepKernels
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from schemas.config.decoder_only import DecoderOnly, LearnedPositions
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
-from schemas.results.equivalence import DecodedTokens
+from schemas.results.checks import DecodedTokens
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD, UNK
 from transformer_core.measure.trajectory.independent.number_formats import EXACT, SINGLE, format_of
 from transformer_core.measure.trajectory.independent.own_model import OwnModel

@@ -1,6 +1,6 @@
 """The validation loss beside that of the plain function, and what a validation leaves behind."""
 
-from schemas.results.equivalence import CheckedValidation
+from schemas.results.checks import CheckedValidation
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.measure.trajectory.independent.number_formats import (
     EXACT,
