@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import shutil
+import sqlite3
 from pathlib import Path
 
 _NUMBER = re.compile(r'("(?:ts|correlation|External id|id|Ev Idx)": ?"?)(-?\d+)(\.\d+)?')
@@ -44,3 +46,37 @@ def repeat(source: Path, output: Path, size: float) -> int:
             repeats += 1
         stream.write(tail)
     return repeats
+
+
+def repeat_report(source: Path, output: Path, size: float) -> int:
+    """The same for an SQLite export of Nsight Systems: the rows of every table that has times."""
+    shutil.copyfile(source, output)
+    database = sqlite3.connect(output)
+    database.execute("PRAGMA journal_mode = OFF")
+    database.execute("ATTACH ? AS source", (str(source),))
+    named = "SELECT name FROM source.sqlite_master WHERE type = 'table'"
+    listed = {name: _columns(database, name) for (name,) in database.execute(named)}
+    timed = {name: columns for name, columns in listed.items() if {"start", "end"} <= {*columns}}
+    ranges = [
+        database.execute(f'SELECT min(start), max("end") FROM source."{name}"').fetchone()
+        for name in timed
+        if name.startswith("CUPTI")
+    ]
+    span = max(end for _, end in ranges) - min(begin for begin, _ in ranges) + 1_000_000
+    steps = {"start": span, "end": span, "correlationId": 10_000_000}
+    repeats, written = 1, source.stat().st_size
+    while written < size:
+        for name, columns in timed.items():
+            moved = ", ".join(
+                f'"{c}" + {repeats * steps.get(c, 0)}' if c in steps else f'"{c}"' for c in columns
+            )
+            database.execute(f'INSERT INTO main."{name}" SELECT {moved} FROM source."{name}"')
+        database.commit()
+        repeats += 1
+        written = output.stat().st_size
+    database.close()
+    return repeats
+
+
+def _columns(database: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in database.execute(f'PRAGMA source.table_info("{table}")')]

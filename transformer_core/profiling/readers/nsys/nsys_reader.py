@@ -5,7 +5,9 @@ not guaranteed. One file may hold several processes: everything is kept apart by
 """
 
 import sqlite3
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ from transformer_core.common.progress import Progress
 from transformer_core.profiling.readers.columns import NULL, Integers
 from transformer_core.profiling.readers.left_out import LeftOut
 from transformer_core.profiling.readers.nsys import nsys_memory
-from transformer_core.profiling.readers.nsys.nsys_ranges import Range, add_range
+from transformer_core.profiling.readers.nsys.nsys_ranges import Ranges, add_ranges
 from transformer_core.profiling.readers.process_trace import ProcessTrace, without_kernels
 from transformer_core.profiling.readers.trace_kind import Source, unusable
 from transformer_core.profiling.readers.waiting_calls import LAUNCH_NAME, waits
 
-_ROWS = 50_000
+_ROWS = 4_000
+"""Read at once: with more of them the values leave the caches of a core before they are used."""
 _RANGES = (59, 60)
 """Types of NVTX events with a begin and an end: on a thread, and across threads."""
 _COPIES = {
@@ -64,7 +67,7 @@ class _Report:
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
         self.database = database
-        self.database.text_factory = lambda text: text.decode("utf-8", "replace")
+        self.database.text_factory = partial(str, encoding="utf-8", errors="replace")
         named = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
         self.tables = {name for (name,) in database.execute(named)}
         self.processes: dict[int, ProcessTrace] = {}
@@ -211,20 +214,28 @@ class _Report:
                 memory.extend(len(t0), t0=t0, device=device, allocated=total)
 
     def _ranges(self) -> None:
-        names = ("start", "end", "eventType", "globalTid", "textId", "text", "jsonText")
+        numbers = ("start", "end", "globalTid", "eventType", "textId", "jsonTextId")
         unfinished = 0
-        for rows in self._rows("NVTX_EVENTS", *names, "jsonTextId"):
-            for t0, t1, kind, thread, text_id, text, payload, payload_id in rows:
-                if kind not in _RANGES or NULL in (t0, thread):
-                    continue
-                if t1 == NULL:
-                    unfinished += 1
-                elif t1 >= t0:
-                    name = text if text is not None else self.texts.get(text_id, "")
-                    payload = payload or self.texts.get(payload_id)
-                    owner = self._process((thread >> 24) & 0xFFFFFF)
-                    add_range(owner, Range(thread & 0xFFFFFF, t0, t1, name, payload))
+        for values in self._values("NVTX_EVENTS", *numbers, *_TEXT):
+            t0, t1, thread, kind, *_ = (_integers(values[name]) for name in numbers)
+            known = np.isin(kind, _RANGES) & (t0 != NULL) & (thread != NULL)
+            unfinished += int((known & (t1 == NULL)).sum())
+            known &= t1 >= t0
+            for pid in np.unique(_process(thread[known])).tolist():
+                mine = np.flatnonzero(known & (_process(thread) == pid))
+                places = mine.tolist()
+                names = [self._told(values["text"][k], values["textId"], k) or "" for k in places]
+                payload = partial(self._payload, values, places)
+                found = Ranges(_thread(thread[mine]), t0[mine], t1[mine], names, payload)
+                add_ranges(self._process(pid), found)
         self.left_out.add("NVTX ranges that never end", unfinished)
+
+    def _payload(self, values: dict[str, Sequence[Any]], places: list[int], k: int) -> str | None:
+        return self._told(values["jsonText"][places[k]], values["jsonTextId"], places[k])
+
+    def _told(self, text: Any, ids: Sequence[Any], place: int) -> str | None:
+        """A text, which stands in the row or among those of the report."""
+        return text if type(text) is str else self.texts.get(ids[place])
 
     def _texts(self, numbers: Integers, otherwise: str) -> list[str]:
         return [self.texts.get(number) or otherwise for number in numbers.tolist()]
@@ -235,29 +246,22 @@ class _Report:
         return self.processes[pid]
 
     def _columns(self, table: str, *columns: str) -> Iterator[dict[str, Integers]]:
-        """A table of numbers, piece by piece; a column that is not there is null."""
-        for rows in self._rows(table, *columns):
-            values = np.array(rows, np.int64)
-            yield {name: values[:, place] for place, name in enumerate(columns)}
+        """A table of numbers, piece by piece; what is not there, or no whole number, is null."""
+        for values in self._values(table, *columns):
+            yield {name: _integers(column) for name, column in values.items()}
 
-    def _rows(self, table: str, *columns: str) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows of a table, piece by piece. What is no whole number is null, but for texts."""
+    def _values(self, table: str, *columns: str) -> Iterator[dict[str, Sequence[Any]]]:
+        """The values of a table as they are, piece by piece; None in columns that it lacks."""
         if table not in self.tables:
             return
-        known = {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
-        chosen = []
-        for name in columns:
-            if name not in known:
-                chosen.append("NULL" if name in _TEXT else str(NULL))
-            elif name in _TEXT:
-                chosen.append(f'CASE typeof("{name}") WHEN \'text\' THEN "{name}" END')
-            else:
-                whole = f'CASE typeof("{name}") WHEN \'integer\' THEN "{name}" ELSE {NULL} END'
-                chosen.append(whole)
-        cursor = self.database.execute(f'SELECT {", ".join(chosen)} FROM "{table}"')
+        there = {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
+        known = [name for name in columns if name in there]
+        listed = ", ".join(f'"{name}"' for name in known)
+        cursor = self.database.execute(f'SELECT {listed or "NULL"} FROM "{table}"')
         while rows := cursor.fetchmany(_ROWS):
             self.progress.update(len(rows))
-            yield rows
+            found = dict(zip(known, zip(*rows, strict=True), strict=False))
+            yield {name: found.get(name, (None,) * len(rows)) for name in columns}
 
     def _version(self) -> str | None:
         """Version of the tool; the table of it has two names."""
@@ -278,6 +282,14 @@ class _Report:
 def _process(number: Integers) -> Integers:
     """The process of a globalPid or globalTid: its id stands in bits 24 to 47; 0 for null."""
     return np.where(number == NULL, 0, (number >> 24) & 0xFFFFFF)
+
+
+def _integers(values: Sequence[Any]) -> Integers:
+    """A column of numbers; null for what is no whole number."""
+    try:
+        return np.frombuffer(array("q", values), np.int64)
+    except TypeError:
+        return np.array([v if type(v) is int else NULL for v in values], np.int64)
 
 
 def _thread(number: Integers) -> Integers:
