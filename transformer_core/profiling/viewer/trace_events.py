@@ -80,7 +80,8 @@ class _Lanes:
 
     def __init__(self, rank: int, clock: Clock) -> None:
         self.rank, self.clock = rank, clock
-        self._numbers = count(1)
+        # A thread with the number of its process would be shown as the main one, out of order.
+        self._numbers = count(rank + 1)
 
     def _open(self, name: str) -> tuple[int, list[Event]]:
         number = next(self._numbers)
