@@ -8,8 +8,8 @@ import pytest
 from traces import complete, kineto, on_device
 
 from transformer_core.profiling.__main__ import main
-from transformer_core.profiling.breakdown.difference import Change, difference
-from transformer_core.profiling.compare_profiles import REGRESSION, read_profile
+from transformer_core.profiling.breakdown.difference import Change, difference, lists_all_kernels
+from transformer_core.profiling.compare_profiles import REGRESSION, read_profile, short
 
 FIRST = {"sgemm": (10, 40), "gelu_kernel": (55, 5)}
 SECOND = {"sgemm": (10, 20), "softmax_kernel": (35, 5)}
@@ -71,6 +71,67 @@ def test_exit_codes(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str])
     assert main(["diff", first, first]) == 0
     assert main(["diff", first, str(pair[0].parent / "none.json")]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_what_is_printed(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = map(str, pair)
+    main(["diff", first, second])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"first:  {first}", f"second: {second}"]
+    assert lines[-1] == "A step takes 40.0 % less"
+    # Nothing was copied or sent.
+    assert not [line for line in lines if "copies" in line or "communication" in line]
+    main(["diff", second, first])
+    assert capsys.readouterr().out.endswith(
+        "A step takes 66.7 % longer, more than the 5 % allowed\n"
+    )
+    main(["diff", second, first, "--allowed", "70"])
+    assert capsys.readouterr().out.endswith("A step takes 66.7 % longer, of the 70 % allowed\n")
+    main(["diff", first, first])
+    assert capsys.readouterr().out.endswith("A step takes as long\n")
+
+
+def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "some" / "breakdown.json"
+    main([str(pair[0]), "--top", "1", "--output", str(output)])
+    some, whole = read_profile(output), read_profile(pair[0])
+    assert not lists_all_kernels(some)
+    assert lists_all_kernels(whole)
+    assert by_name(difference(some, whole).kernels) == {"sgemm": 0}
+    assert by_name(difference(whole, some).kernels) == {"sgemm": 0}
+    capsys.readouterr()
+    main(["diff", str(output), str(pair[0])])
+    assert f"note: {output} lists its longest kernels alone" in capsys.readouterr().out
+
+
+def test_names_that_fit() -> None:
+    kernel = "void at::native::(anonymous namespace)::reduce_kernel<512, Op<float>>(Op<float>, int)"
+    assert short(kernel) == "reduce_kernel<512, Op<float>>"
+    long = "split_embedding_backward_codegen_rowwise_adagrad_kernel_cta_per_row_"
+    assert short(long + "1") != short(long + "2")
+    assert len(short(long + "1")) <= 55
+    assert short("(anonymous)") == "(anonymous)"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["difff", "a", "b"], "difff is no file; is the command diff meant?"),
+        (["perfeto", "a"], "perfeto is no file; is the command perfetto meant?"),
+        (["diff", "a", "b", "--allowed", "-3"], "'-3' is no number from 0 on"),
+        (["diff", "a", "b", "--allowed", "inf"], "'inf' is no number from 0 on"),
+        (["diff", "a", "b", "--top", "0"], "'0' is no whole number from 1 on"),
+        (["a", "--from", "x"], "'x' is no number of milliseconds"),
+    ],
+)
+def test_words_that_mean_nothing(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert told in capsys.readouterr().err
 
 
 def test_a_breakdown_stands_for_its_traces(pair: tuple[Path, Path], tmp_path: Path) -> None:

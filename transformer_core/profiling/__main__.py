@@ -5,6 +5,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,8 @@ def _arguments() -> argparse.ArgumentParser:
         prog="python -m transformer_core.profiling",
         description="Read traces of Nsight Systems (SQLite exports) or torch.profiler (Kineto "
         "JSON, also .gz), one per rank, and break down what the devices did.",
+        epilog="Two profiles side by side: diff A B. All ranks in one file for ui.perfetto.dev: "
+        "perfetto FILE... --output ALL.json.gz. Each has a --help of its own.",
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="traces, by rank")
     parser.add_argument("--capture", type=Path, help="capture.json of a variant, instead of files")
@@ -123,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if bool(options.files) == bool(options.capture):
         parser.error("give files, or --capture with a capture.json")
+    if options.files and (meant := _command(options.files[0])):
+        parser.error(f"{options.files[0]} is no file; is the command {meant} meant?")
     stretch = window(parser, options)
     try:
         outputs = (options.output, options.events)
@@ -134,6 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(summary(breakdown))
     return 0 if breakdown.status == "ok" or options.capture or options.keep_status else 1
+
+
+def _command(path: Path) -> str | None:
+    """The command that a mistyped word may stand for; null for a file."""
+    found = get_close_matches(str(path), ("diff", "perfetto"), n=1)
+    return None if path.exists() or not found else found[0]
 
 
 def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Events]:

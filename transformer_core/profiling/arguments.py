@@ -14,9 +14,9 @@ _LONGEST_MS = 1e12
 
 def count(text: str) -> int:
     """A whole number from 1 on."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
 
 
 def pattern(text: str) -> str:
@@ -30,16 +30,23 @@ def pattern(text: str) -> str:
 
 def percent(text: str) -> float:
     """A finite number that is not negative."""
-    if not 0 <= (number := float(text)) < math.inf:
-        raise ValueError
+    if not 0 <= (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
     return number
 
 
 def milliseconds(text: str) -> float:
     """A time that fits into 64 bits of nanoseconds."""
-    if not abs(number := float(text)) <= _LONGEST_MS:
-        raise ValueError
+    if not abs(number := _number(text)) <= _LONGEST_MS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds")
     return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def add_window(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """``python -m transformer_core.profiling diff A B``: two profiles side by side."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,12 @@ from pydantic import ValidationError
 from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown
 from transformer_core.profiling.arguments import count, percent
-from transformer_core.profiling.breakdown.difference import Change, Difference, difference
+from transformer_core.profiling.breakdown.difference import (
+    Change,
+    Difference,
+    difference,
+    lists_all_kernels,
+)
 from transformer_core.profiling.breakdown.job import Choice, breakdown_of_files
 from transformer_core.profiling.breakdown.kernel_use import KernelChoice
 from transformer_core.profiling.readers.trace_kind import unusable
@@ -53,7 +59,9 @@ def _breakdown(path: Path) -> Breakdown | None:
 
 def text(found: Difference, count: int) -> str:
     """The differences as lines."""
-    lines = [f"{'ms of a step':<40}{found.first[:18]:>20}{found.second[:18]:>20}{'difference':>14}"]
+    lines = [f"first:  {found.first}", f"second: {found.second}"]
+    heads = f"{'first':>14}{'second':>14}{'difference':>14}"
+    lines.append(f"{'ms of a step':<{_NAME}}{heads}")
     for title, changes in (
         ("", [found.step]),
         ("wall time", found.parts),
@@ -62,26 +70,56 @@ def text(found: Difference, count: int) -> str:
         ("collectives", found.collectives),
         ("kernels", found.kernels),
     ):
-        if changes and title:
+        some = [change for change in changes if change.first_ms or change.second_ms]
+        if some and title:
             lines.append(title)
-        lines += [_line(change, indent=bool(title)) for change in changes[:count]]
+        lines += [_line(change, indent=bool(title)) for change in some[:count]]
     if found.explanation:
         told = ", ".join(f"{part.name} {part.difference_ms:+.3f} ms" for part in found.explanation)
         lines.append(f"The step differs by {found.step.difference_ms:+.3f} ms: {told}")
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 
 
+_NAME = 58
+"""Columns that a name may take."""
+_COMMON = re.compile(
+    r"^void |\(anonymous namespace\)::|\bat::native::|(?<=.)\((?:[^()]|\([^()]*\))*\)$"
+)
+"""What most kernels share, and their parameters."""
+
+
+def short(name: str) -> str:
+    """A name that fits, cut in the middle, for it is at both ends that names differ."""
+    room = _NAME - 3
+    name = _COMMON.sub("", name)
+    return name if len(name) <= room else f"{name[: room * 2 // 3]}...{name[3 - room // 3 :]}"
+
+
 def _line(change: Change, indent: bool) -> str:
     def shown(value: float | None) -> str:
         return "-" if value is None else f"{value:,.3f}"
 
-    name = ("  " if indent else "") + change.name
-    name = name if len(name) < 40 else name[:36] + "..."
-    ratio = f"{change.ratio:7.2f} x" if change.ratio else ""
+    name = ("  " if indent else "") + short(change.name)
+    ratio = f"{change.ratio:8.2f} x" if change.ratio else ""
     return (
-        f"{name:<40}{shown(change.first_ms):>20}{shown(change.second_ms):>20}"
+        f"{name:<{_NAME}}{shown(change.first_ms):>14}{shown(change.second_ms):>14}"
         f"{change.difference_ms:>+14.3f}{ratio}"
     )
+
+
+def _verdict(step: Change, allowed: float) -> tuple[str, int]:
+    """What the comparison comes to, as a sentence and as an exit code."""
+    if step.ratio is None:
+        return "Nothing can be said of the length of a step", 0
+    growth = 100 * (step.ratio - 1)
+    if growth > allowed:
+        return (
+            f"A step takes {growth:.1f} % longer, more than the {allowed:g} % allowed",
+            REGRESSION,
+        )
+    if growth > 0:
+        return f"A step takes {growth:.1f} % longer, of the {allowed:g} % allowed", 0
+    return (f"A step takes {-growth:.1f} % less" if growth else "A step takes as long"), 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,8 +130,8 @@ def main(arguments: Sequence[str]) -> int:
         "operators, collective and kernel. A profile is a breakdown.json, a trace, or a folder "
         f"with either. Exits with {REGRESSION} if a step of the second takes longer than allowed.",
     )
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
+    parser.add_argument("first", type=Path, help="what it was, for example before/")
+    parser.add_argument("second", type=Path, help="what it is now, for example after/")
     parser.add_argument(
         "--allowed", type=percent, default=5.0, help="per cent that a step may grow (default 5)"
     )
@@ -106,6 +144,13 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    print(text(found, options.top))
-    ratio = found.step.ratio
-    return REGRESSION if ratio is not None and ratio > 1 + options.allowed / 100 else 0
+    sides = zip((options.first, options.second), profiles, strict=True)
+    for path, profile in sides:
+        if not lists_all_kernels(profile):
+            found.notes.append(
+                f"{path} lists its longest kernels alone: those of the other are left out"
+            )
+    print(text(replace(found, first=str(options.first), second=str(options.second)), options.top))
+    verdict, code = _verdict(found.step, options.allowed)
+    print(verdict)
+    return code

@@ -97,11 +97,31 @@ def difference(first: Breakdown, second: Breakdown) -> Difference:
         collectives=changes(
             lambda side: _times(side, lambda d: ((c.collective, c.time_ns) for c in d.collectives))
         ),
-        kernels=changes(
-            lambda side: _times(side, lambda d: ((k.name, k.time_ns) for k in d.kernel_times))
+        kernels=_listed(
+            changes(
+                lambda side: _times(side, lambda d: ((k.name, k.time_ns) for k in d.kernel_times))
+            ),
+            *map(lists_all_kernels, (first, second)),
         ),
         notes=_notes(first, second),
     )
+
+
+def lists_all_kernels(breakdown: Breakdown) -> bool:
+    """Whether a breakdown lists every kernel that ran, not the longest alone."""
+    return all(
+        sum(kernel.count for kernel in device.kernel_times) >= device.kernels
+        for device in breakdown.devices
+    )
+
+
+def _listed(kernels: list[Change], first: bool, second: bool) -> list[Change]:
+    """Without those that a side lacks which does not list all of its kernels: they may have run."""
+    return [
+        one
+        for one in kernels
+        if (first or one.first_ms is not None) and (second or one.second_ms is not None)
+    ]
 
 
 def _window(device: DeviceBreakdown) -> int:
