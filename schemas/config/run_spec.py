@@ -14,6 +14,7 @@ from schemas.config.parallel import AnyParallel, Machine, Single
 from schemas.config.task import AnyTask, LanguageModel, Translation, defaults_of
 from schemas.config.tokenizer import AnyTokenizer, Tokenizer
 from schemas.config.training import Evaluation, Training
+from schemas.errors import Unsupported
 
 AnyTrained = Annotated[AnyModel | AnyLanguageModel, Field(discriminator="kind")]
 
@@ -70,6 +71,10 @@ class RunSpec(Sections):
     """Name of the variant."""
     parallel: AnyParallel = Single()
     """How the work is divided over devices."""
+    # Left out where there is none: run specs from before keep their hashes.
+    no_meaning: str | None = Field(default=None, exclude_if=lambda reason: reason is None)
+    """Why the change of the variant means nothing for the task. It is not trained then: everything
+    that would run it is unsupported, for this reason."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,6 +88,11 @@ class RunSpec(Sections):
             alone = {"nodes": 1, "devices_per_node": 1, "link": None}
             return data | {"machine": machine | alone}
         return data
+
+    def refuse_without_meaning(self) -> None:
+        """Unsupported if the change of the variant means nothing for the task."""
+        if self.no_meaning is not None:
+            raise Unsupported(self.no_meaning)
 
     @property
     def processes_per_node(self) -> int:

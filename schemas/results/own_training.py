@@ -2,10 +2,13 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from schemas.base import Schema
 from schemas.config.own_training import Technique
-from schemas.results.common import Amount, Few, Interval, Loss, Magnitude, Many, Status
+from schemas.results.common import Amount, Bytes, Few, Interval, Loss, Magnitude, Many, Status
 from schemas.results.comparisons import Verdict
+from schemas.results.profiles import Breakdown
 from schemas.results.runs import Provenance
 
 CertificateWord = Literal["same", "different", "undecided", "none"]
@@ -74,6 +77,9 @@ class TriedTogether(Schema):
     """Throughput, relative to that of the user's own step."""
     verdict: Verdict | None
     """What that says."""
+    peak_memory_bytes: Bytes | None = None
+    """Largest peak of any of its processes in the sessions that timed it; null where it was not
+    timed."""
 
 
 class OwnTrainingResult(Schema):
@@ -98,5 +104,33 @@ class OwnTrainingResult(Schema):
     """All that was tried, each by itself first."""
     recommended: list[Technique]
     """The fastest of what is the same training and FASTER; empty for the step as it is."""
+    own_peak_memory_bytes: Bytes | None = None
+    """Largest peak of the user's own step in the sessions; null where nothing was timed."""
+    words: list[str] = Field(default_factory=list)
+    """What to change in the script that its diff does not say."""
+    provenance: Provenance
+    """Where this comes from."""
+
+
+class OwnProfile(Schema):
+    """What the devices do in a few steps."""
+
+    name: Literal["own", "recommended"]
+    """The step as it is, or the one that is recommended."""
+    techniques: list[Technique]
+    """What it has that the user's own step has not."""
+    status: Status
+    """ok, or why there is no profile."""
+    reason: str | None
+    """Of a status that is not ok."""
+    breakdown: Breakdown | None
+    """What was recorded; null where nothing was."""
+
+
+class OwnProfiles(Schema):
+    """results/own_training/profiles.json: where the time of the user's step goes."""
+
+    profiles: list[OwnProfile]
+    """The step as it is, and the recommended one where there is one."""
     provenance: Provenance
     """Where this comes from."""

@@ -7,13 +7,17 @@ import pytest
 import yaml
 
 from schemas.config.run_spec import RunSpec
-from schemas.errors import ConfigError
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError, Unsupported
+from transformer_core.measure.processes.launcher import launcher
+from transformer_core.plan.certification import short_runs
 from transformer_core.plan.checks.cross_section_rules import violations
 from transformer_core.plan.checks.study_rules import contradictions
-from transformer_core.plan.resolve import check_study, resolve, resolve_all
+from transformer_core.plan.resolve import check_study, resolve_all
 from transformer_core.plan.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
+VARIANTS, _ = read_variants(ROOT / "config/variants.yaml")
 TEXTS = {"variant": "single", "task": {"kind": "language_model", "context": 64}}
 
 BUDGET = {"kind": "token_budget"}
@@ -76,16 +80,69 @@ def study_of_texts() -> dict[str, Any]:
     return found
 
 
-def test_the_study_resolves_and_a_technique_without_meaning_names_its_field() -> None:
+def test_the_study_resolves() -> None:
     study = check_study(study_of_texts(), "study.yaml")
-    variants, _ = read_variants(ROOT / "config/variants.yaml")
-    assert set(resolve_all(study, variants)) == set(study.variants)
-    for name, field in (
-        ("tokens_unpadded", "change.model.tokens"),
-        ("batch_packed", "change.batching.rows.kind"),
-    ):
-        with pytest.raises(ConfigError, match=f"variants.yaml: {name}.{field}"):
-            resolve(study, name, variants)
+    assert set(resolve_all(study, VARIANTS)) == set(study.variants)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("tokens_unpadded", "no model.tokens = unpadded"),
+        ("memory_together", "no model.memory_products = together"),
+        ("norm_published", "no model.norm_method = published"),
+        ("batch_packed", "no batching.rows.kind = packed"),
+        ("huggingface", "no model.kind = huggingface"),
+    ],
+)
+def test_a_technique_without_meaning_is_unsupported_with_the_reason(name: str, lacks: str) -> None:
+    listed = study_of_texts()
+    study = check_study(listed | {"variants": [*listed["variants"], name]}, "study.yaml")
+    specs = resolve_all(study, VARIANTS)
+    found = specs[name]
+    assert found.no_meaning
+    assert found.no_meaning.endswith(f"decoder_only, which has {lacks}")
+    assert [spec.variant for spec in specs.values() if spec.no_meaning] == [name]
+    with pytest.raises(Unsupported, match="means nothing for a language model"):
+        launcher(found, "worker")
+    # Certificates, where its kind has one, are asked of it too, and say the same.
+    runs = short_runs(study, VARIANTS, specs)
+    assert (name in runs) == (name != "huggingface")
+    assert all(
+        run.spec.no_meaning == found.no_meaning for run in runs.values() if run.spec.variant == name
+    )
+
+
+def test_a_mistake_is_none_of_that() -> None:
+    listed = study_of_texts()
+    wrong = {
+        "wide": Variant.model_validate(
+            {"change": {"model": {"heads": 7}}, "equivalence": "tolerance", "summary": "Wrong."}
+        ),
+        "unknown": Variant.model_validate(
+            {"change": {"model": {"colour": 1}}, "equivalence": "tolerance", "summary": "Wrong."}
+        ),
+    }
+    for name, field in (("wide", "heads"), ("unknown", "colour")):
+        study = check_study(listed | {"variants": [*listed["variants"], name]}, "study.yaml")
+        with pytest.raises(ConfigError, match=field):
+            resolve_all(study, VARIANTS | wrong)
+    # A study whose baseline means nothing has nothing to compare with.
+    study = check_study(
+        listed | {"variants": ["tokens_unpadded"], "baseline": "tokens_unpadded"}, "study.yaml"
+    )
+    with pytest.raises(ConfigError, match="tokens"):
+        resolve_all(study, VARIANTS)
+
+
+def test_of_a_translation_nothing_is_without_meaning() -> None:
+    study = check_study({"name": "a", "variants": ["single"]}, "study.yaml")
+    heads = Variant.model_validate(
+        {"change": {"model": {"kv_heads": 2}}, "equivalence": "tolerance", "summary": "Wrong."}
+    )
+    study = study.model_copy(update={"variants": ["single", "grouped"]})
+    with pytest.raises(ConfigError, match="kv_heads"):
+        resolve_all(study, VARIANTS | {"grouped": heads})
 
 
 def test_quality_in_bleu_is_refused() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from project import TINY, Project
 
-from schemas.results import Certificate, ShardManifest, VariantResult
+from schemas.results import Breakdown, Certificate, PairedRun, ShardManifest, VariantResult
 
 REPORT = "results/report.html"
 STUDY = {name: TINY[name] for name in TINY if name not in ("corpus", "filter", "model")} | {
@@ -22,7 +22,7 @@ STUDY = {name: TINY[name] for name in TINY if name not in ("corpus", "filter", "
     "batching": {"kind": "fixed_size", "pairs": 8},
     "model": {"kind": "decoder_only", "layers": 1, "d_model": 16, "d_ff": 32, "heads": 2},
     "memory": None,
-    "variants": ["single", "ddp"],
+    "variants": ["single", "ddp", "memory_together"],
 }
 
 
@@ -44,7 +44,7 @@ def test_rows_are_full_and_every_byte_is_counted(folder: Path) -> None:
     assert manifest.pairs == -(-manifest.target_tokens // 32)
 
 
-@pytest.mark.parametrize("variant", STUDY["variants"])
+@pytest.mark.parametrize("variant", ["single", "ddp"])
 def test_a_variant_is_measured_judged_and_certified(folder: Path, variant: str) -> None:
     text = (folder / f"runs/{variant}/metrics.json").read_text()
     result = VariantResult.model_validate_json(text)
@@ -65,4 +65,21 @@ def test_the_report_has_no_word_of_translations(folder: Path) -> None:
     for word in ("BLEU", "sentence pair", "Translations"):
         assert word not in page, word
     answer = json.loads((folder / "summary.json").read_text())
-    assert all(variant["bits_per_byte"] for variant in answer["variants"])
+    by_name = {variant["variant"]: variant for variant in answer["variants"]}
+    assert by_name["single"]["bits_per_byte"]
+    assert by_name["ddp"]["bits_per_byte"]
+
+
+def test_what_has_no_meaning_is_unsupported_with_the_reason_and_the_study_goes_on(
+    folder: Path,
+) -> None:
+    for kind, file in (
+        (VariantResult, "runs/memory_together/metrics.json"),
+        (Certificate, "equivalence/memory_together.json"),
+        (Breakdown, "profiles/memory_together/breakdown.json"),
+        (PairedRun, "pairs/single/memory_together.json"),
+    ):
+        found = kind.model_validate_json((folder / file).read_text())
+        assert found.status == "unsupported", file
+        assert "model.memory_products = together" in str(found.reason), file
+    assert "no model.memory_products = together" in (folder / "report.html").read_text()

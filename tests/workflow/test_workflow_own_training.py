@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from project import ROOT, Project
 
-from schemas.results.own_training import OwnTrainingResult
+from schemas.results.own_training import OwnProfiles, OwnTrainingResult
 
 STUDY = {
     "name": "mine",
@@ -48,6 +48,18 @@ def test_a_script_is_certified_timed_and_reported(project: Project) -> None:
     assert by_name["bf16",].certificate.word in ("same", "undecided")
     page = (folder / "report.md").read_text()
     assert "## What to change in the script" in page
+    answer = (project.folder / "results/report.html").read_text()
+    for words in (
+        "<code>fused_optimizer</code>",
+        "needs a CUDA device",
+        'id="figure-own_partition"',
+    ):
+        assert words in answer, words
+    profiles = OwnProfiles.model_validate_json((folder / "profiles.json").read_text()).profiles
+    assert [(profile.status, profile.reason) for profile in profiles] == [("ok", None)] * len(
+        profiles
+    )
+    assert len(profiles) == (2 if found.recommended else 1)
     # All of it is there; and the script that is read is a part of what it comes from.
     code, output = project.snakemake("-n")
     assert "Nothing to be done" in output
@@ -64,6 +76,6 @@ def test_a_dry_run_runs_nothing_of_the_users(project: Project) -> None:
     code, output = project.snakemake("-n", "--config", f"task={task}")
     assert code == 0, output
     assert "this module was run" not in output
-    code, output = project.snakemake("results/report.html", "-n")
+    code, output = project.snakemake("results/comparisons.json", "-n")
     assert code != 0
-    assert "ask for results/own_training/report.md" in output
+    assert "ask for results/report.html" in output

@@ -105,7 +105,16 @@ class Timing:
             return one.model_copy(update={"status": run.status, "reason": run.reason})
         interval = intervals[run.variant]
         effect = judge("throughput", interval, self.comparing.margin, len(run.sessions))
-        return one.model_copy(update={"speed": effect.ratio, "verdict": effect.verdict})
+        found = {"speed": effect.ratio, "verdict": effect.verdict}
+        return one.model_copy(update=found | {"peak_memory_bytes": self.peak_memory(run.variant)})
+
+    def peak_memory(self, name: str) -> int | None:
+        """Largest peak, in bytes, of any process of a side in all sessions; None if unknown."""
+        sides = [
+            side for run in self.runs.values() for session in run.sessions for side in session.sides
+        ]
+        peaks = [side.peak_memory_bytes for side in sides if side.name == name]
+        return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def side_name(tried: TriedTogether) -> str:

@@ -24,7 +24,7 @@ from transformer_core.measure.processes.statuses import Outcome
 from transformer_core.measure.processes.supervisor import end_on_request, exclusive
 from transformer_core.own_training.advice.own_report import own_report
 from transformer_core.own_training.advice.script_changes import script_changes
-from transformer_core.own_training.best_together import Timing, best_together
+from transformer_core.own_training.best_together import OWN, Timing, best_together
 from transformer_core.own_training.own_certificate import distance
 from transformer_core.own_training.short_trainings import ShortTrainings
 from transformer_core.own_training.techniques import plain_spec
@@ -60,6 +60,7 @@ def find_out(
         wide_reason=short.wide_reason,
         tried=tried,
         recommended=recommended,
+        own_peak_memory_bytes=timing.peak_memory(OWN),
     )
 
 
@@ -105,6 +106,7 @@ def main() -> None:
         if result.facts is not None:
             device = "cuda" if uses_gpus(spec) else "cpu"
             diff, words = script_changes(result.recommended, study.task, result.facts, device)
+            result = result.model_copy(update={"words": words})
         write_text(folder / "changes.diff", diff)
         write_text(folder / "report.md", own_report(result, diff, words))
         write_text(given.output, result.model_dump_json(indent=1) + "\n")

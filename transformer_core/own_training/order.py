@@ -10,3 +10,12 @@ class OwnShortOrder(Order):
     """Trainings."""
     wide: bool = False
     """Whether it computes in 64 bits."""
+
+
+class OwnProfileOrder(Order):
+    """To record a few warmed-up steps."""
+
+    warmup_steps: int
+    """Steps before those that are recorded."""
+    steps: int
+    """Steps that are recorded."""

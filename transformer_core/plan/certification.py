@@ -13,7 +13,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
 from schemas.config.variants import Variant
-from transformer_core.plan.resolve import VARIANTS_FILE, resolve
+from transformer_core.plan.resolve import VARIANTS_FILE, spec_of
 
 NEXT_TO_NONE = 1e-9
 """A dropout that drops nothing. Were it 0, some kernels would be others than those that are timed:
@@ -77,7 +77,7 @@ def short_runs(
         elif name in specs:
             spec = short_spec(study, specs[name])
         else:
-            spec = short_spec(study, resolve(study, name, variants, study_file, variants_file))
+            spec = short_spec(study, spec_of(study, name, variants, study_file, variants_file))
         runs[name] = ShortRun(
             spec=spec,
             seeds=needed,

@@ -51,6 +51,8 @@ PROGRAMS = MappingProxyType(
         "search": ("transformer_core.search.job",),
         "quality": ("transformer_core.measure.quality.job",),
         "own_training": ("transformer_core.own_training.job",),
+        "own_profiles": ("transformer_core.own_training.profiled.job",),
+        "own_page": ("transformer_core.report.own_training.own_page",),
         "link_trial": ("transformer_core.measure.turns.job",),
         "link_error": ("transformer_core.analysis.scaling.link_error",),
         "compute_times": ("transformer_core.measure.compute.job",),
@@ -72,6 +74,6 @@ PROGRAMS = MappingProxyType(
 )
 """Modules by rule, as the commands of the rules name them."""
 
-MAKES_RUN_SPECS = frozenset({"fault_configs", "own_training", "search"})
+MAKES_RUN_SPECS = frozenset({"fault_configs", "own_profiles", "own_training", "search"})
 """Rules whose programs make run specs themselves. To all others they come with every default
 written out: there, defaults of config schemas change nothing."""

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from schemas.base import kinds_of, merge
 from schemas.config.run_spec import RunSpec, Sections
 from schemas.config.study import Study
+from schemas.config.task import LanguageModel
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from transformer_core.plan.checks.cross_section_rules import violations
@@ -65,6 +66,52 @@ def resolve(
     return spec
 
 
+def spec_of(
+    study: Study,
+    name: str,
+    variants: Mapping[str, Variant],
+    study_file: str = "study",
+    variants_file: str = VARIANTS_FILE,
+) -> RunSpec:
+    """The run spec of a variant. Where its change means nothing for the study's task, that of the
+    study as it stands, with the reason. ConfigError where it is wrong whatever the task."""
+    try:
+        return resolve(study, name, variants, study_file, variants_file)
+    except ConfigError as error:
+        reason = _without_meaning(study, name, variants, error)
+        if reason is None:
+            raise
+    sections = {field: getattr(study, field) for field in Sections.model_fields}
+    return RunSpec(variant=name, no_meaning=reason, **sections)
+
+
+def _without_meaning(
+    study: Study, name: str, variants: Mapping[str, Variant], error: ConfigError
+) -> str | None:
+    """Why a variant means nothing for a language model; None where it is a mistake: the study
+    itself is one, or the variant were one for a translation, too."""
+    if not isinstance(study.task, LanguageModel) or name == study.baseline:
+        return None
+    translation = Study(name=study.name, variants=[name], baseline=name, machine=study.machine)
+    try:
+        resolve(study, study.baseline, variants)
+        resolve(translation, name, variants)
+    except ConfigError:
+        return None
+    lacks = {
+        f"{problem.field.rpartition('change.')[2]} = {_kind(problem.value)}"
+        for problem in error.problems
+    }
+    return (
+        "its change means nothing for a language model of kind "
+        f"{study.model.kind}, which has no {', no '.join(sorted(lacks))}"
+    )
+
+
+def _kind(value: Any) -> Any:
+    return value.get("kind", value) if isinstance(value, dict) else value
+
+
 def resolve_all(
     study: Study,
     variants: Mapping[str, Variant],
@@ -94,7 +141,7 @@ def resolve_all(
             problems.append(ConfigProblem(study_file, field, name, message, remedy))
         else:
             try:
-                specs[name] = resolve(study, name, variants, study_file, variants_file)
+                specs[name] = spec_of(study, name, variants, study_file, variants_file)
             except ConfigError as error:
                 problems.extend(error.problems)
     if problems:

@@ -77,7 +77,10 @@ def assemble(
     3. seed again, by rank: replicas must not drop the same activations;
     4. strategy around model *and* loss: the loss is computed where the logits are;
     5. optimizer last: it must hold the parameters that the wrapper ended up with.
+
+    Unsupported if the variant changes nothing that its task has.
     """
+    spec.refuse_without_meaning()
     training = spec.training
     torch.manual_seed(training.seed)
     packed = isinstance(spec.batching.rows, PackedRows)

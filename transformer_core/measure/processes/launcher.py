@@ -30,8 +30,9 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
       :mod:`transformer_core.measure.processes.hosts.one_host`);
     - in a Slurm job: by srun, on all hosts of the job.
 
-    Raises Unsupported where none of them is possible.
+    Raises Unsupported where none of them is possible, or there is nothing to train.
     """
+    spec.refuse_without_meaning()
     machine, processes = spec.machine, spec.processes_per_node
     if spec.parallel.kind in ("single", "data_parallel"):
         return [sys.executable, "-m", *([] if anew else [QUICK_START]), worker]

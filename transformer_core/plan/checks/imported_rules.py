@@ -9,8 +9,9 @@ from schemas.errors import ConfigProblem
 from transformer_core.plan.checks.task_rules import Violation
 
 _NOT_USED = ("corpus", "filter", "tokenizer", "batching", "model", "evaluation")
-REPORT = "results/own_training/report.md"
-OWN_TARGETS = (REPORT, "results/own_training/results.json", "results/own_training/changes.diff")
+REPORT = "results/report.html"
+_FILES = ("report.md", "results.json", "changes.diff", "profiles.json")
+OWN_TARGETS = (REPORT, *(f"results/own_training/{file}" for file in _FILES))
 """What a study with a training of the user's own makes."""
 
 

@@ -128,9 +128,9 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
     try:
         within = nsys.command(order.output, uses_cuda(spec))
         variables = worker_environment(spec, environment())
+        command = under(within, launcher(spec, WORKER, anew=True))
     except (ValueError, Unsupported) as error:
         return unusable(f"{error}.")
-    command = under(within, launcher(spec, WORKER, anew=True))
     with (order.output / NSYS_LOG).open("wb") as text:
         child = subprocess.Popen(
             [*command, str(write_order(order))],

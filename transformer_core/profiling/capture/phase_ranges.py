@@ -46,23 +46,25 @@ def mark_phases(setup: Setup, mark: Mark) -> None:
     gradient clipping to the optimizer.
     """
     strategy, precision = setup.strategy, setup.precision
-    _replace(strategy, "batches", _in_data(strategy.batches, mark))
-    _replace(strategy, "sync_context", _leaving_in_backward(strategy.sync_context, mark))
-    _replace(precision, "backward", _within(precision.backward, BACKWARD, mark))
-    _replace(strategy, "reduce_gradients", _within(strategy.reduce_gradients, BACKWARD, mark))
-    _replace(strategy, "update", _within(strategy.update, OPTIMIZER, mark))
+    replace(strategy, "batches", _in_data(strategy.batches, mark))
+    replace(strategy, "sync_context", leaving_in_backward(strategy.sync_context, mark))
+    replace(precision, "backward", within(precision.backward, BACKWARD, mark))
+    replace(strategy, "reduce_gradients", within(strategy.reduce_gradients, BACKWARD, mark))
+    replace(strategy, "update", within(strategy.update, OPTIMIZER, mark))
     for module in setup.module.modules():
         if isinstance(module, Objective):
-            _replace(module, "loss", _within(module.loss, LOSS, mark))
-    _mark_forward(setup.module, mark)
+            replace(module, "loss", within(module.loss, LOSS, mark))
+    mark_forward(setup.module, mark)
 
 
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     """Put ``function`` in the place of a method, of this one object."""
     setattr(owner, name, function)
 
 
-def _within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[..., Any]:
+def within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[..., Any]:
+    """``function``, every call of which lies in the range of a phase."""
+
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with mark(phase):
@@ -84,9 +86,11 @@ def _in_data(
     return wrapped
 
 
-def _leaving_in_backward(
+def leaving_in_backward(
     sync_context: Callable[[bool], contextlib.AbstractContextManager[Any]], mark: Mark
 ) -> Callable[[bool], contextlib.AbstractContextManager[Any]]:
+    """A strategy's context of a micro-batch, whose end lies in the range of the backward phase."""
+
     @contextlib.contextmanager
     def wrapped(last: bool) -> Iterator[None]:
         with contextlib.ExitStack() as context:
@@ -99,12 +103,13 @@ def _leaving_in_backward(
     return wrapped
 
 
-def _mark_forward(module: torch.nn.Module, mark: Mark) -> None:
+def mark_forward(module: torch.nn.Module, mark: Mark, phase: str = FORWARD) -> None:
+    """Let every call of ``module`` lie in the range of a phase."""
     # Hooks, not a wrapped method: a strategy may need to find the very module it made.
     ranges: list[contextlib.AbstractContextManager[Any]] = []
 
     def enter(*_: Any) -> None:
-        ranges.append(mark(FORWARD))
+        ranges.append(mark(phase))
         ranges[-1].__enter__()
 
     def leave(*_: Any) -> None:

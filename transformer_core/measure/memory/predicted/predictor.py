@@ -82,8 +82,10 @@ def predict_ranks(
     """The memory of rank 0, and of rank 1 where the others do other work; and the parameters of the
     whole model.
 
-    Where there is no GPU, that of a CUDA ``device`` is imitated. Unsupported where that cannot be.
+    Where there is no GPU, that of a CUDA ``device`` is imitated. Unsupported where that cannot be,
+    or there is nothing to train.
     """
+    spec.refuse_without_meaning()
     parallel, world_size = spec.parallel, spec.world_size
     if isinstance(parallel, DataParallel):
         # The same scheme, in one process: a device is what a rank is there.

@@ -1,17 +1,15 @@
 """Figures of profiles: where the time of a step goes, communication, one step, the roofline."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
 from schemas.results import Breakdown, ProfileSummary, Roofline
 from transformer_core.analysis.study_results import StudyResults
 from transformer_core.profiling.breakdown.step_timeline import (
-    COLOURS,
     Timeline,
     read_timeline,
 )
@@ -38,7 +36,7 @@ from transformer_core.report.kit.palette import (
 )
 from transformer_core.report.kit.said import say
 from transformer_core.report.sections.profiles.read import measured_roofline, shown, telling
-from transformer_core.report.sections.profiles.step_drawing import CLASSES, draw_step
+from transformer_core.report.sections.profiles.step_drawing import WORDS, timelines
 
 _PARTS = {
     "computation": BLUE,
@@ -49,12 +47,18 @@ _PARTS = {
 }
 _COMMUNICATION = {"hidden": PURPLE, "exposed": VERMILION, "transfer": SKY, "waiting": ORANGE}
 _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
-WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
 
 
 def profile_partition(results: StudyResults) -> Drawing:
     """What the devices did in a step, by variant."""
     found = shown(results)
+    drawn = partitions(found)
+    description = drawn.description + left_out(results, list(found))
+    return Drawing(drawn.figure, drawn.title, description)
+
+
+def partitions(found: Mapping[str, Breakdown]) -> Drawing:
+    """What the devices did in a step, by the name of what was profiled."""
     figure, axes = rows(len(found))
     for row, breakdown in enumerate(found.values()):
         left = 0.0
@@ -77,8 +81,7 @@ def profile_partition(results: StudyResults) -> Drawing:
             "Wall time of a step under the profiler, which slows it down, divided by what the "
             "devices do in it; mean over steps and devices. Exposed is what nothing is computed "
             "beside. Idle time is the host's: Python, dispatch, waiting for input."
-        )
-        + left_out(results, list(found)),
+        ),
     )
 
 
@@ -140,38 +143,7 @@ def profile_timelines(results: StudyResults) -> Drawing:
         timeline = read_timeline(results.profile_folder(name) / "events.parquet")
         if timeline:
             found[name] = timeline
-    heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.2 * sum(heights)), layout="constrained")
-    if not found:
-        words = say("No profile marks the steps of a training.")
-        return Drawing(nothing(figure), say("One step"), words)
-    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (name, timeline) in zip(panels, found.items(), strict=True):
-        draw_step(axes, name, timeline)
-    panels[-1].set_xlabel("milliseconds after the begin of the step")
-    seen = {colour for t in found.values() for lane in t.lanes for colour in lane.spans}
-    figure.legend(
-        handles=[
-            Rectangle((0, 0), 1, 1, color=CLASSES[colour], label=WORDS.get(colour, colour))
-            for colour in COLOURS
-            if colour in seen
-        ],
-        loc="outside lower center",
-        ncols=3,
-        fontsize=10,
-    )
-    return Drawing(
-        figure,
-        say("One step"),
-        say(
-            "One profiled step of %(names)s. The letters mark the phases on the host: data (D), "
-            "forward (F), loss (L), backward (B), optimizer (O). The rows below show what the "
-            "device did: operators of a CPU and its communication, or the busiest streams of a "
-            "GPU. A step is cut into 300 columns; a column shows what fills most of it, and stays "
-            "empty if little runs.",
-            names=", ".join(found),
-        ),
-    )
+    return timelines(found)
 
 
 def operator_roofline(results: StudyResults) -> Drawing:

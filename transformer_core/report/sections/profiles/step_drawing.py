@@ -1,19 +1,59 @@
 """One step of a training as rows of coloured spans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
 from transformer_core.profiling.breakdown.step_timeline import COLOURS, Lane, Span, Timeline
 from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, nothing
 from transformer_core.report.kit.palette import BLUE, BROWN, GREEN, GREY, ORANGE, VERMILION, YELLOW
+from transformer_core.report.kit.said import say
 
 CLASSES = dict(zip(COLOURS, (BLUE, ORANGE, GREEN, VERMILION, GREY, YELLOW, BROWN), strict=True))
 """Colours of what a device does."""
+WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
 _LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimizer": "O"}
+
+
+def timelines(found: Mapping[str, Timeline]) -> Drawing:
+    """A step of each, drawn from its events."""
+    heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.2 * sum(heights)), layout="constrained")
+    if not found:
+        words = say("No profile marks the steps of a training.")
+        return Drawing(nothing(figure), say("One step"), words)
+    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, timeline) in zip(panels, found.items(), strict=True):
+        draw_step(axes, name, timeline)
+    panels[-1].set_xlabel("milliseconds after the begin of the step")
+    seen = {colour for t in found.values() for lane in t.lanes for colour in lane.spans}
+    figure.legend(
+        handles=[
+            Rectangle((0, 0), 1, 1, color=CLASSES[colour], label=WORDS.get(colour, colour))
+            for colour in COLOURS
+            if colour in seen
+        ],
+        loc="outside lower center",
+        ncols=3,
+        fontsize=10,
+    )
+    return Drawing(
+        figure,
+        say("One step"),
+        say(
+            "One profiled step of %(names)s. The letters mark the phases on the host: data (D), "
+            "forward (F), loss (L), backward (B), optimizer (O). The rows below show what the "
+            "device did: operators of a CPU and its communication, or the busiest streams of a "
+            "GPU. A step is cut into 300 columns; a column shows what fills most of it, and stays "
+            "empty if little runs.",
+            names=", ".join(found),
+        ),
+    )
 
 
 def draw_step(axes: Axes, name: str, timeline: Timeline) -> None:

@@ -1,0 +1,59 @@
+"""One process that records a few of the user's steps.
+
+Started by :mod:`transformer_core.own_training.profiled.job`, not by hand.
+"""
+
+import json
+
+import torch
+
+from transformer_core.common.files import write_text
+from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.own_training.order import OwnProfileOrder
+from transformer_core.own_training.own_step import OwnTrainer, build_trainer
+from transformer_core.own_training.profiled.step_marks import mark_own_phases
+from transformer_core.profiling.capture.layer_ranges import allocated_mark, mark_layers
+from transformer_core.profiling.capture.order import rank_file
+from transformer_core.profiling.capture.phase_ranges import of_phases
+from transformer_core.profiling.capture.worker import TorchRecording
+from transformer_core.profiling.events.phases import STEP
+
+
+def run(order: OwnProfileOrder) -> None:
+    """Train a few steps, the last of them recorded; write the trace, and its name in rank-<r>.json,
+    which comes last."""
+    process = take_place(order)
+    trainer = build_trainer(order.spec, process)
+    recording = TorchRecording(order.output, process.rank, process.device)
+    mark = of_phases(recording.range_named)
+    mark_layers(trainer.parts.module, recording.range_named, allocated_mark(process.device))
+    next_batch = mark_own_phases(trainer, mark)
+    for _ in range(order.warmup_steps):
+        trainer.step(next_batch())
+    recording.prepare()
+    # Ranks start together: none waits in its first step for another's profiler.
+    trainer.strategy.synchronise()
+    recording.start()
+    for _ in range(order.steps):
+        with mark(STEP):
+            trainer.step(next_batch())
+    _wait_for_this_rank(trainer)
+    recording.stop()
+    (file,) = recording.save()
+    write_text(order.output / rank_file(process.rank), json.dumps(file))
+    trainer.strategy.synchronise()
+    trainer.strategy.close()
+
+
+def _wait_for_this_rank(trainer: OwnTrainer) -> None:
+    """A barrier would be one more collective in the trace."""
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize(trainer.device)
+
+
+def main() -> None:
+    carry_out(OwnProfileOrder, run)
+
+
+if __name__ == "__main__":
+    main()
