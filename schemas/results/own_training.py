@@ -80,6 +80,9 @@ class TriedTogether(Schema):
     peak_memory_bytes: Bytes | None = None
     """Largest peak of any of its processes in the sessions that timed it; null where it was not
     timed."""
+    note: str = ""
+    """What a reader must know of those sessions: other programs, a drifting clock, waiting for
+    input."""
 
 
 class OwnTrainingResult(Schema):

@@ -21,6 +21,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import PairedRun
 from transformer_core.measure.turns import comparison
 from transformer_core.measure.turns import job as module
+from transformer_core.measure.turns import session as session_module
 from transformer_core.measure.turns import sides as processes
 from transformer_core.measure.turns.comparison import compare
 from transformer_core.measure.turns.kept_sessions import Kept, leave_sessions
@@ -227,6 +228,16 @@ def test_another_host_lends_processes_until_there_is_a_record(
     module.lend(sides, tmp_path, tmp_path / "sessions", output, "again")
     # One session after the other, and only the side that spans hosts.
     assert started == [("ddp", 1)] * 3
+
+
+def test_nothing_starts_where_a_side_has_nothing_to_train(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(session_module, "start_side", lambda *_: pytest.fail("nothing may start"))
+    reference = side(tmp_path, "single")
+    empty = reference.spec.model_copy(update={"variant": "odd", "no_meaning": "no such layer"})
+    found = compare([reference, Side("odd", empty)], COMPARING, tmp_path, tmp_path, "again")["odd"]
+    assert (found.status, found.reason, found.ended_by) == ("unsupported", "no such layer", "odd")
 
 
 def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from schemas.config.own_training import Technique
 from schemas.config.run_spec import RunSpec
 from schemas.results import Interval, PairedRun
 from schemas.results.own_training import TriedTogether
+from transformer_core.analysis.comparisons.compare import about_sessions
 from transformer_core.analysis.statistics.simultaneous import simultaneous_ratios
 from transformer_core.analysis.statistics.verdicts import judge
 from transformer_core.measure.turns.comparison import compare
@@ -105,8 +106,13 @@ class Timing:
             return one.model_copy(update={"status": run.status, "reason": run.reason})
         interval = intervals[run.variant]
         effect = judge("throughput", interval, self.comparing.margin, len(run.sessions))
-        found = {"speed": effect.ratio, "verdict": effect.verdict}
-        return one.model_copy(update=found | {"peak_memory_bytes": self.peak_memory(run.variant)})
+        found = {
+            "speed": effect.ratio,
+            "verdict": effect.verdict,
+            "peak_memory_bytes": self.peak_memory(run.variant),
+            "note": "; ".join(about_sessions(run)),
+        }
+        return one.model_copy(update=found)
 
     def peak_memory(self, name: str) -> int | None:
         """Largest peak, in bytes, of any process of a side in all sessions; None if unknown."""

@@ -78,7 +78,7 @@ def compare(
         said = {name: _about_certificate(run, name, certificates[name]) for name in sides}
         notes = [ended]
         if run.status == "ok":
-            notes = [*filter(None, (note for _, note in said.values())), *_about_sessions(run)]
+            notes = [*filter(None, (note for _, note in said.values())), *about_sessions(run)]
         comparisons.append(
             Comparison(
                 variant=run.variant,
@@ -167,7 +167,8 @@ def _about_certificate(
     return status, ""
 
 
-def _about_sessions(run: PairedRun) -> Iterator[str]:
+def about_sessions(run: PairedRun) -> Iterator[str]:
+    """What a reader of a ratio must know of the sessions that it is from."""
     for name in (run.reference, run.variant):
         windows = [w for s in run.sessions for r in s.rounds for w in r.windows if w.side == name]
         waited = sum(window.input_wait_seconds for window in windows)

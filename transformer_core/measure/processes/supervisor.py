@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.common.progress import log
 from transformer_core.measure.processes import oom
@@ -109,6 +110,12 @@ def without_words(order: Order, code: int) -> Outcome:
 def run_workers(order: Order, worker: str) -> int:
     """Run the workers of this host to their end, handing on requests to stop; the exit code."""
     return wait_for(start_workers(order, worker))
+
+
+def check_start(spec: RunSpec, worker: str) -> None:
+    """Unsupported where the workers of a run spec cannot be started here; starts nothing."""
+    launcher(spec, worker)
+    worker_environment(spec, os.environ)
 
 
 def start_workers(

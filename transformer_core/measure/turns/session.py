@@ -31,8 +31,8 @@ from transformer_core.measure.memory.predicted.sides_together import (
 )
 from transformer_core.measure.processes.launcher import uses_gpus
 from transformer_core.measure.processes.statuses import Outcome, clear_outcomes, read_outcomes
-from transformer_core.measure.processes.supervisor import how_ended
-from transformer_core.measure.turns.sides import Side, in_order, start_side, stop_sides
+from transformer_core.measure.processes.supervisor import check_start, how_ended
+from transformer_core.measure.turns.sides import WORKER, Side, in_order, start_side, stop_sides
 from transformer_core.measure.turns.turn_taking import (
     Desk,
     ProbeDevices,
@@ -207,13 +207,16 @@ class Sessions:
             self.keeps = self._keeping()
         where = self.data, self.folder, self.desk.file, self.command
         shared = *where, session, self.keeps
-        for place, side in enumerate(self.sides):
+        for side in self.sides:
             clear_outcomes(self.folder / side.name)
+            # Before any starts: one that waited for a session that never came would take a seat
+            # in the next.
             try:
-                children[side.name] = start_side(side, place, *shared)
+                check_start(side.spec, side.worker or WORKER)
             except Unsupported as error:
-                stop_sides(children)
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
+        for place, side in enumerate(self.sides):
+            children[side.name] = start_side(side, place, *shared)
         return children
 
     def _keeping(self) -> Keeping:

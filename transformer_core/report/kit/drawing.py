@@ -27,9 +27,10 @@ class Drawing:
     description: Said
 
 
-def rows(count: int) -> tuple[Figure, Axes]:
-    """A figure with room for ``count`` rows, or one that says that there is nothing to show."""
-    figure = Figure(figsize=(WIDTH, _MARGIN + _ROW * max(count, 2)), layout="constrained")
+def rows(count: int, least: int = 2) -> tuple[Figure, Axes]:
+    """A figure with room for ``count`` rows, and for ``least`` with what is below them; or one that
+    says that there is nothing to show."""
+    figure = Figure(figsize=(WIDTH, _MARGIN + _ROW * max(count, least)), layout="constrained")
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     if not count:

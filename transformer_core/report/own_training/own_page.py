@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import seaborn as sns
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown
@@ -43,6 +43,7 @@ SECTIONS = (
 def render(results: OwnResults, pictures: dict[str, svg.Picture]) -> str:
     """The page as HTML."""
     templates = environment()
+    templates.filters["marked"] = marked
     shared = {
         "study": results.study,
         "results": results,
@@ -62,6 +63,13 @@ def render(results: OwnResults, pictures: dict[str, svg.Picture]) -> str:
         for section in SECTIONS
     }
     return templates.get_template("own_training/own_page.html").render(**shared, sections=bodies)
+
+
+def marked(text: str) -> Markup:
+    """HTML of a sentence whose code stands between back-ticks."""
+    parts = text.split("`")
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(p) if n % 2 else escape(p) for n, p in enumerate(parts))
 
 
 def per_step(breakdown: Breakdown, nanoseconds: int | None) -> float | None:

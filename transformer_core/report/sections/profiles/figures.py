@@ -59,7 +59,7 @@ def profile_partition(results: StudyResults) -> Drawing:
 
 def partitions(found: Mapping[str, Breakdown]) -> Drawing:
     """What the devices did in a step, by the name of what was profiled."""
-    figure, axes = rows(len(found))
+    figure, axes = rows(len(found), least=6)
     for row, breakdown in enumerate(found.values()):
         left = 0.0
         for (name, colour), share in zip(_PARTS.items(), _shares(breakdown), strict=True):
