@@ -9,7 +9,7 @@ from transformer_core.report.kit.palette import BLUE
 from transformer_core.report.kit.ratio_rows import RatioRow, ratio_points, ratio_waterfall
 from transformer_core.report.kit.said import say
 from transformer_core.report.own_training.own_results import OwnResults, together
-from transformer_core.report.sections.profiles.figures import partitions
+from transformer_core.report.sections.profiles.partition_drawing import partitions
 from transformer_core.report.sections.profiles.step_drawing import timelines
 
 OWN = "the step as it is"

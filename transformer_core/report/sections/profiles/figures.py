@@ -1,13 +1,11 @@
 """Figures of profiles: where the time of a step goes, communication, one step, the roofline."""
 
-from collections.abc import Iterable, Mapping
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from schemas.results import Breakdown, ProfileSummary, Roofline
+from schemas.results import ProfileSummary, Roofline
 from transformer_core.analysis.study_results import StudyResults
 from transformer_core.profiling.breakdown.step_timeline import (
     Timeline,
@@ -25,26 +23,21 @@ from transformer_core.report.kit.drawing import (
     rows,
 )
 from transformer_core.report.kit.palette import (
-    BLUE,
-    BROWN,
     ORANGE,
     PURPLE,
     SERIES,
     SKY,
     VERMILION,
-    YELLOW,
 )
 from transformer_core.report.kit.said import say
+from transformer_core.report.sections.profiles.partition_drawing import (
+    legend_once,
+    partitions,
+    summary_of,
+)
 from transformer_core.report.sections.profiles.read import measured_roofline, shown, telling
 from transformer_core.report.sections.profiles.step_drawing import WORDS, timelines
 
-_PARTS = {
-    "computation": BLUE,
-    "computation and communication": PURPLE,
-    "exposed communication": VERMILION,
-    "exposed copies": YELLOW,
-    "CUDA graphs": BROWN,
-}
 _COMMUNICATION = {"hidden": PURPLE, "exposed": VERMILION, "transfer": SKY, "waiting": ORANGE}
 _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 
@@ -55,34 +48,6 @@ def profile_partition(results: StudyResults) -> Drawing:
     drawn = partitions(found)
     description = drawn.description + left_out(results, list(found))
     return Drawing(drawn.figure, drawn.title, description)
-
-
-def partitions(found: Mapping[str, Breakdown]) -> Drawing:
-    """What the devices did in a step, by the name of what was profiled."""
-    figure, axes = rows(len(found), least=6)
-    for row, breakdown in enumerate(found.values()):
-        left = 0.0
-        for (name, colour), share in zip(_PARTS.items(), _shares(breakdown), strict=True):
-            width = share * _seconds(breakdown) * 1e3
-            if width:
-                axes.barh(row, width, 0.7, left, color=colour, lw=0, label=name)
-            left += width
-        idle = _seconds(breakdown) * 1e3 - left
-        if idle > 0:
-            axes.barh(row, idle, 0.7, left, fc="none", ec=svg.INK, lw=0.8, label="idle")
-    if found:
-        name_rows(axes, list(found))
-        axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
-        _legend_once(axes, [*_PARTS, "idle"])
-    return Drawing(
-        figure,
-        say("Where the time of a step goes"),
-        say(
-            "Wall time of a step under the profiler, which slows it down, divided by what the "
-            "devices do in it; mean over steps and devices. Exposed is what nothing is computed "
-            "beside. Idle time is the host's: Python, dispatch, waiting for input."
-        ),
-    )
 
 
 def profile_communication(results: StudyResults) -> Drawing:
@@ -123,7 +88,7 @@ def profile_communication(results: StudyResults) -> Drawing:
             left[offset] += width
     name_rows(axes, list(found))
     axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
-    _legend_once(axes, _COMMUNICATION)
+    legend_once(axes, _COMMUNICATION)
     return Drawing(
         figure,
         title,
@@ -151,7 +116,7 @@ def operator_roofline(results: StudyResults) -> Drawing:
     found = shown(results)
     names = telling(results)
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    points = _points({variant: _summary(found[variant]) for variant in names})
+    points = _points({variant: summary_of(found[variant]) for variant in names})
     title = say("Operator classes under the roofline")
     if not points:
         text = say("No trace holds the shapes of operators.")
@@ -211,37 +176,6 @@ def _name_marks_and_colors(axes: Axes, operators: set[str], variants: list[str])
         axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
     for number, name in enumerate(variants):
         axes.plot([], [], "s", color=SERIES[number], label=name)
-    legend_below(axes, None)
-
-
-def _summary(breakdown: Breakdown) -> ProfileSummary:
-    assert breakdown.summary is not None
-    return breakdown.summary
-
-
-def _seconds(breakdown: Breakdown) -> float:
-    return _summary(breakdown).step_seconds
-
-
-def _shares(breakdown: Breakdown) -> tuple[float, ...]:
-    """The parts of the step in the order of the bars, without idle time."""
-    found = _summary(breakdown)
-    overlap = found.overlap or 0.0
-    return (
-        (found.compute or 0.0) - overlap,
-        overlap,
-        found.exposed_communication or 0.0,
-        found.exposed_copies or 0.0,
-        found.exposed_graphs or 0.0,
-    )
-
-
-def _legend_once(axes: Axes, order: Iterable[str]) -> None:
-    """A legend below that names every label once, in ``order``."""
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    names = [name for name in order if name in once]
-    axes.legend([once[name] for name in names], names)
     legend_below(axes, None)
 
 
