@@ -44,4 +44,3 @@ def waterfall(results: StudyResults) -> Drawing:
             "with kernels that no certificate names: it shows the way, and does not count."
         ),
     )
-
