@@ -285,4 +285,4 @@ def test_a_failed_breakdown_exits_with_1_unless_its_status_is_kept(
 
 def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
-    assert "cannot be read (Is a directory)" in capsys.readouterr().err
+    assert f"{tmp_path} holds no traces" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from transformer_core.profiling.arguments import (
     count,
     pattern,
     refuse_overwriting,
+    traces_of,
     window,
 )
 from transformer_core.profiling.breakdown.job import (
@@ -76,7 +77,9 @@ def _arguments() -> argparse.ArgumentParser:
         epilog="Two profiles side by side: diff A B. All ranks in one file for ui.perfetto.dev: "
         "perfetto FILE... --output ALL.json.gz. Each has a --help of its own.",
     )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="traces, by rank")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="traces by rank, or a folder"
+    )
     parser.add_argument("--capture", type=Path, help="capture.json of a variant, instead of files")
     parser.add_argument(
         "--keep-status",
@@ -130,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{options.files[0]} is no file; is the command {meant} meant?")
     stretch = window(parser, options)
     try:
+        options.files = traces_of(options.files)
         outputs = (options.output, options.events)
         refuse_overwriting(outputs, (*options.files, options.capture))
         breakdown, rows = _read(options, stretch)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown
-from transformer_core.profiling.arguments import count, percent
+from transformer_core.profiling.arguments import count, percent, traces_of
 from transformer_core.profiling.breakdown.difference import (
     Change,
     Difference,
@@ -34,10 +34,7 @@ def read_profile(path: Path, cache: Path | None = None) -> Breakdown:
     if (path / "breakdown.json").is_file():
         path = path / "breakdown.json"
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix in (".json", ".gz", ".sqlite"))
-        if not files:
-            raise unusable(path, "holds no traces", "name the files, or another folder")
-        found, _ = breakdown_of_files(files, path.name, choice)
+        found, _ = breakdown_of_files(traces_of([path]), path.name, choice)
     else:
         found = _breakdown(path) or breakdown_of_files([path], path.name, choice)[0]
     if not found.devices:

@@ -29,6 +29,8 @@ NO_EVENTS = (
     "nothing on a device"
 )
 
+NOTHING_INSIDE = "the window of --from and --to holds no device event of the trace"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -47,9 +49,13 @@ def breakdown_of_files(
     cannot be used."""
     choice = choice or Choice()
     reading = read_files(paths, cache=choice.cache)
+    whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
     files = [str(path) for path in paths]
-    return _breakdown(reading, name, files, None, choice.kernels), reading.events
+    found = _breakdown(reading, name, files, None, choice.kernels)
+    if not found.devices and whole and choice.window != EVERYTHING:
+        found = found.model_copy(update={"reason": NOTHING_INSIDE})
+    return found, reading.events
 
 
 def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, Events]:

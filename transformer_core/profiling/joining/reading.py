@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 _SQLITE = b"SQLite format 3\x00"
 _NSYS_REPORT = (b"NVIDIA Tegra Profiler Report", b"QDREP")
 _EMPTY = "is empty"
+_PACKED = {
+    b"PK\x03\x04": ("is a zip archive", "unpack it first: unzip"),
+    b"\x28\xb5\x2f\xfd": ("is packed with zstd", "unpack it first: zstd -d"),
+    b"\xfd7zXZ\x00": ("is packed with xz", "unpack it first: unxz"),
+    b"BZh": ("is packed with bzip2", "unpack it first: bunzip2"),
+    b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
+}
+"""What files begin with that are read once they are something else, and how they become it."""
 _WORTH_PROCESSES = 64 << 20
 """Bytes of text that take longer to read than a process to start."""
 _COMPRESSION = 8
@@ -61,6 +69,9 @@ def read_source(path: Path) -> Source:
             "is a report in the format of Nsight Systems itself",
             f"export it with nsys export --type=sqlite {path}",
         )
+    for mark, (problem, remedy) in _PACKED.items():
+        if start.startswith(mark):
+            raise unusable(path, problem, f"{remedy} {path}")
     # One of them is enough, and importing both takes longer.
     if database:
         from transformer_core.profiling.readers.nsys.nsys_reader import read_nsys

@@ -27,6 +27,11 @@ class LeftOut:
         """Events left out in all."""
         return self._counts.total()
 
+    @property
+    def told(self) -> str:
+        """The sentences as the end of another; empty if nothing was left out."""
+        return f" ({'; '.join(self.notes())})" if self.total else ""
+
     def notes(self) -> list[str]:
         """A sentence for each reason."""
         return [

@@ -16,7 +16,12 @@ import pyarrow.parquet as pq
 
 from schemas.errors import ConfigError
 from transformer_core.common.files import atomic_path
-from transformer_core.profiling.arguments import add_window, refuse_overwriting, window
+from transformer_core.profiling.arguments import (
+    add_window,
+    refuse_overwriting,
+    traces_of,
+    window,
+)
 from transformer_core.profiling.events.arrow_arrays import SCHEMA, events_of
 from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.rows import Rows, rows_of
@@ -91,6 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     stretch = window(parser, options)
     try:
+        options.files = traces_of(options.files)
         refuse_overwriting([options.output], options.files)
         table = read_events(options.files, options.cache)
         try:

@@ -16,8 +16,11 @@ from transformer_core.profiling.readers.trace_kind import TraceError, unusable
 
 _CHUNK = 1 << 19
 _TRIES = 40
+_MARK = b"\xef\xbb\xbf"
+"""Of UTF-8, which some editors set before a text."""
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_END = re.compile(rb"\}\s*(\])\s*[,}]")
+_END = re.compile(rb"\}(\s*,?\s*\])\s*[,}]")
+"""Some programs that cut traces leave a comma behind the last event."""
 _BETWEEN = re.compile(rb"\s*,\s*(?=\{)")
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 _SUSPECT = re.compile(rb"[:\[,]\s*-?(?:[Ii]nf|[Nn]a[Nn])")
@@ -191,6 +194,7 @@ class EventText:
         raise Damaged(error)
 
     def _read_head(self, text: bytes) -> None:
+        text = text.removeprefix(_MARK)
         for candidate in (text, repaired(text)):
             try:
                 found = msgspec.json.decode(candidate)
