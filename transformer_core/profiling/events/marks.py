@@ -54,14 +54,14 @@ class Marks:
                 continue
             found = {
                 number: phase
-                for number in np.flatnonzero(np.bincount(rows["name"])).tolist()
+                for number in rows.distinct("name")
                 if (phase := phases.phase_of(names.texts[number]))
                 and (phase == phases.STEP) == steps
             }
             own = {n for n, p in found.items() if names.texts[n] == phases.label(p)}
-            chosen = np.flatnonzero(np.isin(rows["name"], list(own or found)))
-            labels = mapped(names, rows["name"][chosen], phases.phase_of)
-            parts.append((labels, *(rows[name][chosen] for name in ("t0", "t1", "thread"))))
+            chosen = rows.places("name", own or found)
+            labels = mapped(names, rows.take("name", chosen), phases.phase_of)
+            parts.append((labels, *(rows.take(name, chosen) for name in ("t0", "t1", "thread"))))
             if own or (steps and found):
                 break
         columns = [np.concatenate([part[k] for part in parts]) for k in range(4)]

@@ -62,7 +62,7 @@ def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
     yield "device", _devices(rows)
     kinds = mapped(names, device["kind"], lambda kind: _CLASSES[kind])
     yield "class", np.where(talks, names[event_table.COMMUNICATION], kinds)
-    yield "operator", taken(trace.operators["name"], operator)
+    yield "operator", rows.operator_names(operator)
     yield "shapes", rows.shapes(operator)
     yield "operator_class", _kernel_classes(rows, kernel, talks, operator)
     yield "layer", rows.layers.at(thread, launched)
@@ -77,7 +77,7 @@ def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> In
     """The ranges of collectives around launches, but -1 where an operator inside the range
     launched: what it copies is no communication."""
     inside = (annotation >= 0) & (operator >= 0)
-    begins = rows.trace.operators["t0"][operator[inside]]
+    begins = rows.trace.operators.take("t0", operator[inside])
     found = annotation.copy()
     found[inside] = np.where(
         begins > rows.trace.collectives["t0"][annotation[inside]], -1, annotation[inside]
@@ -126,7 +126,7 @@ def _kernel_classes(
 ) -> Integers:
     """The operator class of each kernel: its operator's, else what its own name suggests."""
     names = rows.names
-    found = taken(rows.operator_classes, operator)
+    found = rows.operator_classes(operator)
     unknown = (found == NULL) | (found == names[operator_classes.OTHER])
     guess = mapped(names, rows.trace.device["name"], kernel_classes.kernel_class)
     found = np.where(unknown, guess, found)

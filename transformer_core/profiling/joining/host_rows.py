@@ -51,7 +51,7 @@ def host_rows(rows: ProcessRows) -> dict[str, Integers]:
         "shapes": beside(rows.shapes(operator)),
         "operator_class": np.concatenate(
             [
-                rows.operator_classes[operator],
+                rows.operator_classes(operator),
                 np.full(count, names[operator_classes.COMMUNICATION]),
             ]
         ),

@@ -3,6 +3,7 @@
 Columns of texts hold numbers of names until the table is made.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from transformer_core.profiling.events.joins import leaves
 from transformer_core.profiling.events.layers import Layers
 from transformer_core.profiling.events.marks import Marks
-from transformer_core.profiling.events.texts import mapped
 from transformer_core.profiling.operators import operator_classes
 from transformer_core.profiling.operators.collective_names import collective_named, message_bytes
 from transformer_core.profiling.readers.columns import NULL, Integers, nulls
@@ -68,25 +68,44 @@ class ProcessRows:
         return np.array(counts, np.int64)
 
     @cached_property
-    def operator_classes(self) -> Integers:
-        """The class of each operator."""
-        return mapped(self.names, self.trace.operators["name"], operator_classes.operator_class)
+    def _kinds(self) -> dict[int, int]:
+        """The classes of operators by the numbers of their names."""
+        texts, names = self.names.texts, self.trace.operators.distinct("name")
+        return {n: self.names[operator_classes.operator_class(texts[n])] for n in names}
+
+    def operator_classes(self, operator: Integers) -> Integers:
+        """The class of the operator of each row; null for none (-1)."""
+        return self._of_operator("name", operator, self._kinds)
+
+    def operator_names(self, operator: Integers) -> Integers:
+        """Its name likewise."""
+        return self._of_operator("name", operator, None)
+
+    def _of_operator(
+        self, column: str, operator: Integers, made: Mapping[int, int] | None
+    ) -> Integers:
+        found, some = nulls(len(operator)), operator >= 0
+        values = self.trace.operators.take(column, operator[some])
+        if made is not None:
+            present, place = np.unique(values, return_inverse=True)
+            values = np.array([made[n] for n in present.tolist()], np.int64)[place]
+        found[some] = values
+        return found
 
     def work(self, operator: Integers, t0: Integers) -> tuple[Integers, Integers]:
         """FLOPs and bytes of the operator of each row (-1 for none): all of them on its first
         row, 0 on the others, null where its shapes do not tell."""
-        calls = self.trace.operators["call"]
         order = np.lexsort((t0, operator))
         order = order[operator[order] >= 0]
-        if len(order):
-            order = order[self._leaves[operator[order]]]
+        order = order[self._leaves(operator[order])]
         chosen = operator[order]
         first = np.ones(len(chosen), np.bool_)
         first[1:] = chosen[1:] != chosen[:-1]
+        calls = self.trace.operators.take("call", chosen)
         columns = []
         for values in ([w.flops for w in self.trace.work], [w.bytes for w in self.trace.work]):
             known = np.array([NULL if v is None or v >= 2**62 else v for v in values], np.int64)
-            of_call = known[calls[chosen]] if len(chosen) else nulls(0)
+            of_call = known[calls] if len(chosen) else nulls(0)
             column = nulls(len(operator))
             column[order] = np.where(first | (of_call == NULL), of_call, 0)
             columns.append(column)
@@ -94,16 +113,12 @@ class ProcessRows:
 
     def shapes(self, operator: Integers) -> Integers:
         """The shapes of the inputs of the operator of each row, as text."""
-        numbers = np.array([self.names[t] if t else NULL for t in self.trace.shapes], np.int64)
-        found = nulls(len(operator))
-        some = operator >= 0
-        if some.any():
-            found[some] = numbers[self.trace.operators["call"][operator[some]]]
-        return found
+        numbers = {k: self.names[t] if t else NULL for k, t in enumerate(self.trace.shapes)}
+        return self._of_operator("call", operator, numbers)
 
-    @cached_property
-    def _leaves(self) -> NDArray[np.bool_]:
+    def _leaves(self, operator: Integers) -> NDArray[np.bool_]:
         # All others have no arithmetic and no traffic that is known.
         working = ("CONTRACTION", "NORMALIZATION", "ELEMENT_WISE")
         wanted = [self.names[getattr(operator_classes, name)] for name in working]
-        return leaves(self.trace.operators, self.operator_classes, wanted)
+        present, place = np.unique(operator, return_inverse=True)
+        return leaves(self.trace.operators, present, self._kinds, wanted)[place]

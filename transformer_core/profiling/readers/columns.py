@@ -1,7 +1,7 @@
 """Compact rows for millions of events: a few bytes a value, every text once."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,16 @@ class Packed:
             found[self._data == self._null] = NULL
 
 
+def _blocks(values: Integers) -> list[Packed]:
+    return [Packed(values[begin : begin + _BLOCK]) for begin in range(0, len(values), _BLOCK)]
+
+
+def _overlay(found: Integers, begin: int, values: Integers, at: int) -> None:
+    """Write values that begin at row ``at`` over those of the rows from ``begin`` on."""
+    first, last = max(begin, at), min(begin + len(found), at + len(values))
+    found[first - begin : last - begin] = values[first - at : last - at]
+
+
 class Columns:
     """Rows of integers, kept by column: the last of them as they are, those before packed."""
 
@@ -104,9 +114,7 @@ class Columns:
 
     def replace(self, name: str, values: Integers) -> None:
         """Give a column other values, as many as all others have."""
-        self._packed[name] = [
-            Packed(values[begin : begin + _BLOCK]) for begin in range(0, len(values), _BLOCK)
-        ]
+        self._packed[name] = _blocks(values)
         self._last[name] = array("q")
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
@@ -133,9 +141,53 @@ class Columns:
             found[begin:] = np.frombuffer(last, np.int64)
         return found
 
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """Begins and ends of stretches of rows that are few enough to be unpacked at once."""
+        count = len(self)
+        for begin in range(0, count, _BLOCK):
+            yield begin, min(begin + _BLOCK, count)
+
+    def stretch(self, name: str, begin: int, end: int) -> Integers:
+        """The values of a column from one row up to another."""
+        found, at = np.empty(end - begin, np.int64), 0
+        for part in self._packed[name]:
+            if at < end and at + part.count > begin:
+                values = np.empty(part.count, np.int64)
+                part.into(values)
+                _overlay(found, begin, values, at)
+            at += part.count
+        if at < end:
+            _overlay(found, begin, np.array(self._last[name], np.int64), at)
+        return found
+
+    def take(self, name: str, places: Integers) -> Integers:
+        """The values of a column at places in any order, without the others."""
+        found = np.empty(len(places), np.int64)
+        order = np.argsort(places, kind="stable")
+        wanted = places[order]
+        for begin, end in self.stretches():
+            first, last = np.searchsorted(wanted, (begin, end))
+            if first < last:
+                values = self.stretch(name, begin, end)
+                found[order[first:last]] = values[wanted[first:last] - begin]
+        return found
+
+    def distinct(self, name: str) -> list[int]:
+        """The values that a column has, in order."""
+        parts = [np.unique(self.stretch(name, *edges)) for edges in self.stretches()]
+        return np.unique(np.concatenate(parts)).tolist() if parts else []
+
+    def places(self, name: str, wanted: Collection[int]) -> Integers:
+        """The rows where a column has one of some values."""
+        parts = [
+            begin + np.flatnonzero(np.isin(self.stretch(name, begin, end), list(wanted)))
+            for begin, end in self.stretches()
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
     def _pack_some(self) -> None:
         if len(next(iter(self._last.values()))) < _BLOCK:
             return
         for name, column in self._last.items():
-            self._packed[name].append(Packed(np.frombuffer(column, np.int64)))
+            self._packed[name] += _blocks(np.frombuffer(column, np.int64))
             self._last[name] = array("q")

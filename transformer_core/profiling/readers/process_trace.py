@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from transformer_core.profiling.operators.operator_classes import (
     UNKNOWN,
@@ -121,15 +122,10 @@ class ProcessTrace:
             *(self.device, self.launches, self.waits),
             *(self.operators, self.ranges, self.collectives),
         ):
-            if not len(columns):
-                continue
-            t0 = columns["t0"]
-            t1 = columns["t1" if "t1" in columns else "t0"]
-            far = max(int(t0.max()) - middle, middle - int(t0.min())) > DAY_NS
-            if far or int((t1 - t0).max()) > DAY_NS:
-                wrong = (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS) | (t1 - t0 > DAY_NS)
-                self.left_out.add("more than a day long, or away from the others", int(wrong.sum()))
-                columns.keep(~wrong)
+            wrong = [_stray(columns, middle, edges) for edges in columns.stretches()]
+            if count := sum(int(some.sum()) for some in wrong):
+                self.left_out.add("more than a day long, or away from the others", count)
+                columns.keep(~np.concatenate(wrong))
 
     def _leave_out_doubles(self) -> None:
         """The same event of a stream twice: two things never run at once on one."""
@@ -147,6 +143,13 @@ class ProcessTrace:
             self.left_out.add("the trace holds them twice", int(same.sum()))
             rows.clear()
             self.device.keep(kept)
+
+
+def _stray(columns: Columns, middle: int, edges: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which rows are too long, or too far from a time."""
+    t0 = columns.stretch("t0", *edges)
+    t1 = columns.stretch("t1", *edges) if "t1" in columns else t0
+    return (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS) | (t1 - t0 > DAY_NS)
 
 
 def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
