@@ -51,15 +51,14 @@ def break_down_all(
         everything.work,
         *(everything.where(everything.equal("kind", kind)) for kind in ("range", "wait")),
     )
-    found = []
+    found: list[tuple[Rows, Rows, Rows]] = []
     for rank, device in _devices(work):
         mine = work.where((work["rank"] == rank) & work.equal("device", device))
-        found.append((mine, *(rows.where(rows["rank"] == rank) for rows in (ranges, waits))))
+        marks, waited = (rows.where(rows["rank"] == rank) for rows in (ranges, waits))
+        found.append((mine, marks, waited))
     matched = waiting([mine for mine, _, _ in found])
-    devices = [
-        _device(mine, marks, waits, transfers, kernels)
-        for (mine, marks, waits), transfers in zip(found, matched.transfers, strict=True)
-    ]
+    # One after the other, and forgotten: what was made of the columns of a device is large.
+    devices = [_device(*found.pop(0), transfers, kernels) for transfers in matched.transfers]
     return devices, matched
 
 

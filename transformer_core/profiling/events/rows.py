@@ -41,6 +41,17 @@ class _Anew(_Made[Value]):
         return self._make(name)
 
 
+class _Few(_Made[Value]):
+    """The last few of what was made: of columns each takes as much memory as the table packed."""
+
+    _MOST = 6
+
+    def __missing__(self, name: str) -> Value:
+        if len(self) >= self._MOST:
+            del self[next(iter(self))]
+        return super().__missing__(name)
+
+
 class Rows:
     """Columns of the event table; integers that are null hold NULL, texts None."""
 
@@ -53,7 +64,7 @@ class Rows:
         self._all, self._places = columns, places
         self.texts = texts
         """The values of columns of texts; the last is None."""
-        self.columns: Mapping[str, NDArray] = _Made(lambda name: columns[name][places])
+        self.columns: Mapping[str, NDArray] = _Few(lambda name: columns[name][places])
         """Numbers, or of texts the places of their values."""
 
     def __getitem__(self, name: str) -> NDArray:

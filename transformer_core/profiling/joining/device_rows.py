@@ -1,6 +1,6 @@
 """Rows of device events: each with its launch, and with what ran around that."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from transformer_core.profiling.operators.collective_names import (
     refined,
 )
 from transformer_core.profiling.readers.columns import NULL, Integers
+
+Mask = NDArray[np.bool_]
 
 _CLASSES = {
     "kernel": event_table.COMPUTE,
@@ -39,33 +41,53 @@ _AS_THEY_ARE = {
 """Columns that the reader has found, by theirs."""
 
 
-def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
-    """The columns of the device events of a process, one after the other, for they are large."""
-    device, names, trace = rows.trace.device, rows.names, rows.trace
+Columns = Iterator[tuple[str, Integers]]
+
+
+def device_rows(rows: ProcessRows) -> Columns:
+    """The columns of the device events of a process, one after the other: they are large, and none
+    is kept that no other needs."""
+    device, trace = rows.trace.device, rows.trace
     thread, launched = first_launches(device["correlation"], trace.launches)
-    operator = around(trace.operators, thread, launched)
-    annotation = around(trace.collectives, thread, launched)
-    kernel = device["kind"] == names["kernel"]
-    collective = _collectives(rows, kernel, _directly(rows, annotation, operator))
-    talks = collective != NULL
-    size, group_size, group = _messages(rows, talks, annotation)
-    flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"])
-    placed = rows.marks.placed(launched)
-    apart = of_loaders(rows.marks, thread, kernel, operator >= 0, talks, placed["phase"], names)
-    placed["phase"] = np.where(apart, names[LOADER], placed["phase"])
-    yield from placed.items()
-    yield from (("thread", thread), ("launch_ns", launched), ("collective", collective))
-    yield from (("bytes", size), ("group_size", group_size), ("group", group))
-    yield from (("flops", flops), ("operator_bytes", traffic))
-    for name, source in _AS_THEY_ARE.items():
-        yield name, device[source]
+    yield from (("thread", thread), ("launch_ns", launched))
+    yield from ((name, device[source]) for name, source in _AS_THEY_ARE.items())
     yield "device", _devices(rows)
-    kinds = mapped(names, device["kind"], lambda kind: _CLASSES[kind])
-    yield "class", np.where(talks, names[event_table.COMMUNICATION], kinds)
+    yield "layer", rows.layers.at(thread, launched)
+    operator = around(trace.operators, thread, launched)
     yield "operator", rows.operator_names(operator)
     yield "shapes", rows.shapes(operator)
+    kernel = device["kind"] == rows.names["kernel"]
+    talks = yield from _talks(rows, kernel, operator, thread, launched)
     yield "operator_class", _kernel_classes(rows, kernel, talks, operator)
-    yield "layer", rows.layers.at(thread, launched)
+    yield from _placed(rows, thread, launched, of=(kernel, operator >= 0, talks))
+    flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"])
+    yield from (("flops", flops), ("operator_bytes", traffic))
+
+
+def _talks(
+    rows: ProcessRows, kernel: Mask, operator: Integers, thread: Integers, launched: Integers
+) -> Generator[tuple[str, Integers], None, Mask]:
+    """What the events communicate; returns which of them do."""
+    annotation = around(rows.trace.collectives, thread, launched)
+    collective = _collectives(rows, kernel, _directly(rows, annotation, operator))
+    talks = collective != NULL
+    yield "collective", collective
+    del collective
+    size, group_size, group = _messages(rows, talks, annotation)
+    yield from (("bytes", size), ("group_size", group_size), ("group", group))
+    kinds = mapped(rows.names, rows.trace.device["kind"], lambda kind: _CLASSES[kind])
+    yield "class", np.where(talks, rows.names[event_table.COMMUNICATION], kinds)
+    return talks
+
+
+def _placed(
+    rows: ProcessRows, thread: Integers, launched: Integers, of: tuple[Mask, Mask, Mask]
+) -> Columns:
+    """Phase and step; ``of`` says of which events that run kernels, lie in operators, talk."""
+    placed = rows.marks.placed(launched)
+    apart = of_loaders(rows.marks, thread, *of, placed["phase"], rows.names)
+    placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
+    yield from placed.items()
 
 
 def _devices(rows: ProcessRows) -> Integers:
@@ -85,7 +107,7 @@ def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> In
     return found
 
 
-def _collectives(rows: ProcessRows, kernel: NDArray[np.bool_], annotation: Integers) -> Integers:
+def _collectives(rows: ProcessRows, kernel: Mask, annotation: Integers) -> Integers:
     """The collective of each kernel: by its name; where that hides it or is but a part of it, by
     what the trace says beside it, or by the range that launched it."""
     names, device = rows.names, rows.trace.device
@@ -107,7 +129,7 @@ def _collectives(rows: ProcessRows, kernel: NDArray[np.bool_], annotation: Integ
 
 
 def _messages(
-    rows: ProcessRows, talks: NDArray[np.bool_], annotation: Integers
+    rows: ProcessRows, talks: Mask, annotation: Integers
 ) -> tuple[Integers, Integers, Integers]:
     """Bytes, size of the group, and group: what the kernel says, else the range around it."""
     device = rows.trace.device
@@ -121,9 +143,7 @@ def _messages(
     return size, group_size, group
 
 
-def _kernel_classes(
-    rows: ProcessRows, kernel: NDArray[np.bool_], talks: NDArray[np.bool_], operator: Integers
-) -> Integers:
+def _kernel_classes(rows: ProcessRows, kernel: Mask, talks: Mask, operator: Integers) -> Integers:
     """The operator class of each kernel: its operator's, else what its own name suggests."""
     names = rows.names
     found = rows.operator_classes(operator)
