@@ -38,6 +38,7 @@ localrules:
     short_spec,
     describe_study,
     certify,
+    certificates,
     combine,
     pair,
     compare,

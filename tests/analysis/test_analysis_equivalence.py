@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from analysis_builders import SHA, repeat
+from analysis_builders import certificate as certificate_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -14,7 +15,7 @@ from scipy import stats
 
 from schemas.config.equivalence import Bitwise, Different, Statistical, Tolerance
 from schemas.errors import ConfigError
-from schemas.results import Certificate, SeedTrajectory, Trajectory
+from schemas.results import Certificate, Deviation, SeedTrajectory, Trajectory
 from schemas.results.checks import CheckedPoint, Checks, TensorDistance
 from schemas.results.equivalence import Agreement, DropoutPlace
 from transformer_core.analysis.certificates.certify import (
@@ -22,6 +23,7 @@ from transformer_core.analysis.certificates.certify import (
     different,
     main,
 )
+from transformer_core.analysis.certificates.table import main as table_of
 from transformer_core.analysis.certificates.weight_distance import Weights
 from transformer_core.measure.trajectory.final_losses import (
     LEVEL,
@@ -424,3 +426,24 @@ def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*options, '"tolerance"', "--run", run, "--reference", reference]) == 1
     assert "snakemake" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_table_names_every_variant_with_what_came_nearest_or_why(tmp_path: Path) -> None:
+    near = [
+        Deviation(quantity="loss", measured=2e-5, bound=1e-4, where="step 3"),
+        Deviation(quantity="update", measured=9e-4, bound=1e-3, where="output.weight, step 2"),
+    ]
+    found = [
+        certificate_of("ddp").model_copy(update={"deviations": near}),
+        certificate_of("sgd", "different").model_copy(update={"reason": "another | rule\nhere"}),
+    ]
+    files = [tmp_path / f"{each.variant}.json" for each in found]
+    for file, each in zip(files, found, strict=True):
+        file.write_text(each.model_dump_json())
+    assert table_of([*map(str, files), "--output", str(tmp_path / "all.md")]) == 0
+    lines = (tmp_path / "all.md").read_text().splitlines()
+    assert lines[0] == "1 equivalent, 1 different."
+    assert "| ddp | tolerance | equivalent | update of a tensor, 90% (output.weight, step 2) |" in (
+        lines
+    )
+    assert lines[-1] == "| sgd | tolerance | different | another \\| rule here |"

@@ -36,6 +36,7 @@ def known_targets(
     if study.memory and study.memory.anatomy:
         targets += [f"results/memory/{variant}.json" for variant in study.variants]
     targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
+    targets += ["results/certificates.md"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]

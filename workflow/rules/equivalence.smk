@@ -83,3 +83,20 @@ rule certify:
         "python -m transformer_core.measure.processes.quick_start"
         " transformer_core.analysis.certificates.certify --variant {wildcards.variant}"
         " --equivalence {params.equivalence:q} {params.files} --output {output} 2>&1 | tee {log}"
+
+
+rule certificates:
+    # Certificates, and nothing but what they need.
+    input:
+        expand("results/equivalence/{variant}.json", variant=SPECS),
+    output:
+        "results/certificates.md",
+    log:
+        "results/logs/certificates.log",
+    params:
+        code=CODE["certificates"],
+    message:
+        "Put all certificates into a table"
+    shell:
+        "python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.analysis.certificates.table {input} --output {output} 2>&1 | tee {log}"
