@@ -16,14 +16,20 @@ from scipy import stats
 from schemas.config.equivalence import Bitwise, Different, Statistical, Tolerance
 from schemas.errors import ConfigError
 from schemas.results import Certificate, Deviation, SeedTrajectory, Trajectory
-from schemas.results.checks import CheckedPoint, Checks, TensorDistance
+from schemas.results.checks import (
+    CheckedPoint,
+    CheckedValidation,
+    Checks,
+    DecodedTokens,
+    TensorDistance,
+)
 from schemas.results.equivalence import Agreement, DropoutPlace
+from transformer_core.analysis.certificates.certificate_table import main as table_of
 from transformer_core.analysis.certificates.certify import (
     certify,
     different,
     main,
 )
-from transformer_core.analysis.certificates.table import main as table_of
 from transformer_core.analysis.certificates.weight_distance import Weights
 from transformer_core.measure.trajectory.final_losses import (
     LEVEL,
@@ -265,6 +271,22 @@ def test_planted_fault_clipped_by_another_norm() -> None:
     assert failed(verdict(STATISTICAL, seed(checks=checks(points=off)))) == ["point_norm"]
 
 
+def test_planted_fault_decoding_that_sees_another_prefix() -> None:
+    off = DecodedTokens(error=0.03, rounding=0.005)
+    run = seed(checks=checks(decoding=off))
+    assert failed(verdict(STATISTICAL, run)) == failed(verdict(TOLERANCE, run)) == ["decoding"]
+    near = seed(checks=checks(decoding=DecodedTokens(error=0.018, rounding=0.005)))
+    assert failed(verdict(STATISTICAL, near)) == []
+
+
+@pytest.mark.parametrize("changes", [{"loss": 8.002}, {"modes_changed": 1}])
+def test_planted_fault_of_a_validation(changes: dict[str, Any]) -> None:
+    right = {"loss": 8.0, "expected_loss": 8.0, "rounding": 0.0, "modes_changed": 0}
+    for more, expected in (({}, []), (changes, ["validation"])):
+        seen = CheckedValidation.model_validate(right | more)
+        assert failed(verdict(TOLERANCE, seed(checks=checks(validation=seen)))) == expected
+
+
 def place(**changes: Any) -> DropoutPlace:
     chance = Agreement(same=680, of=1000)
     right: dict[str, Any] = {
@@ -293,6 +315,8 @@ ALIKE = Agreement(same=1000, of=1000)
         ({"dropped_in_evaluation": 3}, "3 dropped in evaluation"),
         ({"steps": ALIKE}, "masks of steps"),
         ({"rows": ALIKE}, "masks of rows"),
+        ({"tokens": ALIKE}, "masks of tokens"),
+        ({"elements": ALIKE}, "masks of elements"),
         ({"layers": ALIKE}, "masks of layers"),
         ({"ranks": ALIKE}, "masks of ranks"),
         ({"dropped": 0, "of": 0}, "nothing came through"),

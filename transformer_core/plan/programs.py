@@ -34,7 +34,7 @@ PROGRAMS = MappingProxyType(
         "evaluate": (_LEASE, "transformer_core.measure.evaluation.job"),
         "combine": ("transformer_core.analysis.comparisons.combine",),
         "short_run": (_LEASE, "transformer_core.measure.trajectory.job"),
-        "certificates": ("transformer_core.analysis.certificates.table",),
+        "certificates": ("transformer_core.analysis.certificates.certificate_table",),
         "certify": ("transformer_core.analysis.certificates.certify",),
         "profile": ("transformer_core.profiling.capture.job",),
         "breakdown": ("transformer_core.profiling",),

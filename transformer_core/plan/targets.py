@@ -22,8 +22,8 @@ def known_targets(
     data = f"results/data/{study.corpus.name}"
     targets = ["results/report.html", "results/report.md", "results/summary.json"]
     targets += ["results/machine/hardware.json", "results/comparisons.json"]
-    targets += ["results/families.json", "results/claims.json", f"{data}/tokenizer.json"]
-    targets += [f"{data}/verify.json"]
+    targets += ["results/families.json", "results/claims.json", "results/certificates.md"]
+    targets += [f"{data}/tokenizer.json", f"{data}/verify.json"]
     targets += ["results/refinement.json"] * (study.time is not None)
     targets += ["results/quality.json"] * (study.quality is not None)
     targets += ["results/links/error.json"] * (study.link_check is not None)
@@ -36,7 +36,6 @@ def known_targets(
     if study.memory and study.memory.anatomy:
         targets += [f"results/memory/{variant}.json" for variant in study.variants]
     targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
-    targets += ["results/certificates.md"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]

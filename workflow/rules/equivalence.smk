@@ -99,4 +99,4 @@ rule certificates:
         "Put all certificates into a table"
     shell:
         "python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.analysis.certificates.table {input} --output {output} 2>&1 | tee {log}"
+        " transformer_core.analysis.certificates.certificate_table {input} --output {output} 2>&1 | tee {log}"

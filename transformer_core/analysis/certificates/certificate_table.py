@@ -1,6 +1,6 @@
 """All certificates of a study on one page: results/certificates.md.
 
-    python -m transformer_core.analysis.certificates.table equivalence/*.json \
+    python -m transformer_core.analysis.certificates.certificate_table equivalence/*.json \
         --output results/certificates.md
 """
 
@@ -40,7 +40,7 @@ def _said(certificate: Certificate) -> str:
 @program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.analysis.certificates.table",
+        prog="python -m transformer_core.analysis.certificates.certificate_table",
         description="Put all certificates into one table, in Markdown.",
     )
     parser.add_argument("certificates", type=Path, nargs="+", help="results/equivalence/*.json")
