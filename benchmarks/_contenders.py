@@ -147,7 +147,8 @@ def make(
         else Objective(network, smoothing, training.loss)
     )
     precision = build_precision(training.precision, CPU, training.clipping)
-    optimizer = build_optimizer(training.optimizer, objective.parameters(), CPU)
+    masters = precision.convert(network)
+    optimizer = build_optimizer(training.optimizer, objective.parameters(), CPU, masters)
 
     def loss_of(batch: Batch) -> Tensor:
         with precision.autocast():

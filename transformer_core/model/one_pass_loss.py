@@ -68,7 +68,9 @@ class _OnePass(torch.autograd.Function):
             counted = labels != PAD
             losses = hidden.new_empty(len(h), dtype=torch.float32)
             d_hidden = torch.empty_like(hidden) if wants_hidden else None
-            d_output = torch.zeros_like(output) if wants_output else None
+            # In 32 bits: the chunks add up.
+            wide = None if output.dtype != torch.bfloat16 else torch.float32
+            d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
             limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
             rows = max(1, limit // len(w))
             padded = device_kind(hidden) not in _PADDING_LEFT_OUT
@@ -91,6 +93,7 @@ class _OnePass(torch.autograd.Function):
                 if d_output is not None:
                     d_output -= smoothing / len(w) * (weight @ h).float()
             ctx.save_for_backward(d_hidden, d_output)
+            ctx.format = output.dtype
             return torch.where(counted, losses, 0.0).sum()
 
     @staticmethod
@@ -99,7 +102,7 @@ class _OnePass(torch.autograd.Function):
         d_hidden, d_output = ctx.saved_tensors
         return (
             None if d_hidden is None else d_hidden.mul_(grad),
-            None if d_output is None else d_output.mul_(grad),
+            None if d_output is None else d_output.mul_(grad).to(ctx.format),
             None,
             None,
             None,
@@ -183,5 +186,7 @@ def _products(
     if d_output is not None:
         if g.dtype == d_output.dtype:
             d_output.addmm_(g.T, hidden)
+        elif lift == 1.0:
+            d_output += g.T @ hidden
         else:
             d_output += (g.T @ hidden).to(d_output.dtype) / lift

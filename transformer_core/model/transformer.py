@@ -70,6 +70,7 @@ class EncoderDecoder(nn.Module):
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
         self.output = None if tied else nn.Linear(d_model, vocabulary, bias=False)
         self.positions = Positions(d_model)
+        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
         self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
@@ -197,7 +198,8 @@ class EncoderDecoder(nn.Module):
         start: int = 0,
         places: Tensor | None = None,
     ) -> Tensor:
-        return self.dropout(self.positions(embedding(tokens) * self.scale, start, places))
+        x = self.positions(embedding(tokens) * self.scale, start, places)
+        return self.dropout(x if self.residual is None else x.to(self.residual))
 
 
 def source_mask(source: Tensor) -> Tensor:

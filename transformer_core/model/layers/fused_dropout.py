@@ -8,9 +8,9 @@ from torch.autograd.function import once_differentiable
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the compiled loops take x: numbers of 32 bits on a CPU, that are there."""
+    """Whether the compiled loops take x: 32 bits or bfloat16 on a CPU, numbers that are there."""
     plain = type(x) in (Tensor, nn.Parameter)  # a fake tensor has no numbers
-    return plain and x.device.type == "cpu" and x.dtype == torch.float32
+    return plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def fused_dropout(x: Tensor, p: float) -> Tensor:
@@ -26,12 +26,12 @@ def dropout_of_relu(x: Tensor, p: float) -> Tensor:
 
 
 def dropout_added(residual: Tensor, x: Tensor, p: float) -> Tensor:
-    """``residual`` plus :func:`fused_dropout` of x, both of one shape."""
+    """``residual`` plus :func:`fused_dropout` of x, of its shape, in the format of ``residual``."""
     result: Tensor = _Added.apply(residual, x, p)
     return result
 
 
-def _seed() -> int:
+def seed_of_call() -> int:
     """Of one call, from torch's generator, so that a checkpoint or a seed brings it back."""
     return int(torch.empty((), dtype=torch.int64).random_())
 
@@ -44,7 +44,7 @@ class _Kept(torch.autograd.Function):
         # Here, because the compiler takes half a second to import, in every process.
         from transformer_core.model.layers import dropout_kernels as kernels
 
-        ctx.seed, ctx.p, ctx.kernels = _seed(), p, kernels
+        ctx.seed, ctx.p, ctx.kernels = seed_of_call(), p, kernels
         return kernels.kept(x, ctx.seed, p)
 
     @staticmethod
@@ -60,13 +60,13 @@ class _Added(torch.autograd.Function):
     def forward(ctx: Any, residual: Tensor, x: Tensor, p: float) -> Tensor:
         from transformer_core.model.layers import dropout_kernels as kernels
 
-        ctx.seed, ctx.p, ctx.kernels = _seed(), p, kernels
+        ctx.seed, ctx.p, ctx.kernels, ctx.format = seed_of_call(), p, kernels, x.dtype
         return kernels.added(residual, x, ctx.seed, p)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad, ctx.kernels.kept(grad, ctx.seed, ctx.p), None
+        return grad, ctx.kernels.kept(grad, ctx.seed, ctx.p, ctx.format), None
 
 
 class _OfRelu(torch.autograd.Function):
@@ -76,7 +76,7 @@ class _OfRelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         from transformer_core.model.layers import dropout_kernels as kernels
 
-        result = kernels.positive(x, _seed(), p)
+        result = kernels.positive(x, seed_of_call(), p)
         ctx.save_for_backward(result)
         ctx.p, ctx.kernels = p, kernels
         return result
