@@ -181,6 +181,10 @@ class Transformer(Schema):
     """Number format of the residual stream: that of the weights (32 bits under autocast), or
     bfloat16, which halves what is read and written between matrix products; this needs
     training.precision bf16 or bf16_weights."""
+    compile: Literal["none", "layers"] = "none"
+    """torch.compile in training: with layers, once for each kind of layer and any lengths, which
+    takes a minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or
+    with DDP, on padded rows."""
     checkpoint: Literal["none", "layers"] = "none"
     """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps the input
     of each layer only, and the backward pass computes the layer a second time."""

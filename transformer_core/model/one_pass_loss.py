@@ -147,7 +147,7 @@ def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
     Step by step all the same where something watches every operation, or where compiling fails: it
     takes a C compiler and Python's headers, which not every host has.
     """
-    if _not_compiled or _watched():
+    if _not_compiled or watched():
         return _loss_and_gradient(*args)
     from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
 
@@ -159,7 +159,7 @@ def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
         return _loss_and_gradient(*args)
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether a mode of torch sees every operation of this thread: one of tensors without memory,
     say. Compiled code hides them, and torch refuses to compile unless the mode allows that."""
     modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))

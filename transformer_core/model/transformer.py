@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from schemas.config.model import Transformer
 from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.model.compiled_layers import compile_layers, compiled_or_plain
 from transformer_core.model.decoding.key_value_cache import DecoderCache
 from transformer_core.model.layers.attention import (
     mask_for_kernels,
@@ -74,6 +75,9 @@ class EncoderDecoder(nn.Module):
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
         self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
+        self.compiled = spec.compile == "layers"
+        if self.compiled:
+            compile_layers(*self.encoder, *self.decoder)
         ends = [build_norm(spec.norm_method, d_model) if pre else nn.Identity() for _ in range(2)]
         self.encoder_norm, self.decoder_norm = ends
 
@@ -186,6 +190,8 @@ class EncoderDecoder(nn.Module):
         return mask_for_kernels(self.attention_spec, mask, self.source_embedding.weight)
 
     def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        if self.compiled:
+            layer = compiled_or_plain(layer)
         if self.checkpoint and torch.is_grad_enabled():
             result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
             return result

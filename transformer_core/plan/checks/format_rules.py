@@ -1,8 +1,8 @@
-"""Rules of number formats that span several sections of a run spec."""
+"""Rules of number formats and of compiling that span several sections of a run spec."""
 
 from collections.abc import Iterator
 
-from schemas.config.model import Transformer
+from schemas.config.model import Transformer, UnpaddedTokens
 from schemas.config.parallel import Ddp, Single
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import AdamW, Bf16, Bf16Weights
@@ -21,6 +21,20 @@ def of_formats(spec: RunSpec) -> Iterator[Violation]:
         )
     if isinstance(precision, Bf16Weights):
         yield from _low_weights(spec)
+    if getattr(model, "compile", "none") == "layers":
+        yield from _compiled(spec)
+
+
+def _compiled(spec: RunSpec) -> Iterator[Violation]:
+    reason = ""
+    if not isinstance(spec.parallel, Single | Ddp):
+        reason, remedy = f"was not made for {spec.parallel.kind}", "parallel: {kind: ddp}"
+    elif isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens):
+        reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
+    elif getattr(spec.model, "checkpoint", "none") == "layers":
+        reason, remedy = "computes no layer a second time", "model.checkpoint: none"
+    if reason:
+        yield "model.compile", "layers", reason, f"take {remedy}, or model.compile: none"
 
 
 def _low_weights(spec: RunSpec) -> Iterator[Violation]:
