@@ -28,12 +28,12 @@ class MasterAdamW(Optimizer):
     def __init__(
         self, parameters: Any, masters: Mapping[nn.Parameter, Tensor], **defaults: Any
     ) -> None:
-        super().__init__(parameters, defaults)
+        super().__init__(parameters, defaults | {"fused": True})  # steps are counted on the device
         for group in self.param_groups:
             for parameter in group["params"]:
                 master = masters[parameter]
                 self.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32),
+                    "step": torch.zeros((), device=master.device),
                     MASTER: master,
                     "exp_avg": torch.zeros_like(master),
                     "exp_avg_sq": torch.zeros_like(master),
@@ -47,8 +47,8 @@ class MasterAdamW(Optimizer):
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]
             gradients = [parameter.grad for parameter in moved]
             states = [self.state[parameter] for parameter in moved]
-            for state in states:
-                state["step"] += 1
+            if states:
+                torch._foreach_add_([state["step"] for state in states], 1)
             on_cpu = bool(moved) and type(moved[0].data) is Tensor and moved[0].is_cpu
             update = in_one_loop if on_cpu else by_torch
             update(moved, gradients, states, group, scale)
@@ -74,14 +74,15 @@ def by_torch(
     if scale is not None:
         torch._foreach_div_(gradients, scale)
     masters = [state[MASTER] for state in states]
-    device = masters[0].device
+    wide = [torch.empty_like(master) for master in masters]
+    torch._foreach_copy_(wide, gradients)
     torch._fused_adamw_(
         masters,
-        [gradient.float() for gradient in gradients],
+        wide,
         [state["exp_avg"] for state in states],
         [state["exp_avg_sq"] for state in states],
         [],
-        [state["step"].to(device) for state in states],
+        [state["step"] for state in states],
         lr=group["lr"],
         beta1=group["betas"][0],
         beta2=group["betas"][1],

@@ -103,9 +103,14 @@ class LowWeights(Precision):
     """bfloat16 throughout; the optimizer keeps the weights in 32 bits."""
 
     def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
-        masters = {p: p.detach().float().clone() for p in model.parameters() if p.requires_grad}
-        model.to(torch.bfloat16)
-        return masters
+        low: dict[nn.Parameter, nn.Parameter] = {}
+        # New parameters, of which those that are tied stay so: fake ones cannot be changed.
+        for module in model.modules():
+            for name, old in module._parameters.items():
+                if old is not None and old not in low:
+                    low[old] = nn.Parameter(old.detach().bfloat16(), old.requires_grad)
+                module._parameters[name] = None if old is None else low[old]
+        return {new: old.detach() for old, new in low.items() if old.requires_grad}
 
 
 class ScaledAutocast(Autocast):
