@@ -1,4 +1,4 @@
-"""What there is to do in a step of training: ``python benchmarks/step_counts.py``; no device needed.
+"""What there is to do in a step: ``python benchmarks/step_counts.py``, which needs no device.
 
 The operators, FLOPs and bytes of a step on a GPU, of the published code and of all that pays
 together, counted on tensors that have shapes and no memory. An operator that makes or changes a
@@ -92,7 +92,7 @@ def _bytes(x: Tensor) -> int:
 def count(
     contender: Contender, sizes: dict[str, Any], pairs: int, tokens: int, vocabulary: int
 ) -> dict[str, Any]:
-    """Operators, FLOPs and bytes of a step of ``pairs`` pairs of ``tokens`` tokens on either side."""
+    """Operators, FLOPs and bytes of a step of ``pairs`` pairs, ``tokens`` tokens on either side."""
     training = Training.model_validate(contender.training)
     spec = _MODEL.validate_python({"kind": "transformer"} | sizes | contender.model)
     with torch.device("meta"):
