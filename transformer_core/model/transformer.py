@@ -190,12 +190,11 @@ class EncoderDecoder(nn.Module):
         return mask_for_kernels(self.attention_spec, mask, self.source_embedding.weight)
 
     def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
-        if self.compiled:
-            layer = compiled_or_plain(layer)
+        call = compiled_or_plain(layer) if self.compiled else layer
         if self.checkpoint and torch.is_grad_enabled():
-            result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
+            result: Tensor = checkpoint(call, *inputs, use_reentrant=False)
             return result
-        return layer(*inputs)
+        return call(*inputs)
 
     def _embed(
         self,
