@@ -20,11 +20,13 @@ from torch.utils._triton import has_triton
 from transformer_core.common.progress import log
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model.device_kind import device_kind
+from transformer_core.model.layers.fused_dropout import fits
 from transformer_core.model.unpadded import places
 
-_CPU_ELEMENTS, _ELEMENTS = 2**20, 2**28
-"""Logits of a chunk: 4 MiB, which a last-level cache holds; on a GPU, so many that kernels are
-large."""
+_CPU_ELEMENTS, _LOOP_ELEMENTS, _ELEMENTS = 2**20, 2**24, 2**28
+"""Logits of a chunk: 4 MiB, which a last-level cache holds; 32 MiB where one loop does all to a row
+while that is in the cache, and to add up gradients of the output map is what costs; on a GPU, so
+many that kernels are large."""
 _PADDING_LEFT_OUT = ("cpu",)
 """Devices on which padding is left out. To know how much there is, a host must wait for a GPU."""
 _LIFT = 1024.0
@@ -72,9 +74,11 @@ class _OnePass(torch.autograd.Function):
             wide = None if output.dtype != torch.bfloat16 else torch.float32
             d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
             limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
-            rows = max(1, limit // len(w))
             padded = device_kind(hidden) not in _PADDING_LEFT_OUT
             turn = _in_two_kernels if device == "cuda" and has_triton() else _loss_and_gradient
+            if w.dtype == torch.bfloat16 and fits(w) and not torch.compiler.is_compiling():
+                turn, limit = _in_one_loop, _LOOP_ELEMENTS
+            rows = max(1, limit // len(w))
             for start in range(0, len(h), rows):
                 part = slice(start, start + rows)
                 logits = h[part] @ w.T
@@ -129,6 +133,16 @@ def _loss_and_gradient(
     if counted is not None:
         probabilities *= counted[:, None]
     return loss, probabilities
+
+
+def _in_one_loop(
+    logits: Tensor, labels: Tensor, _: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """The same by a compiled loop for a CPU, where padding is left out."""
+    # Here, because the compiler takes half a second to import, in every process.
+    from transformer_core.model.loss_kernels import loss_and_gradient
+
+    return loss_and_gradient(logits, labels, smoothing)
 
 
 @cache

@@ -1,9 +1,7 @@
 """Mask, softmax and dropout of attention scores in one compiled loop over each row, on a CPU.
 
 Masks of dropout are those of :mod:`transformer_core.model.layers.dropout_kernels`: made anew in the
-backward pass. The exponential is a polynomial after Cody and Waite (Software Manual for the
-Elementary Functions, 1980), so that a loop of it becomes vector instructions; its relative error is
-below 3e-7.
+backward pass.
 """
 
 from collections.abc import Callable
@@ -14,36 +12,23 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_core.model.layers.compiled_loops import array_of, in_pieces, like, wide
+from transformer_core.model.layers.compiled_loops import (
+    LOWEST,
+    SUMS,
+    array_of,
+    exp_of,
+    in_pieces,
+    larger,
+    like,
+    wide,
+)
 from transformer_core.model.layers.dropout_kernels import constants, is_kept
 
-
-@njit(inline="always")
-def _exp(x):  # type: ignore[no-untyped-def]
-    """e to the power of x, which is at most 0; next to nothing below -87."""
-    x = max(np.float32(x), np.float32(-87.0))
-    whole = np.int32(x * np.float32(1.44269504) - np.float32(0.5))  # towards 0: x is not positive
-    r = x - np.float32(whole) * np.float32(0.693359375)
-    r = r + np.float32(whole) * np.float32(2.12194440e-4)
-    power = np.float32(1 / 5040)
-    for factor in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
-        power = power * r + np.float32(factor)
-    return power * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
-_SUMS = {"reassoc", "contract", "nsz"}
-"""What the compiler may do: add in another order. It may not take it that no number is NaN."""
 _LANES = 16
 """Rows are worked on in multiples of this, so that no element is left over for slow single ones."""
-_LOWEST = np.float32(-3.0e38)
 
 
-@njit(fastmath=True, inline="always")
-def _larger(x, y):  # type: ignore[no-untyped-def]
-    return x if x > y else y
-
-
-@njit(nogil=True, cache=True, fastmath=_SUMS, error_model="numpy")
+@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
 def _forward(  # type: ignore[no-untyped-def]
     weights, scores, hidden, offsets, causal, start, stop, low, high, threshold, scale
 ):
@@ -55,19 +40,19 @@ def _forward(  # type: ignore[no-untyped-def]
     for row in range(start, stop):
         seen = min(m, row % causal + 1) if causal else m
         given, made = scores[row], weights[row]
-        work[seen:] = _LOWEST
+        work[seen:] = LOWEST
         for j in range(seen):
             work[j] = wide(given[j])
         if len(hidden):
             mask = hidden[offsets[row] :]
             for j in range(seen):
-                work[j] = _LOWEST if mask[j] else work[j]
-        top = _LOWEST
+                work[j] = LOWEST if mask[j] else work[j]
+        top = LOWEST
         for j in range(width):
-            top = _larger(work[j], top)
+            top = larger(work[j], top)
         for j in range(width):
-            shown = np.float32(work[j] != _LOWEST)
-            work[j] = _exp(work[j] - top) * shown
+            shown = np.float32(work[j] != LOWEST)
+            work[j] = exp_of(work[j] - top) * shown
         total = np.float32(0)
         for j in range(width):
             total += work[j]
@@ -84,7 +69,7 @@ def _forward(  # type: ignore[no-untyped-def]
             made[j] = like(made[j], dropped[j])
 
 
-@njit(nogil=True, cache=True, fastmath=_SUMS, error_model="numpy")
+@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
 def _backward(  # type: ignore[no-untyped-def]
     result, gradient, softmax, start, stop, low, high, threshold, scale
 ):
