@@ -24,8 +24,7 @@ from schemas.errors import Unsupported
 from transformer_core.model.device_kind import device_kind
 from transformer_core.model.layers.dropout import Drop
 from transformer_core.model.layers.dropout import dropout as shared_draws
-from transformer_core.model.layers.fused_dropout import fits
-from transformer_core.model.layers.fused_softmax import attention_weights
+from transformer_core.model.layers.fused_dropout import attention_weights, fits
 
 Attention = Callable[..., Tensor]
 """(q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]."""

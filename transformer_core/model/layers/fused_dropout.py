@@ -1,4 +1,5 @@
-"""Dropout in one pass with what stands beside it, on a CPU: no masks are kept."""
+"""Dropout in one pass with what stands beside it (a sum, a ReLU, the softmax of attention), on a CPU:
+no masks are kept."""
 
 from typing import Any
 
@@ -31,7 +32,14 @@ def dropout_added(residual: Tensor, x: Tensor, p: float) -> Tensor:
     return result
 
 
-def seed_of_call() -> int:
+def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
+    """Dropout of the softmax of scores [b, h, n, m], which may be overwritten; mask and ``causal``
+    are those of :mod:`transformer_core.model.layers.attention`."""
+    result: Tensor = _Weights.apply(scores, mask, causal, p)
+    return result
+
+
+def _seed() -> int:
     """Of one call, from torch's generator, so that a checkpoint or a seed brings it back."""
     return int(torch.empty((), dtype=torch.int64).random_())
 
@@ -44,7 +52,7 @@ class _Kept(torch.autograd.Function):
         # Here, because the compiler takes half a second to import, in every process.
         from transformer_core.model.layers import dropout_kernels as kernels
 
-        ctx.seed, ctx.p, ctx.kernels = seed_of_call(), p, kernels
+        ctx.seed, ctx.p, ctx.kernels = _seed(), p, kernels
         return kernels.kept(x, ctx.seed, p)
 
     @staticmethod
@@ -60,7 +68,7 @@ class _Added(torch.autograd.Function):
     def forward(ctx: Any, residual: Tensor, x: Tensor, p: float) -> Tensor:
         from transformer_core.model.layers import dropout_kernels as kernels
 
-        ctx.seed, ctx.p, ctx.kernels, ctx.format = seed_of_call(), p, kernels, x.dtype
+        ctx.seed, ctx.p, ctx.kernels, ctx.format = _seed(), p, kernels, x.dtype
         return kernels.added(residual, x, ctx.seed, p)
 
     @staticmethod
@@ -76,7 +84,7 @@ class _OfRelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         from transformer_core.model.layers import dropout_kernels as kernels
 
-        result = kernels.positive(x, seed_of_call(), p)
+        result = kernels.positive(x, _seed(), p)
         ctx.save_for_backward(result)
         ctx.p, ctx.kernels = p, kernels
         return result
@@ -86,3 +94,23 @@ class _OfRelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
         return ctx.kernels.where_positive(grad, result, ctx.p), None
+
+
+class _Weights(torch.autograd.Function):
+    """scores [b, h, n, m], mask, causal, p -> [b, h, n, m]. What is kept is the softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
+        # Here, because the compiler takes half a second to import, in every process.
+        from transformer_core.model.layers import softmax_kernels as kernels
+
+        ctx.seed, ctx.p, ctx.kernels = _seed() if p else 0, p, kernels
+        softmax, weights = kernels.weights_of(scores.detach(), mask, causal, ctx.seed, p)
+        ctx.save_for_backward(softmax)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (softmax,) = ctx.saved_tensors
+        return ctx.kernels.gradient_of(grad, softmax, ctx.seed, ctx.p), None, None, None
