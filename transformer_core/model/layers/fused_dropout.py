@@ -1,5 +1,4 @@
-"""Dropout in one pass with what stands beside it (a sum, a ReLU, the softmax of attention), on a CPU:
-no masks are kept."""
+"""Dropout on a CPU in one pass with a sum, a ReLU or a softmax beside it: no masks are kept."""
 
 from typing import Any
 
