@@ -163,8 +163,6 @@ class Repeat(Schema):
     """From the start of the process to the first step."""
     warmup_seconds: Elapsed | None
     """Time of the warm-up steps, compilation included."""
-    compile_seconds: Elapsed | None = None
-    """What compiling layers took on the main rank; null where none are compiled."""
     total_seconds: Elapsed
     """From the start of the process to its end, of the last session if it was resumed."""
     windows: list[Window]
@@ -210,7 +208,7 @@ class Translation(Schema):
 
 
 class TextQuality(Schema):
-    """How well a language model foretells the texts of the test split, as they stand in rows."""
+    """How well a language model predicts the texts of the test split, as they stand in rows."""
 
     loss: Loss
     """Mean cross-entropy per token in nats; ends of texts are tokens, too."""
@@ -220,7 +218,7 @@ class TextQuality(Schema):
     """The loss of all tokens in bits, over the bytes of the texts in UTF-8. It compares with that
     of other tokenizers."""
     tokens: Many
-    """Tokens foretold."""
+    """Tokens predicted."""
     bytes: Bytes
     """Bytes of the texts."""
 
@@ -254,7 +252,7 @@ class EvaluationResult(Schema):
     signature: str | None
     """sacrebleu's signature of the BLEU score."""
     pairs: Many
-    """Sentences translated, or rows of texts foretold."""
+    """Sentences translated, or rows of texts predicted."""
     seconds: Elapsed | None
     """Time that decoding took."""
     samples: list[Translation]

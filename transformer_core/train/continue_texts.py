@@ -1,4 +1,4 @@
-"""Judging a trained language model: how well it foretells the test split, and how it goes on."""
+"""Judging a trained language model: how well it predicts the test split, and how it goes on."""
 
 import math
 import time

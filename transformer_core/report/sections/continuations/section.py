@@ -19,11 +19,11 @@ class Sample:
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The variant that foretells the test split best, and the samples."""
+    """The variant that predicts the test split best, and the samples."""
     judged = [result for result in results.ordered if result.evaluation.texts]
     best = min(judged, key=lambda result: _bits(result), default=None)
     return {
-        "foretells_best": best.variant if best else None,
+        "predicts_best": best.variant if best else None,
         "quality": best.evaluation.texts if best else None,
         "samples": continuations(results),
     }
