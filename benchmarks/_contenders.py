@@ -21,6 +21,10 @@ CPU = torch.device("cpu")
 PUBLISHED = "as published"
 _FAST = {"tokens": {"kind": "unpadded"}}
 _MORE = _FAST | {"dropout_method": {"kind": "fused"}, "memory_products": "together"}
+_ALL = _MORE | {"attention": {"kind": "fused_softmax"}}
+_BF16 = {"precision": {"kind": "bf16"}}
+_ONE_PASS = {"loss": {"kind": "one_pass"}, "clipping": "folded"}
+RECOMMENDED = "all of these in bf16, weights too"
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Contender:
     """Whether it is another library's, with torch's own loss."""
     weights: bool = True
     """Whether it starts from the same weights, so that its loss must be the same."""
+
+    @property
+    def low(self) -> bool:
+        """Whether it computes in bfloat16."""
+        return "precision" in self.training
 
 
 CONTENDERS = {
@@ -54,9 +63,19 @@ CONTENDERS = {
     "and fused dropout, folded clipping": Contender(
         _MORE, {"loss": {"kind": "one_pass"}, "clipping": "folded"}
     ),
-    "one-pass loss, unpadded in bf16": Contender(
-        _FAST, {"loss": {"kind": "one_pass"}, "precision": {"kind": "bf16"}}
+    "and fused softmax": Contender(_ALL, _ONE_PASS),
+    "torch.nn.Transformer in bf16": Contender({"kind": "torch_nn"}, _BF16, peer=True),
+    "Marian of transformers in bf16": Contender(
+        {"kind": "huggingface"}, _BF16, peer=True, weights=False
     ),
+    "x-transformers in bf16": Contender(
+        {"kind": "x_transformers"}, _BF16, peer=True, weights=False
+    ),
+    "single in bf16": Contender({}, _BF16),
+    "one-pass loss, unpadded in bf16": Contender(_FAST, {"loss": {"kind": "one_pass"}} | _BF16),
+    "all of these in bf16": Contender(_ALL, _ONE_PASS | _BF16),
+    "all of these in bf16, residual too": Contender(_ALL | {"residual": "bf16"}, _ONE_PASS | _BF16),
+    RECOMMENDED: Contender(_ALL, _ONE_PASS | {"precision": {"kind": "bf16_weights"}}),
 }
 
 
@@ -147,7 +166,8 @@ def make(
         else Objective(network, smoothing, training.loss)
     )
     precision = build_precision(training.precision, CPU, training.clipping)
-    optimizer = build_optimizer(training.optimizer, objective.parameters(), CPU)
+    masters = precision.convert(network)
+    optimizer = build_optimizer(training.optimizer, objective.parameters(), CPU, masters)
 
     def loss_of(batch: Batch) -> Tensor:
         with precision.autocast():

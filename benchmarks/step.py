@@ -17,6 +17,7 @@ the reason.
 """
 
 import argparse
+import json
 import math
 import multiprocessing as mp
 import os
@@ -37,6 +38,7 @@ from _language_contenders import (
     language_flops,
     make_language,
 )
+from _operators import against_limit, copy_rate, profiled, table
 from _rounds import Row, missing, show, write_csv
 from pydantic import TypeAdapter
 from scipy import stats
@@ -113,6 +115,9 @@ def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
         if order == "loss":
             orders.send(plain(data[0]))
             continue
+        if order == "operators":
+            orders.send(profiled(lambda: [step(batch) for batch in data] and None, len(data)))
+            continue
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         began = time.perf_counter()
         step(data[order])
@@ -121,10 +126,10 @@ def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
         orders.send((seconds, usage.ru_minflt - faults, usage.ru_maxrss))
 
 
-def matrix_rate(threads: int) -> float:
-    """FLOP/s of the best of some fp32 matrix products of the model's sizes."""
+def matrix_rate(threads: int, form: torch.dtype = torch.float32) -> float:
+    """FLOP/s of the best of some matrix products of the model's sizes, in 32 bits or ``form``."""
     torch.set_num_threads(threads)
-    a, b = torch.randn(2048, 1024), torch.randn(1024, 1024)
+    a, b = torch.randn(2048, 1024).to(form), torch.randn(1024, 1024).to(form)
     best = math.inf
     for _ in range(5):
         began = time.perf_counter()
@@ -175,14 +180,25 @@ def measure(options: argparse.Namespace) -> list[Row]:
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     faults: dict[str, list[int]] = {name: [] for name in workers}
     memory = dict.fromkeys(workers, 0)
-    rate = 0.0
+    rate = low_rate = 0.0
     for turn in tqdm(range(options.warmup + options.rounds), desc="rounds", disable=None):
         rate = max(rate, matrix_rate(options.threads))
+        low_rate = max(low_rate, matrix_rate(options.threads, torch.bfloat16))
         for name, orders in workers.items():
             took, missed, memory[name] = _ask(orders, turn % options.batches)
             if turn >= options.warmup:
                 seconds[name].append(took)
                 faults[name].append(missed)
+    if options.operators is not None:
+        name = options.of or list(workers)[-1]
+        found = against_limit(
+            _ask(workers[name], "operators"),
+            float(np.mean(seconds[name])),
+            {"fp32": rate, "bf16": low_rate},
+            copy_rate(),
+        )
+        options.operators.write_text(json.dumps({"contender": name} | found, indent=1) + "\n")
+        print(f"{name}:\n{table(found)}")
     for orders in workers.values():
         orders.send(None)
     data = data_of(options)
@@ -194,14 +210,31 @@ def measure(options: argparse.Namespace) -> list[Row]:
         ratio, low, high = interval(np.log(seconds[first]) - np.log(times))
         used = done / sum(times) / rate
         note = (
-            f"ratio [{low:.2f}, {high:.2f}]; {used:.0%} of the fp32 matrix rate; "
+            f"ratio [{low:.2f}, {high:.2f}]; {over_peers(options, name, seconds)}"
+            f"{used:.0%} of the fp32 matrix rate; "
             f"{np.median(faults[name]):,.0f} page faults; {memory[name] / 1024:,.0f} MiB; "
             f"loss {losses[name]:.4f}"
         )
         middle = float(np.median(times))
         rows.append(Row(part, name, "s", middle, min(times), max(times), ratio, note))
-    print(f"fp32 matrix rate: {rate / 1e9:.0f} GFLOP/s on {options.threads} threads")
+    print(
+        f"matrix rates: {rate / 1e9:.0f} GFLOP/s in fp32, {low_rate / 1e9:.0f} in bf16, "
+        f"on {options.threads} threads"
+    )
     return rows
+
+
+def over_peers(options: argparse.Namespace, name: str, seconds: dict[str, list[float]]) -> str:
+    """How fast a contender of this project is beside the fastest other library in its format."""
+    if options.task == "language_model" or CONTENDERS[name].peer:
+        return ""
+    form = CONTENDERS[name].low
+    peers = [n for n in seconds if CONTENDERS[n].peer and CONTENDERS[n].low == form]
+    if not peers:
+        return ""
+    best = min(peers, key=lambda n: np.median(seconds[n]))
+    ratio, low, high = interval(np.log(seconds[best]) - np.log(seconds[name]))
+    return f"{ratio:.2f} [{low:.2f}, {high:.2f}] over {best}; "
 
 
 def _ask(orders: Connection, order: Any) -> Any:
@@ -217,10 +250,12 @@ def contenders(options: argparse.Namespace) -> list[str]:
 def same_as(options: argparse.Namespace, name: str) -> tuple[str, float]:
     """The contender whose loss that of ``name`` must be, if it takes part, and how nearly."""
     if options.task == "translation":
-        return (PUBLISHED if CONTENDERS[name].weights else ""), _SAME
-    contender = LANGUAGE_CONTENDERS[name]
-    coarse = contender.precision["kind"] != "fp32"
-    return (contender.like if contender.weights else ""), _SAME_IN_BF16 if coarse else 1e-5
+        contender = CONTENDERS[name]
+        most = _SAME_IN_BF16 if contender.low else _SAME
+        return (PUBLISHED if contender.weights else ""), most
+    text = LANGUAGE_CONTENDERS[name]
+    coarse = text.precision["kind"] != "fp32"
+    return (text.like if text.weights else ""), _SAME_IN_BF16 if coarse else 1e-5
 
 
 def main() -> int:
@@ -243,6 +278,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--allocator", choices=get_args(Allocator), default="kept")
     parser.add_argument("--only", nargs="+", metavar="CONTENDER")
+    parser.add_argument(
+        "--operators", type=Path, help="JSON file: a step by operators, beside what limits it"
+    )
+    parser.add_argument("--of", metavar="CONTENDER", help="whose (default: the last one's)")
     parser.add_argument("--output", type=Path, help="CSV file of the table")
     options = parser.parse_args()
     if options.rounds < 2:
@@ -253,6 +292,8 @@ def main() -> int:
     if unknown := set(options.only or ()) - set(known):
         parser.error(f"--only {' '.join(unknown)}: take of {', '.join(known)}")
     reference = GPT2 if options.task == "language_model" else PUBLISHED
+    if options.of is not None and options.of not in (options.only or known):
+        parser.error(f"--of {options.of}: takes no part")
     if options.only and reference not in options.only:
         options.only.insert(0, reference)
     if options.dropout is None:

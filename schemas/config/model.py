@@ -36,8 +36,17 @@ class PublishedAttention(Schema):
     kind: Literal["published"]
 
 
+class FusedSoftmaxAttention(Schema):
+    """Explicit softmax(QK^T)V, with mask, softmax and dropout of the scores in one compiled loop on
+    a CPU, in 32 bits or bfloat16; masks of dropout are made anew in the backward pass. Elsewhere,
+    and where nothing is dropped, as reference."""
+
+    kind: Literal["fused_softmax"]
+
+
 AnyAttention = Annotated[
-    ReferenceAttention | SdpaAttention | PublishedAttention, Field(discriminator="kind")
+    ReferenceAttention | SdpaAttention | PublishedAttention | FusedSoftmaxAttention,
+    Field(discriminator="kind"),
 ]
 
 
@@ -54,8 +63,8 @@ class SharedDraws(Schema):
 
 
 class FusedDropout(Schema):
-    """On a CPU in 32 bits, one compiled loop draws, drops, and adds the residual or takes the ReLU;
-    masks are made anew in the backward pass. In 16 bits as shared_draws; elsewhere torch's own."""
+    """On a CPU in 32 bits or bfloat16, one compiled loop draws, drops, and adds the residual or
+    takes the ReLU; masks are made anew in the backward pass. Elsewhere torch's own."""
 
     kind: Literal["fused"]
 
@@ -168,6 +177,14 @@ class Transformer(Schema):
     """How layer normalization is computed."""
     tokens: AnyTokens = PaddedTokens()
     """What is computed of padding in training."""
+    residual: Literal["as_computed", "bf16"] = "as_computed"
+    """Number format of the residual stream: that of the weights (32 bits under autocast), or
+    bfloat16, which halves what is read and written between matrix products; this needs
+    training.precision bf16 or bf16_weights."""
+    compile: Literal["none", "layers"] = "none"
+    """torch.compile in training: with layers, once for each kind of layer and any lengths, which
+    takes a minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or
+    with DDP, on padded rows."""
     checkpoint: Literal["none", "layers"] = "none"
     """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps the input
     of each layer only, and the backward pass computes the layer a second time."""

@@ -20,6 +20,14 @@ class Bf16(Schema):
     kind: Literal["bf16"]
 
 
+class Bf16Weights(Schema):
+    """Weights, activations and gradients in bfloat16: nothing is cast on the way. The optimizer,
+    adamw alone, keeps the weights in 32 bits too and updates those (arXiv 1710.03740, 3.1). In one
+    process or with DDP, whose messages then have 16 bits."""
+
+    kind: Literal["bf16_weights"]
+
+
 class Fp16(Schema):
     """float16 autocast over 32-bit weights, with a loss scale that adapts (arXiv 1710.03740)."""
 
@@ -43,7 +51,9 @@ class Bf16Matmul(Schema):
     kind: Literal["bf16_matmul"]
 
 
-AnyPrecision = Annotated[Fp32 | Bf16 | Fp16 | Tf32 | Bf16Matmul, Field(discriminator="kind")]
+AnyPrecision = Annotated[
+    Fp32 | Bf16 | Bf16Weights | Fp16 | Tf32 | Bf16Matmul, Field(discriminator="kind")
+]
 
 
 class AdamW(Schema):

@@ -62,7 +62,8 @@ class CheckedValidation(Schema):
     expected_loss: Loss
     """The one that its weights should give, computed once more in 64 bit."""
     rounding: Magnitude
-    """Relative error that the number format itself makes in this loss."""
+    """Relative error that the number format itself makes in the loss of one of the batches, at the
+    most."""
     modes_changed: Many
     """Modules that the validation did not put back from evaluation to training, or the reverse."""
 

@@ -163,6 +163,8 @@ class Repeat(Schema):
     """From the start of the process to the first step."""
     warmup_seconds: Elapsed | None
     """Time of the warm-up steps, compilation included."""
+    compile_seconds: Elapsed | None = None
+    """What compiling layers took on the main rank; null where none are compiled."""
     total_seconds: Elapsed
     """From the start of the process to its end, of the last session if it was resumed."""
     windows: list[Window]

@@ -135,3 +135,28 @@ def test_evaluation_drops_nothing_and_adds():
     layer, x = Dropout(0.5, FUSED).eval(), torch.tensor([-1.0, 2.0])
     assert layer.added(x, x).tolist() == [-2.0, 4.0]
     assert layer.of_relu(x).tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("residual", [torch.float32, torch.bfloat16])
+def test_fused_loops_in_bfloat16_are_those_of_32_bits_rounded(residual):
+    torch.manual_seed(0)
+    x = torch.randn(1000).to(torch.bfloat16)
+    beside = torch.randn(1000).to(residual)
+    layer, gradient = Dropout(0.25, FUSED), torch.randn(1000)
+
+    def of(x, beside, dtype):
+        found = []
+        for function in (layer, layer.of_relu, lambda y: layer.added(beside, y)):
+            mine = x.detach().clone().requires_grad_()
+            torch.manual_seed(1)
+            result = function(mine)
+            result.backward(gradient.to(result.dtype))
+            found += [result.detach(), mine.grad]
+        return [each.to(dtype) for each in found]
+
+    halves = of(x, beside, torch.float32)
+    wholes = of(x.float(), beside.float(), torch.float32)
+    for half, whole in zip(halves, wholes, strict=True):
+        assert torch.equal(half == 0, whole == 0)
+        torch.testing.assert_close(half, whole, rtol=2**-7, atol=1e-6)
+    assert (halves[0] == 0).float().mean() > 0.2

@@ -154,7 +154,7 @@ def test_the_step_whose_operators_are_seen_is_compiled_as_those_after_it(for_a_g
         kernels.begin()
         first = one_pass_loss._in_two_kernels(*rows())
     torch.compiler.reset()
-    assert not one_pass_loss._watched()
+    assert not one_pass_loss.watched()
     for found in (first, one_pass_loss._in_two_kernels(*rows())):
         for ours, plain in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, plain)
@@ -163,7 +163,7 @@ def test_the_step_whose_operators_are_seen_is_compiled_as_those_after_it(for_a_g
 
 def test_tensors_without_memory_are_not_compiled(for_a_gpu):
     with FakeTensorMode():
-        assert one_pass_loss._watched()
+        assert one_pass_loss.watched()
         fake = torch.empty(3, 5), torch.ones(3, dtype=torch.int64), None, 0.1
         assert one_pass_loss._in_two_kernels(*fake)[1].shape == (3, 5)
     assert not for_a_gpu
@@ -186,3 +186,23 @@ def test_a_host_without_a_compiler_computes_step_by_step(monkeypatch, caplog):
     assert tried == [1]
     assert "step by step" in caplog.text
     assert "C compiler" in caplog.text
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("words", [7, 64, 1001])
+def test_one_loop_in_bfloat16_is_that_step_by_step_but_for_rounding(smoothing, words):
+    torch.manual_seed(0)
+    logits = (5 * torch.randn(40, words)).to(torch.bfloat16)
+    labels = torch.randint(0, words, (40,))
+    wide = one_pass_loss._loss_and_gradient(logits.double(), labels, None, smoothing)
+    losses, gradient = one_pass_loss._in_one_loop(logits.clone(), labels, None, smoothing)
+    torch.testing.assert_close(losses, wide[0].float(), rtol=1e-5, atol=1e-5)
+    assert gradient.dtype == torch.bfloat16
+    torch.testing.assert_close(gradient.float(), wide[1].float(), rtol=2**-8, atol=1e-6)
+
+
+def test_a_logit_that_is_no_number_is_in_the_loss():
+    logits = torch.zeros(2, 40, dtype=torch.bfloat16)
+    logits[1, 3] = torch.nan
+    losses, _ = one_pass_loss._in_one_loop(logits, torch.tensor([1, 2]), None, 0.1)
+    assert losses.isnan().tolist() == [False, True]

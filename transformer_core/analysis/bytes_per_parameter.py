@@ -2,14 +2,15 @@
 
 Weights 4, or 6 with a 16-bit copy; gradients 4; optimizer state 8 (AdamW), 4 (SGD with momentum),
 2 (8-bit AdamW); DDP's buckets once more the gradients. So 16 for AdamW in 32 bits, 18 in mixed
-precision (Hugging Face, "Anatomy of a model's memory").
+precision (Hugging Face, "Anatomy of a model's memory"), and with weights in bfloat16 as well: 2 of
+weights, 2 of gradients, 4 of masters, 8 of moments.
 """
 
 from dataclasses import dataclass
 
 from schemas.config.parallel import Ddp, Fsdp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import AdamW8bit, Bf16, Fp16, Sgd
+from schemas.config.training import AdamW8bit, Bf16, Bf16Weights, Fp16, Sgd
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Formula:
 def formula(spec: RunSpec) -> Formula:
     """What a variant needs by the formulas; shards of FSDP are equal parts."""
     shards = spec.world_size if isinstance(spec.parallel, Fsdp) else 1
+    if isinstance(spec.training.precision, Bf16Weights):
+        # Weights and gradients of 16 bits; masters and moments of 32.
+        return Formula(2.0, 2.0, 4.0 + _optimizer(spec), _buckets(spec))
     # Copies are made of what a layer has gathered, whatever the shards.
     copies = 2.0 if isinstance(spec.training.precision, Bf16 | Fp16) else 0.0
     return Formula(
@@ -57,6 +61,6 @@ def _buckets(spec: RunSpec) -> float | None:
         case Ddp(hook=PowerSgdHook()):
             return None
         case Ddp(overlap=True, bucket_view=False):
-            return 4.0
+            return 2.0 if isinstance(spec.training.precision, Bf16Weights) else 4.0
         case _:
             return 0.0

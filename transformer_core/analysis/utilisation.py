@@ -56,6 +56,7 @@ def number_format(spec: RunSpec) -> NumberFormat:
         "fp32": "fp32",
         "tf32": "tf32",
         "bf16": "bf16",
+        "bf16_weights": "bf16",
         "bf16_matmul": "bf16",
         "fp16": "fp16",
     }

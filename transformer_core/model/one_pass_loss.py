@@ -20,11 +20,13 @@ from torch.utils._triton import has_triton
 from transformer_core.common.progress import log
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model.device_kind import device_kind
+from transformer_core.model.layers.fused_dropout import fits
 from transformer_core.model.unpadded import places
 
-_CPU_ELEMENTS, _ELEMENTS = 2**20, 2**28
-"""Logits of a chunk: 4 MiB, which a last-level cache holds; on a GPU, so many that kernels are
-large."""
+_CPU_ELEMENTS, _LOOP_ELEMENTS, _ELEMENTS = 2**20, 2**24, 2**28
+"""Logits of a chunk: 4 MiB, which a last-level cache holds; 32 MiB where one loop does all to a row
+while that is in the cache, and to add up gradients of the output map is what costs; on a GPU, so
+many that kernels are large."""
 _PADDING_LEFT_OUT = ("cpu",)
 """Devices on which padding is left out. To know how much there is, a host must wait for a GPU."""
 _LIFT = 1024.0
@@ -68,11 +70,15 @@ class _OnePass(torch.autograd.Function):
             counted = labels != PAD
             losses = hidden.new_empty(len(h), dtype=torch.float32)
             d_hidden = torch.empty_like(hidden) if wants_hidden else None
-            d_output = torch.zeros_like(output) if wants_output else None
+            # In 32 bits: the chunks add up.
+            wide = None if output.dtype != torch.bfloat16 else torch.float32
+            d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
             limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
-            rows = max(1, limit // len(w))
             padded = device_kind(hidden) not in _PADDING_LEFT_OUT
             turn = _in_two_kernels if device == "cuda" and has_triton() else _loss_and_gradient
+            if w.dtype == torch.bfloat16 and fits(w) and not torch.compiler.is_compiling():
+                turn, limit = _in_one_loop, _LOOP_ELEMENTS
+            rows = max(1, limit // len(w))
             for start in range(0, len(h), rows):
                 part = slice(start, start + rows)
                 logits = h[part] @ w.T
@@ -91,6 +97,7 @@ class _OnePass(torch.autograd.Function):
                 if d_output is not None:
                     d_output -= smoothing / len(w) * (weight @ h).float()
             ctx.save_for_backward(d_hidden, d_output)
+            ctx.format = output.dtype
             return torch.where(counted, losses, 0.0).sum()
 
     @staticmethod
@@ -99,7 +106,7 @@ class _OnePass(torch.autograd.Function):
         d_hidden, d_output = ctx.saved_tensors
         return (
             None if d_hidden is None else d_hidden.mul_(grad),
-            None if d_output is None else d_output.mul_(grad),
+            None if d_output is None else d_output.mul_(grad).to(ctx.format),
             None,
             None,
             None,
@@ -128,6 +135,16 @@ def _loss_and_gradient(
     return loss, probabilities
 
 
+def _in_one_loop(
+    logits: Tensor, labels: Tensor, _: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """The same by a compiled loop for a CPU, where padding is left out."""
+    # Here, because the compiler takes half a second to import, in every process.
+    from transformer_core.model.loss_kernels import loss_and_gradient
+
+    return loss_and_gradient(logits, labels, smoothing)
+
+
 @cache
 def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_loss_and_gradient, dynamic=True, fullgraph=True)
@@ -144,7 +161,7 @@ def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
     Step by step all the same where something watches every operation, or where compiling fails: it
     takes a C compiler and Python's headers, which not every host has.
     """
-    if _not_compiled or _watched():
+    if _not_compiled or watched():
         return _loss_and_gradient(*args)
     from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
 
@@ -156,7 +173,7 @@ def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
         return _loss_and_gradient(*args)
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether a mode of torch sees every operation of this thread: one of tensors without memory,
     say. Compiled code hides them, and torch refuses to compile unless the mode allows that."""
     modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
@@ -183,5 +200,7 @@ def _products(
     if d_output is not None:
         if g.dtype == d_output.dtype:
             d_output.addmm_(g.T, hidden)
+        elif lift == 1.0:
+            d_output += g.T @ hidden
         else:
             d_output += (g.T @ hidden).to(d_output.dtype) / lift

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from schemas.config.model import Transformer
 from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.model.compiled_layers import compile_layers, compiled_or_plain
 from transformer_core.model.decoding.key_value_cache import DecoderCache
 from transformer_core.model.layers.attention import (
     mask_for_kernels,
@@ -70,9 +71,13 @@ class EncoderDecoder(nn.Module):
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
         self.output = None if tied else nn.Linear(d_model, vocabulary, bias=False)
         self.positions = Positions(d_model)
+        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
         self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
+        self.compiled = spec.compile == "layers"
+        if self.compiled:
+            compile_layers(*self.encoder, *self.decoder)
         ends = [build_norm(spec.norm_method, d_model) if pre else nn.Identity() for _ in range(2)]
         self.encoder_norm, self.decoder_norm = ends
 
@@ -185,10 +190,11 @@ class EncoderDecoder(nn.Module):
         return mask_for_kernels(self.attention_spec, mask, self.source_embedding.weight)
 
     def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        call = compiled_or_plain(layer) if self.compiled else layer
         if self.checkpoint and torch.is_grad_enabled():
-            result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
+            result: Tensor = checkpoint(call, *inputs, use_reentrant=False)
             return result
-        return layer(*inputs)
+        return call(*inputs)
 
     def _embed(
         self,
@@ -197,7 +203,8 @@ class EncoderDecoder(nn.Module):
         start: int = 0,
         places: Tensor | None = None,
     ) -> Tensor:
-        return self.dropout(self.positions(embedding(tokens) * self.scale, start, places))
+        x = self.positions(embedding(tokens) * self.scale, start, places)
+        return self.dropout(x if self.residual is None else x.to(self.residual))
 
 
 def source_mask(source: Tensor) -> Tensor:

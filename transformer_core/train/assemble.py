@@ -109,13 +109,16 @@ def assemble(
 def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
     """What trains ``model``, which lies on the device of ``process``: points 4 and 5 above."""
     training = spec.training
+    precision = build_precision(training.precision, process.device, training.clipping)
+    # Before the wrapper, which looks at the format of the weights.
+    masters = precision.convert(model)
     module = strategy.wrap(objective_of(spec, model))
     return Trainer(
         spec=spec,
         process=process,
         strategy=strategy,
-        precision=build_precision(training.precision, process.device, training.clipping),
+        precision=precision,
         model=model,
         module=module,
-        optimizer=build_optimizer(training.optimizer, module.parameters(), process.device),
+        optimizer=build_optimizer(training.optimizer, module.parameters(), process.device, masters),
     )

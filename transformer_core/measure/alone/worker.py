@@ -18,6 +18,7 @@ from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.machine.step_kernels import FirstStep
 from transformer_core.measure.processes.preamble import carry_out, take_place
 from transformer_core.measure.processes.statuses import CHECKPOINTS
+from transformer_core.model.compiled_layers import compile_seconds
 from transformer_core.parallel.strategies.sharded_weights import whole_weights
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.assemble import Setup, assemble
@@ -111,6 +112,7 @@ def run(order: TimedRunOrder, began: float) -> None:
             resumed_at=history.resumed_at,
             startup_seconds=observer.first_step_at and observer.first_step_at - began,
             warmup_seconds=clock.warmup_seconds,
+            compile_seconds=compile_seconds(setup.model),
             total_seconds=time.time() - began,
             windows=windows,
             validations=history.validations,

@@ -13,6 +13,7 @@ from transformer_core.parallel.strategies.sharded_weights import (
     whole,
 )
 from transformer_core.train.assemble import Setup
+from transformer_core.train.optimization.master_weights import masters_of
 
 
 def trained_names(model: nn.Module) -> set[str]:
@@ -41,8 +42,10 @@ class CanonicalTensors:
         self._canonical = canonical_state_dict(self.pattern)
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers, on the CPU."""
-        return self._read(named_tensors(self.setup.model))
+        """Parameters and buffers, on the CPU: as the optimizer keeps them, where it does."""
+        masters = masters_of(self.setup.optimizer)
+        named = named_tensors(self.setup.model)
+        return self._read({name: masters.get(tensor, tensor) for name, tensor in named.items()})
 
     def pattern_weights(self) -> dict[str, Tensor]:
         """Tensors of the names and shapes of the weights, on every rank."""
@@ -53,8 +56,11 @@ class CanonicalTensors:
         """Overwrite the training's weights; every rank gives the same."""
         for name, tensor in self._canonical.items():
             tensor.copy_(weights[name])
+        masters = masters_of(self.setup.optimizer)
         for name, tensor in named_tensors(self.setup.model).items():
             tensor.copy_(divided_like(self._written[name], tensor))
+            if (master := masters.get(tensor)) is not None:
+                master.copy_(self._written[name])
 
     def gradients(self) -> dict[str, Tensor]:
         """What the optimizer took, of every trained tensor; zeros where it has no gradient."""

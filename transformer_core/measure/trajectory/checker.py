@@ -45,6 +45,7 @@ from transformer_core.measure.trajectory.independent.plain_model import (
 from transformer_core.measure.trajectory.resuming import resume
 from transformer_core.measure.trajectory.tensor_distance import distance
 from transformer_core.train.assemble import Setup
+from transformer_core.train.optimization.master_weights import masters_of
 
 POINTS = 3
 """Steps whose gradients are compared: the first, the last, and those between at even distances."""
@@ -83,7 +84,8 @@ class Checker:
         self.waiting = sorted(
             {1 + round(i * (spec.training.steps - 1) / (POINTS - 1)) for i in range(POINTS)}
         )
-        unit = max(UNIT.get(p.dtype, 0.0) for p in setup.model.parameters())
+        masters = masters_of(setup.optimizer)
+        unit = max(UNIT.get(masters.get(p, p).dtype, 0.0) for p in setup.model.parameters())
         self.updates = (
             CheckedUpdates(spec, self.weights, self.tensors.trained, unit) if self.weights else None
         )

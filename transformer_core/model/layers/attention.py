@@ -24,6 +24,7 @@ from schemas.errors import Unsupported
 from transformer_core.model.device_kind import device_kind
 from transformer_core.model.layers.dropout import Drop
 from transformer_core.model.layers.dropout import dropout as shared_draws
+from transformer_core.model.layers.fused_dropout import attention_weights, fits
 
 Attention = Callable[..., Tensor]
 """(q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]."""
@@ -75,6 +76,23 @@ def published_attention(
         scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
     weights = drop(scores.softmax(dim=-1), dropout)
     return weights.to(v.dtype) @ v
+
+
+def fused_softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    drop: Drop = shared_draws,
+) -> Tensor:
+    """The reference with mask, softmax and dropout in one pass over the scores, where that is made
+    for the device and the format; a row without a key gives 0."""
+    if not dropout or torch.compiler.is_compiling() or not fits(q):
+        return reference_attention(q, k, v, mask, causal, dropout, drop)
+    scores = (q * q.size(-1) ** -0.5) @ k.transpose(-2, -1)
+    return attention_weights(scores, mask, causal, dropout).to(v.dtype) @ v
 
 
 def sdpa_attention(
@@ -220,6 +238,7 @@ ATTENTIONS: dict[str, Attention] = {
     "reference": reference_attention,
     "sdpa": sdpa_attention,
     "published": published_attention,
+    "fused_softmax": fused_softmax_attention,
 }
 """Attention by the ``kind`` of its schema."""
 

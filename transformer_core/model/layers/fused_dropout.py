@@ -1,4 +1,4 @@
-"""Dropout in one pass with what stands beside it, on a CPU: no masks are kept."""
+"""Dropout on a CPU in one pass with a sum, a ReLU or a softmax beside it: no masks are kept."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch.autograd.function import once_differentiable
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the compiled loops take x: numbers of 32 bits on a CPU, that are there."""
+    """Whether the compiled loops take x: 32 bits or bfloat16 on a CPU, numbers that are there."""
     plain = type(x) in (Tensor, nn.Parameter)  # a fake tensor has no numbers
-    return plain and x.device.type == "cpu" and x.dtype == torch.float32
+    return plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def fused_dropout(x: Tensor, p: float) -> Tensor:
@@ -26,8 +26,15 @@ def dropout_of_relu(x: Tensor, p: float) -> Tensor:
 
 
 def dropout_added(residual: Tensor, x: Tensor, p: float) -> Tensor:
-    """``residual`` plus :func:`fused_dropout` of x, both of one shape."""
+    """``residual`` plus :func:`fused_dropout` of x, of its shape, in the format of ``residual``."""
     result: Tensor = _Added.apply(residual, x, p)
+    return result
+
+
+def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
+    """Dropout of the softmax of scores [b, h, n, m], which may be overwritten; mask and ``causal``
+    are those of :mod:`transformer_core.model.layers.attention`."""
+    result: Tensor = _Weights.apply(scores, mask, causal, p)
     return result
 
 
@@ -60,13 +67,13 @@ class _Added(torch.autograd.Function):
     def forward(ctx: Any, residual: Tensor, x: Tensor, p: float) -> Tensor:
         from transformer_core.model.layers import dropout_kernels as kernels
 
-        ctx.seed, ctx.p, ctx.kernels = _seed(), p, kernels
+        ctx.seed, ctx.p, ctx.kernels, ctx.format = _seed(), p, kernels, x.dtype
         return kernels.added(residual, x, ctx.seed, p)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad, ctx.kernels.kept(grad, ctx.seed, ctx.p), None
+        return grad, ctx.kernels.kept(grad, ctx.seed, ctx.p, ctx.format), None
 
 
 class _OfRelu(torch.autograd.Function):
@@ -86,3 +93,23 @@ class _OfRelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
         return ctx.kernels.where_positive(grad, result, ctx.p), None
+
+
+class _Weights(torch.autograd.Function):
+    """scores [b, h, n, m], mask, causal, p -> [b, h, n, m]. What is kept is the softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
+        # Here, because the compiler takes half a second to import, in every process.
+        from transformer_core.model.layers import softmax_kernels as kernels
+
+        ctx.seed, ctx.p, ctx.kernels = _seed() if p else 0, p, kernels
+        softmax, weights = kernels.weights_of(scores.detach(), mask, causal, ctx.seed, p)
+        ctx.save_for_backward(softmax)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (softmax,) = ctx.saved_tensors
+        return ctx.kernels.gradient_of(grad, softmax, ctx.seed, ctx.p), None, None, None

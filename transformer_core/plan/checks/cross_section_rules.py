@@ -15,7 +15,8 @@ from schemas.config.model import (
 from schemas.config.parallel import Central, DataParallel, Ddp, Fsdp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
-from schemas.config.training import Bf16, ChunkedLoss, Fp16, OnePassLoss
+from schemas.config.training import Bf16, Bf16Weights, ChunkedLoss, Fp16, OnePassLoss
+from transformer_core.plan.checks.format_rules import of_formats
 from transformer_core.plan.checks.imported_rules import of_imported
 from transformer_core.plan.checks.task_rules import Violation, of_task
 from transformer_core.plan.reservations import parameters
@@ -39,6 +40,7 @@ def violations(spec: RunSpec) -> Iterator[Violation]:
     yield from _rows(spec)
     yield from _training(spec)
     yield from _parallel(spec)
+    yield from of_formats(spec)
     if spec.evaluation.beam_size > spec.tokenizer.vocabulary:
         yield (
             "evaluation.beam_size",
@@ -118,7 +120,9 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
             "names a kernel of CUDA devices, but machine.device is cpu",
             "take auto, or set machine.device to auto or cuda",
         )
-    if backend in ("flash", "cudnn") and not isinstance(spec.training.precision, Bf16 | Fp16):
+    if backend in ("flash", "cudnn") and not isinstance(
+        spec.training.precision, Bf16 | Bf16Weights | Fp16
+    ):
         yield (
             field,
             backend,

@@ -30,7 +30,7 @@ _NORMALIZATIONS = re.compile(
     r"_?(log_)?softmax\w*|\w*_(layer|rms|batch|group)_norm\w*|(layer|rms|batch|group)_norm\w*|"
     r"sum|mean|amax|amin|max|min|argmax|argmin|prod|std|var|var_mean|norm|logsumexp|"
     r"linalg_vector_norm|_foreach_norm|_foreach_max|nll_loss\w*|cross_entropy\w*|cumsum|any|all|"
-    r"topk|sort"
+    r"topk|sort|_Weights(Backward)?"  # attention weights in one loop
 )
 _ELEMENT_WISE = re.compile(
     r"(_foreach_)?(add|sub|mul|div|neg|abs|exp|log|log2|sqrt|rsqrt|pow|square|reciprocal|sigmoid|"
@@ -39,6 +39,7 @@ _ELEMENT_WISE = re.compile(
     r"logical_\w+|bitwise_\w+|masked_fill|bernoulli|random|uniform|normal|rand_like|native_dropout|dropout|"
     r"_?fused_dropout|remainder|rsub|isnan|isfinite|isinf|nan_to_num)(_backward|_dropout)?_?"
     r"|_fused_(adam|adamw|sgd|adagrad)_?|native_dropout_backward|_masked_scale"
+    r"|_(Added|Kept|OfRelu)(Backward)?|Optimizer\.step#MasterAdamW\.step"
     r"|_amp_foreach_non_finite_check_and_unscale_|threshold_backward"
 )
 

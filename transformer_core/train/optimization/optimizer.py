@@ -1,6 +1,6 @@
 """Optimizers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,17 +11,24 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from schemas.config.training import Adam, AdamW, AdamW8bit, AnyOptimizer, Sgd
 from schemas.errors import Unsupported
 from transformer_core.parallel.strategies.sharded_weights import is_sharded
+from transformer_core.train.optimization.master_weights import MasterAdamW
 
 
 def build_optimizer(
-    spec: AnyOptimizer, parameters: Iterable[nn.Parameter], device: torch.device
+    spec: AnyOptimizer,
+    parameters: Iterable[nn.Parameter],
+    device: torch.device,
+    masters: Mapping[nn.Parameter, torch.Tensor] | None = None,
 ) -> Optimizer:
     """The optimizer that ``spec`` names; the loop sets its learning rate at every step.
 
     Each parameter group says under ``rate_factor`` by how much it multiplies the schedule's rate.
+    ``masters`` has what parameters of fewer bits stand for: those are updated in 32 bits.
     Raises Unsupported where a library is missing or cannot work on ``device``.
     """
     fused = device.type in ("cuda", "cpu")
+    if masters:
+        return _of_masters(spec, parameters, masters)
     match spec:
         case AdamW():
             adam = _adam_arguments(spec)
@@ -62,6 +69,17 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:
     return [{"params": list(parameters), "rate_factor": rate_factor}]
+
+
+def _of_masters(
+    spec: AnyOptimizer, parameters: Iterable[nn.Parameter], masters: Mapping[nn.Parameter, Any]
+) -> Optimizer:
+    if not isinstance(spec, AdamW):
+        raise Unsupported(
+            f"training.optimizer: {spec.kind} does not keep weights of 32 bits beside those of "
+            "training.precision: bf16_weights; take adamw"
+        )
+    return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
 
 
 def _sharded(group: list[dict[str, Any]]) -> bool:

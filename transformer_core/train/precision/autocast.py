@@ -1,14 +1,23 @@
 """Number formats of the forward and backward pass."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schemas.config.training import AnyPrecision, Bf16, Bf16Matmul, Clipping, Fp16, Fp32, Tf32
+from schemas.config.training import (
+    AnyPrecision,
+    Bf16,
+    Bf16Matmul,
+    Bf16Weights,
+    Clipping,
+    Fp16,
+    Fp32,
+    Tf32,
+)
 from transformer_core.parallel.strategies.sharded_weights import is_sharded, whole
 from transformer_core.train.precision.matmul_mode import set_matmul
 
@@ -22,6 +31,10 @@ class Precision:
     def __init__(self, clipping: Clipping = "apart") -> None:
         """``clipping``: whether the optimizer's kernel scales gradients down, where it can."""
         self.clipping = clipping
+
+    def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        """Put ``model`` into the format of its weights; what those were, where it had more bits."""
+        return {}
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context of the forward pass."""
@@ -41,7 +54,7 @@ class Precision:
         self.unscale(optimizer)
         # Of parameters in shards, each rank has a part of the norm.
         weights = [parameter for parameter in parameters if parameter.grad is not None]
-        part = nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
+        part = _norm([w.grad for w in weights if w.grad is not None])
         norm = whole(part)
         if not clip_norm:
             self.update(optimizer, norm)
@@ -84,6 +97,20 @@ class Autocast(Precision):
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device_type, dtype=self.dtype)
+
+
+class LowWeights(Precision):
+    """bfloat16 throughout; the optimizer keeps the weights in 32 bits."""
+
+    def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        low: dict[nn.Parameter, nn.Parameter] = {}
+        # New parameters, of which those that are tied stay so: fake ones cannot be changed.
+        for module in model.modules():
+            for name, old in module._parameters.items():
+                if old is not None and old not in low:
+                    low[old] = nn.Parameter(old.detach().bfloat16(), old.requires_grad)
+                module._parameters[name] = None if old is None else low[old]
+        return {new: old.detach() for old, new in low.items() if old.requires_grad}
 
 
 class ScaledAutocast(Autocast):
@@ -135,10 +162,20 @@ def build_precision(
     match spec:
         case Bf16():
             return Autocast(device.type, torch.bfloat16, clipping)
+        case Bf16Weights():
+            return LowWeights(clipping)
         case Fp16():
             return ScaledAutocast(device, spec)
         case Fp32() | Tf32() | Bf16Matmul():
             return Precision(clipping)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """The 2-norm of all gradients together, of those in 16 bits with the sum in 32."""
+    if all(g.dtype != torch.bfloat16 for g in gradients):
+        return nn.utils.get_total_norm(gradients)
+    norms = torch._foreach_norm(gradients, 2, torch.float32)
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _divides(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> bool:

@@ -128,7 +128,7 @@ def _predict_rank(
     with _silent_group(spec, process):
         strategy = _strategy(spec, process)
         with FakeTensorMode(allow_non_fake_inputs=True), StorageTracker(device.type) as tracker:
-            _place(model, device)
+            place(model, device)
             trainer = _trainer(spec, process, strategy, model)
             trainer.module.train()
             batch = blank_batch(shape.training, device)
@@ -168,7 +168,7 @@ def _strategy(spec: RunSpec, process: Process) -> Strategy:
     return build_strategy(spec.parallel, process, spec.machine, accumulation)
 
 
-def _place(model: nn.Module, device: torch.device) -> None:
+def place(model: nn.Module, device: torch.device) -> None:
     """Put fake tensors on ``device`` in place of the model's, tied ones once."""
     # The old ones stay alive meanwhile, since each is known by its address.
     placed: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from schemas.config.parallel import Fsdp
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import Bf16, Bf16Matmul, Fp16, Tf32
+from schemas.config.training import Bf16, Bf16Matmul, Bf16Weights, Fp16, Tf32
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -100,7 +100,9 @@ SINGLE = Format(torch.float32)
 
 def format_of(spec: RunSpec) -> Format:
     """The format in which the training steps of ``spec`` compute."""
-    if isinstance(spec.parallel, Fsdp) and spec.parallel.bf16:
+    throughout = getattr(spec.model, "residual", "") == "bf16"
+    throughout |= isinstance(spec.training.precision, Bf16Weights)
+    if throughout or (isinstance(spec.parallel, Fsdp) and spec.parallel.bf16):
         return Format(torch.float32, to_bf16, results=True, everything=True, unit=2.0**-9)
     match spec.training.precision:
         case Bf16():

@@ -1,0 +1,170 @@
+"""What there is to do in a step: ``python benchmarks/step_counts.py``, which needs no device.
+
+The operators, FLOPs and bytes of a step on a GPU, of the published code and of all that pays
+together, counted on tensors that have shapes and no memory. An operator that makes or changes a
+tensor is one launch or more, whatever the device; what only looks at a tensor in another way counts
+nothing. Bytes are those of inputs and results, each once per operator. A compiled pass of the loss
+on a GPU is two kernels, but is counted here step by step.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from _contenders import CONTENDERS, CPU, PUBLISHED, Contender
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from schemas.config.model import AnyModel
+from schemas.config.training import Training
+from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cuda
+from transformer_core.measure.memory.predicted.predictor import place
+from transformer_core.model.registry import build_model
+from transformer_core.task.objective import Objective
+from transformer_core.train.optimization.optimizer import build_optimizer
+from transformer_core.train.precision.autocast import build_precision
+
+_MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
+STEPS = {
+    PUBLISHED: CONTENDERS[PUBLISHED],
+    "single in bf16": Contender({}, {"precision": {"kind": "bf16"}}),
+    "best in bf16": Contender(
+        {"memory_products": "together"},
+        {"loss": {"kind": "one_pass"}, "clipping": "folded", "precision": {"kind": "bf16_weights"}},
+    ),
+}
+"""The published step, the default in bfloat16, and what pays on a GPU together."""
+
+
+@dataclass
+class Counts(TorchDispatchMode):
+    """Operators that make or change a tensor, and the bytes that they read and write."""
+
+    calls: int = 0
+    bytes: int = 0
+    names: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if func.is_view or name.startswith(
+            (
+                "empty",
+                "detach",
+                "alias",
+                "prim",
+                "is_",
+                "sym_",
+                "_unsafe_view",
+                "_local_scalar_dense",
+            )
+        ):
+            return result
+        made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        self.calls += 1
+        self.names[name] = self.names.get(name, 0) + 1
+        self.bytes += sum(_bytes(x) for x in {id(x): x for x in (*made, *read)}.values())
+        return result
+
+
+def _bytes(x: Tensor) -> int:
+    """Of the elements that there are: one that is expanded is read from one place."""
+    elements = 1
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        elements *= size if stride else 1
+    return elements * x.element_size()
+
+
+def count(
+    contender: Contender, sizes: dict[str, Any], pairs: int, tokens: int, vocabulary: int
+) -> dict[str, Any]:
+    """Operators, FLOPs and bytes of a step of ``pairs`` pairs, ``tokens`` tokens on either side."""
+    training = Training.model_validate(contender.training)
+    spec = _MODEL.validate_python({"kind": "transformer"} | sizes | contender.model)
+    with torch.device("meta"):
+        model = build_model(spec, vocabulary)
+    with _imitated():
+        place(model, CPU)
+        precision = build_precision(training.precision, CPU, training.clipping)
+        masters = precision.convert(model)
+        objective = Objective(model, training.label_smoothing, training.loss).train()
+        optimizer = build_optimizer(training.optimizer, objective.parameters(), CPU, masters)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            batch = [torch.ones(pairs, tokens, dtype=torch.int64) * 5 for _ in range(3)]
+            with precision.autocast():
+                loss = objective(*batch, source_full=True)
+            precision.backward(loss / (pairs * tokens))
+            precision.step(optimizer, objective.parameters(), training.clip_norm)
+
+        step()  # what is made once: state of the optimizer, positions
+        with Counts() as counts:
+            step()
+        with FlopCounterMode(display=False) as flops:
+            step()
+    return {
+        "operators": counts.calls,
+        "flops": flops.get_total_flops(),
+        "bytes": counts.bytes,
+        "most": dict(sorted(counts.names.items(), key=lambda item: -item[1])[:12]),
+    }
+
+
+@contextlib.contextmanager
+def _imitated() -> Iterator[None]:
+    with imitated_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/step_counts.py", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--pairs", type=int, nargs="+", default=[64, 1024])
+    parser.add_argument("--tokens", type=int, default=30, help="of a sentence (default: 30)")
+    parser.add_argument("--layers", type=int, default=6, help="on either side (default: 6)")
+    parser.add_argument("--d-model", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=30_000)
+    parser.add_argument("--output", type=Path, help="JSON file")
+    options = parser.parse_args()
+    sizes = {
+        "encoder_layers": options.layers,
+        "decoder_layers": options.layers,
+        "d_model": options.d_model,
+        "d_ff": 4 * options.d_model,
+        "heads": options.heads,
+        "dropout": 0.1,
+    }
+    found = {}
+    print("| step | pairs | operators | TFLOP | GB |\n|---|---:|---:|---:|---:|")
+    for pairs in options.pairs:
+        for name, contender in STEPS.items():
+            row = count(contender, sizes, pairs, options.tokens, options.vocabulary)
+            found[f"{name}, {pairs} pairs"] = row
+            print(
+                f"| {name} | {pairs:,} | {row['operators']:,} | {row['flops'] / 1e12:.2f} "
+                f"| {row['bytes'] / 1e9:.1f} |"
+            )
+    if options.output is not None:
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
