@@ -8,6 +8,7 @@ from schemas.config.training import AdamW, Sgd
 from schemas.errors import Unsupported
 from tests.distributed import run_ranks
 from tests.train.small_training import Watcher, small_setup, small_spec
+from transformer_core.measure.trajectory.dropout_moments import _moved
 from transformer_core.plan.checks.cross_section_rules import violations
 from transformer_core.train import checkpoint
 from transformer_core.train.loop import optimizer_step, train
@@ -189,3 +190,14 @@ def test_a_checkpoint_of_replicas_keeps_the_masters(tmp_path):
 def test_only_masters_make_it_this_optimizer():
     plain = nn.Parameter(torch.zeros(3))
     assert not isinstance(build_optimizer(AdamW(), [plain], CPU, {}), MasterAdamW)
+
+
+def test_moves_of_the_weights_for_a_certificate_go_to_the_masters():
+    # In weights of 8 bits most of such a move would be lost, and the next update undoes the rest.
+    setup = small_setup(small_spec(training=FORMAT, model={"dropout": 0.1}))
+    before = [master.clone() for master in masters_of(setup.optimizer).values()]
+    direction = [torch.full_like(p, 1e-4) for p in setup.module.parameters()]
+    _moved(setup, direction, 1.0)()
+    for (weight, master), old in zip(masters_of(setup.optimizer).items(), before, strict=True):
+        torch.testing.assert_close(master - old, torch.full_like(old, 1e-4), rtol=0.01, atol=1e-6)
+        assert torch.equal(weight.detach(), master.to(torch.bfloat16))

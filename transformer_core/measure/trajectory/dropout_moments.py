@@ -22,6 +22,7 @@ from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.measure.trajectory.independent.number_formats import SINGLE, format_of
 from transformer_core.train.assemble import Setup
 from transformer_core.train.loop import optimizer_step
+from transformer_core.train.optimization.master_weights import masters_of
 
 PAIRS = 2
 """Sentence pairs of a copy: few, so that the spread of their loss is wide."""
@@ -111,9 +112,14 @@ def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Calla
 
     @torch.no_grad()
     def update() -> Tensor:
+        # Where the optimizer keeps weights of more bits, moves are lost in those of fewer.
+        masters = masters_of(setup.optimizer)
         for parameter, step in zip(setup.module.parameters(), direction, strict=True):
             if step is not None:
-                parameter.add_(step, alpha=length)
+                kept = masters.get(parameter, parameter)
+                kept.add_(step.to(kept.dtype), alpha=length)
+                if kept is not parameter:
+                    parameter.copy_(kept)
         return torch.zeros((), device=setup.device)
 
     return update
