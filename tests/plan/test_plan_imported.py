@@ -45,7 +45,7 @@ def test_variants_and_other_targets_are_refused() -> None:
     (problem,) = contradictions(study(variants=["single", "ddp"]), "study")
     assert problem.field == "variants"
     assert "task.techniques" in problem.message
-    (problem,) = asked_in_vain(["results/report.html"], study())
+    (problem,) = asked_in_vain(["results/search.json"], study())
     assert REPORT in problem.remedy
 
 

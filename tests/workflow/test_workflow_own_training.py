@@ -45,13 +45,14 @@ def test_a_script_is_certified_timed_and_reported(project: Project) -> None:
         assert by_name[name,].certificate.word == "same", by_name[name,]
         assert by_name[name,].speed is not None
     assert by_name["tf32",].status == "unsupported"
+    assert "this run is on a CPU" in str(by_name["tf32",].reason)
     assert by_name["bf16",].certificate.word in ("same", "undecided")
     page = (folder / "report.md").read_text()
     assert "## What to change in the script" in page
     answer = (project.folder / "results/report.html").read_text()
     for words in (
         "<code>fused_optimizer</code>",
-        "needs a CUDA device",
+        str(by_name["tf32",].reason),
         'id="figure-own_partition"',
     ):
         assert words in answer, words

@@ -47,7 +47,7 @@ def clip_elements(parameters: list[nn.Parameter]) -> None:
 def decay_in_the_gradient(real: Any) -> Any:
     """L2 regularization in place of decoupled decay."""
 
-    def build(spec: Any, parameters: Any, device: Any) -> Any:
+    def build(spec: Any, parameters: Any, *_: Any) -> Any:
         return torch.optim.Adam(
             [{"params": list(parameters)}], lr=0.0, betas=spec.betas, eps=spec.eps,
             weight_decay=spec.weight_decay,
@@ -57,8 +57,8 @@ def decay_in_the_gradient(real: Any) -> Any:
 
 
 def without_decay_of_vectors(real: Any) -> Any:
-    def build(spec: Any, parameters: Any, device: Any) -> Any:
-        made = real(spec, parameters, device)
+    def build(spec: Any, parameters: Any, *more: Any) -> Any:
+        made = real(spec, parameters, *more)
         group = made.param_groups[0]
         flat = [p for p in group["params"] if p.dim() < 2]
         group["params"] = [p for p in group["params"] if p.dim() > 1]

@@ -40,8 +40,8 @@ def other_arguments(**changes: Any) -> Patch:
 
 
 def without_the_first(real: Any) -> Any:
-    def build(spec: Any, parameters: Any, device: Any) -> Any:
-        return real(spec, list(parameters)[1:], device)
+    def build(spec: Any, parameters: Any, *more: Any) -> Any:
+        return real(spec, list(parameters)[1:], *more)
 
     return build
 
