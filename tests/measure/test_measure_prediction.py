@@ -90,16 +90,16 @@ def layer_bytes(spec: RunSpec) -> int:
 
 
 def assert_predicted(spec: RunSpec, found: Measured, rank: int = 0, copied: int = 0) -> None:
-    """Every part is as predicted. ``copied`` are the bytes of a message that gloo may still hold
-    when the next step begins: what outlives a step and belongs to nobody counts as a bucket."""
+    """Every part is as predicted. ``copied`` are the bytes of a message of which gloo's thread may
+    hold a copy a moment longer: beside the next message, or beyond the step, where what belongs to
+    nobody counts as a bucket."""
     predicted = predict(spec)[rank]
     peak, _, largest, _ = found
     assert predicted.training_bytes == pytest.approx(peak, rel=0.05)
     for part in PARTS:
-        measured = getattr(largest, part)
-        if part == "buckets_bytes" and measured == copied:
-            measured = 0
-        assert getattr(predicted.anatomy, part) == pytest.approx(measured, rel=0.1, abs=peak / 20)
+        measured, expected = getattr(largest, part), getattr(predicted.anatomy, part)
+        held = part in ("buckets_bytes", "communication_bytes") and measured - expected == copied
+        assert held or expected == pytest.approx(measured, rel=0.1, abs=peak / 20)
 
 
 @pytest.mark.parametrize("name", ALONE)
