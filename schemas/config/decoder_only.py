@@ -9,8 +9,11 @@ from pydantic_core import PydanticCustomError
 from schemas.base import Count, Decimal, Fraction, Schema, Seed, Whole
 from schemas.config.model import (
     AnyDropout,
+    Compiling,
     FusedQkv,
+    FusedSoftmaxAttention,
     ReferenceAttention,
+    ResidualFormat,
     SdpaAttention,
     SeparateQkv,
     SharedDraws,
@@ -117,14 +120,20 @@ class DecoderOnly(Schema):
     """Normalization before each sub-layer and after the last layer."""
     feed_forward: AnyFeedForward = SwiGlu()
     """Feed-forward layers."""
-    attention: Annotated[ReferenceAttention | SdpaAttention, Field(discriminator="kind")] = (
-        SdpaAttention()
-    )
+    attention: Annotated[
+        ReferenceAttention | SdpaAttention | FusedSoftmaxAttention, Field(discriminator="kind")
+    ] = SdpaAttention()
     """How attention is computed."""
     qkv: Annotated[SeparateQkv | FusedQkv | StreamsQkv, Field(discriminator="kind")] = FusedQkv()
     """How queries, keys and values are projected."""
     dropout_method: AnyDropout = SharedDraws()
     """How activations are dropped."""
+    residual: ResidualFormat = "as_computed"
+    """Number format of the residual stream: see the same of the Transformer."""
+    compile: Compiling = "none"
+    """torch.compile in training: with layers, once for all layers and any lengths, which takes a
+    minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or with
+    DDP."""
     initial_std: float = Field(default=0.02, gt=0, le=10.0)
     """Standard deviation of the initial weights; that of the maps whose output is added to the
     residual stream is smaller by sqrt(2 layers), as in GPT-2."""

@@ -143,6 +143,10 @@ class UnpaddedTokens(Schema):
 AnyTokens = Annotated[PaddedTokens | UnpaddedTokens, Field(discriminator="kind")]
 
 
+ResidualFormat = Literal["as_computed", "bf16"]
+Compiling = Literal["none", "layers"]
+
+
 class Transformer(Schema):
     """The encoder-decoder of "Attention Is All You Need" (arXiv 1706.03762)."""
 
@@ -177,11 +181,11 @@ class Transformer(Schema):
     """How layer normalization is computed."""
     tokens: AnyTokens = PaddedTokens()
     """What is computed of padding in training."""
-    residual: Literal["as_computed", "bf16"] = "as_computed"
+    residual: ResidualFormat = "as_computed"
     """Number format of the residual stream: that of the weights (32 bits under autocast), or
     bfloat16, which halves what is read and written between matrix products; this needs
     training.precision bf16 or bf16_weights."""
-    compile: Literal["none", "layers"] = "none"
+    compile: Compiling = "none"
     """torch.compile in training: with layers, once for each kind of layer and any lengths, which
     takes a minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or
     with DDP, on padded rows."""

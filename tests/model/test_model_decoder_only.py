@@ -3,10 +3,13 @@
 import pytest
 import torch
 from pydantic import ValidationError
+from torch._dynamo.utils import counters
 
 from schemas.config.decoder_only import DecoderOnly
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.model.canonical_weights import canonical_state_dict
+from transformer_core.model.compiled_layers import compile_layers
+from transformer_core.model.decoder_only import decoder
 from transformer_core.model.loss import chunked_token_loss_sum, token_loss_sum
 from transformer_core.model.one_pass_loss import one_pass_loss_sum
 from transformer_core.model.registry import build_language_model
@@ -152,6 +155,55 @@ def test_drops_in_training_only():
 def test_layers_are_the_units_of_sharding():
     model = build()
     assert list(repeated_layers(model)) == list(model.layers)
+
+
+def test_one_graph_serves_all_layers_and_lengths(monkeypatch):
+    monkeypatch.setattr(
+        decoder, "compile_layers", lambda *layers: compile_layers(*layers, backend="aot_eager")
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    tokens, targets, segments = batch()
+    compiled, plain = build(compile="layers").train(), build().train()
+    for columns in (10, 7, 9):
+        found = []
+        for model in (compiled, plain):
+            model.zero_grad()
+            model(*(given[:, :columns] for given in (tokens, targets, segments))).backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_fused_softmax_drops_attention_weights_and_nothing_without():
+    tokens, targets, segments = batch()
+    fused = {"attention": {"kind": "fused_softmax"}, "dropout_method": {"kind": "fused"}}
+    written = build(attention={"kind": "reference"})
+    torch.testing.assert_close(
+        build(**fused)(tokens, targets, segments), written(tokens, targets, segments)
+    )
+    dropping = build(**fused, dropout=0.5).train()
+    values = torch.stack([dropping(tokens, targets, segments).detach() for _ in range(400)])
+    assert values.std() > 0
+    mean, plain = values.mean(), written(tokens, targets, segments)
+    assert abs(mean - plain) < 0.1 * plain
+
+
+@pytest.mark.filterwarnings("error:Mismatch dtype")
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_the_residual_stream_is_of_16_bits(norm):
+    tokens, targets, segments = batch()
+    seen = []
+    model = build(residual="bf16", norm={"kind": norm})
+    for layer in model.layers:
+        layer.register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, targets, segments)
+    assert seen == [torch.bfloat16] * SIZES["layers"]
+    plain = build(norm={"kind": norm})(tokens, targets, segments)
+    torch.testing.assert_close(loss, plain, rtol=0.01, atol=0)
 
 
 def test_bfloat16_stays_near():

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from schemas.config.decoder_only import AnyDecoderNorm, AnyFeedForward, DecoderOnly, Gelu
 from transformer_core.model.decoding.key_value_cache import LayerCache
 from transformer_core.model.layers.dropout import Dropout
-from transformer_core.model.layers.normalization import FusedNorm
+from transformer_core.model.layers.normalization import FusedNorm, RmsNorm
 from transformer_core.model.layers.qkv_projection import build_projection
 from transformer_core.model.layers.rotary import Rotation, rotated
 from transformer_core.model.layers.sublayers import Attention
 
 NORMS: dict[str, Callable[..., nn.Module]] = {
-    "rms": lambda d_model, eps, bias: nn.RMSNorm(d_model, eps),
+    "rms": lambda d_model, eps, bias: RmsNorm(d_model, eps),
     "layer": lambda d_model, eps, bias: FusedNorm(d_model, eps, bias=bias),
 }
 """Normalization of (d_model, eps, bias) by the ``kind`` of its schema."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from schemas.config.decoder_only import DecoderOnly, LearnedPositions, RotaryPositions, Sampling
+from transformer_core.model.compiled_layers import compile_layers, compiled_or_plain
 from transformer_core.model.decoder_only.causal_layers import CausalLayer, build_decoder_norm
 from transformer_core.model.decoder_only.generation import generate, seen_in_decoding
 from transformer_core.model.decoding.key_value_cache import DecoderCache
@@ -46,7 +47,11 @@ class Decoder(nn.Module):
         self.places = nn.Embedding(length, d_model) if learned else None
         self.positions = Positions(d_model) if fixed else None
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
+        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
         self.layers = nn.ModuleList(CausalLayer(spec) for _ in range(spec.layers))
+        self.compiled = spec.compile == "layers"
+        if self.compiled:
+            compile_layers(*self.layers)
         self.norm = build_decoder_norm(spec.norm, d_model, spec.bias)
 
     def forward(
@@ -133,7 +138,7 @@ class Decoder(nn.Module):
         if isinstance(positions, RotaryPositions):
             # One row for all rows of a batch is broadcast.
             turn = rotation(places, self.spec.d_model // self.spec.heads, positions.base)
-        return self.dropout(x), turn
+        return self.dropout(x if self.residual is None else x.to(self.residual)), turn
 
     def _check_length(self, tokens: int) -> None:
         places = self.places
@@ -148,7 +153,7 @@ class Decoder(nn.Module):
         if self.spec.checkpoint == "layers" and torch.is_grad_enabled():
             result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
             return result
-        return layer(*inputs)
+        return (compiled_or_plain(layer) if self.compiled else layer)(*inputs)
 
 
 def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:

@@ -1,4 +1,4 @@
-"""Layer normalization (arXiv 1607.06450), one class per kind."""
+"""Normalization of layers (arXiv 1607.06450, 1910.07467), one class per kind."""
 
 from collections.abc import Callable
 
@@ -22,6 +22,18 @@ class FusedNorm(nn.LayerNorm):
         bias = None if self.bias is None else self.bias.float()
         wide = F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps)
         return wide.to(x.dtype)
+
+
+class RmsNorm(nn.RMSNorm):
+    """Root mean square normalization (arXiv 1910.07467) by torch's kernel, which takes x and weight
+    in one format. A residual stream of fewer bits than the weight is computed with in the
+    weight's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., d] -> [..., d], in the format of x."""
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class PublishedNorm(nn.LayerNorm):

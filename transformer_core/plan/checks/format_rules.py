@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
 from schemas.config.model import Transformer, UnpaddedTokens
 from schemas.config.parallel import Ddp, Single
 from schemas.config.run_spec import RunSpec
@@ -53,8 +54,10 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
             f"needs an optimizer that updates weights of 32 bits, and {optimizer.kind} has none"
         )
         remedy = "take optimizer: {kind: adamw}"
-    elif not isinstance(spec.model, Transformer):
-        reason = f"was made for this project's model, not for one of kind {spec.model.kind}"
-        remedy = "take model: {kind: transformer}, or precision: {kind: bf16}"
+    elif not isinstance(spec.model, Transformer | DecoderOnly):
+        reason = f"was made for this project's models, not for one of kind {spec.model.kind}"
+        causal = isinstance(spec.model, HuggingFaceCausal)
+        kind = "decoder_only" if causal else "transformer"
+        remedy = f"take model: {{kind: {kind}}}, or precision: {{kind: bf16}}"
     if reason:
         yield "training.precision.kind", "bf16_weights", reason, remedy
