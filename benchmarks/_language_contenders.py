@@ -46,18 +46,20 @@ class LanguageContender:
     precision: dict[str, Any] = field(default_factory=lambda: {"kind": "fp32"})
 
 
-_BF16 = {"kind": "bf16"}
+_BF16, _WEIGHTS = {"kind": "bf16"}, {"kind": "bf16_weights"}
 LANGUAGE_CONTENDERS = {
     GPT2: LanguageContender(GPT2, library="gpt2"),
     "this project in GPT-2's form": LanguageContender(GPT2),
     "GPT-2's form, one-pass loss": LanguageContender(GPT2, one_pass=True),
     "GPT-2 of transformers in bf16": LanguageContender(GPT2, library="gpt2", precision=_BF16),
     "GPT-2's form, one-pass loss in bf16": LanguageContender(GPT2, one_pass=True, precision=_BF16),
+    "GPT-2's form, weights in bf16 too": LanguageContender(GPT2, precision=_WEIGHTS),
     LLAMA: LanguageContender(LLAMA, library="llama"),
     "this project in Llama's form": LanguageContender(LLAMA),
     "Llama's form, one-pass loss": LanguageContender(LLAMA, one_pass=True),
     "Llama of transformers in bf16": LanguageContender(LLAMA, library="llama", precision=_BF16),
     "Llama's form, one-pass loss in bf16": LanguageContender(LLAMA, one_pass=True, precision=_BF16),
+    "Llama's form, weights in bf16 too": LanguageContender(LLAMA, precision=_WEIGHTS),
     "x-transformers": LanguageContender(LLAMA, library="x_transformers", weights=False),
 }
 
@@ -178,7 +180,8 @@ def make_language(
     network: Any = _network(contender, options)
     training = Training.model_validate({"precision": contender.precision})
     precision = build_precision(training.precision, CPU)
-    optimizer = build_optimizer(AdamW(), network.parameters(), CPU)
+    masters = precision.convert(network)
+    optimizer = build_optimizer(AdamW(), network.parameters(), CPU, masters)
     own_loss = _one_pass if contender.one_pass else whole_head_loss
 
     def loss_of(batch: Batch) -> Tensor:
