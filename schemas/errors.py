@@ -20,6 +20,10 @@ from schemas.base import (
 CHANGES_NO_RESULT = True  # it says what is wrong with a file
 
 
+WHOLE_FILE = "(file)"
+"""The field of a problem that is not one of a field."""
+
+
 @dataclass(frozen=True)
 class ConfigProblem:
     """One thing that is wrong in a configuration file."""
@@ -31,8 +35,9 @@ class ConfigProblem:
     remedy: str
 
     def __str__(self) -> str:
+        said = f": {_cut(self.field)} = {_cut(repr(self.value), 120)}"
         return (
-            f"{_cut(self.file)}: {_cut(self.field)} = {_cut(repr(self.value), 120)}\n"
+            f"{_cut(self.file)}{'' if self.field == WHOLE_FILE and self.value is None else said}\n"
             f"    problem: {_cut(self.message, 1_000)}\n"
             f"    remedy:  {_cut(self.remedy, 1_000)}"
         )

@@ -121,3 +121,16 @@ def test_powersgd_that_never_begins_is_refused() -> None:
     settings = study_settings([], [*entries, "measurement={warmup_steps: 2, window_steps: 2}"])
     with pytest.raises(ConfigError, match=r"start_step = \d+"):
         plan_study(settings, "study.yaml", declared, {})
+
+
+def test_a_target_behind_the_option_is_told(tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text("name: mine\n")
+    with pytest.raises(SystemExit) as caught:
+        guard(["--cores", "2", "--configfile", str(study), "results/report.html"])
+    told = str(caught.value)
+    assert "results/report.html\n    problem: cannot be read: no such file" in told
+    assert told.endswith("write it before the option: results/report.html --configfile ...")
+    with pytest.raises(SystemExit) as caught:
+        guard(["--configfile", str(tmp_path / "other.yaml")])
+    assert "before the option" not in str(caught.value)

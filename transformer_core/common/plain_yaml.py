@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 
 LARGEST_FILE = 1 << 20
 """Bytes."""
@@ -73,15 +73,15 @@ def read_text(path: str | Path) -> str:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode):
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
-            _refuse(path, "(file)", None, f"is {kind}, not a file", "give the path of a file")
+            _refuse(path, WHOLE_FILE, None, f"is {kind}, not a file", "give the path of a file")
         with file.open("rb") as stream:
             content = stream.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        _refuse(path, "(file)", None, f"cannot be read: {reason.lower()}", "check the path")
+        _refuse(path, WHOLE_FILE, None, f"cannot be read: {reason.lower()}", "check the path")
     if len(content) > LARGEST_FILE:
         message = f"is larger than {LARGEST_FILE:,} bytes"
-        _refuse(path, "(file)", max(found.st_size, len(content)), message, "keep settings only")
+        _refuse(path, WHOLE_FILE, max(found.st_size, len(content)), message, "keep settings only")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -101,7 +101,7 @@ def parse(text: str, file: str | Path) -> Any:
             builder.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}" if mark else "(file)"
+        where = f"line {mark.line + 1}" if mark else WHOLE_FILE
         what = ", ".join(filter(None, (error.context, error.problem)))
         lines = text.splitlines()
         value = lines[mark.line].strip() if mark and mark.line < len(lines) else None

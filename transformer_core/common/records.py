@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import Schema
-from schemas.errors import ConfigError, ConfigProblem, from_validation
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validation
 from transformer_core.common import seals
 from transformer_core.common.reproducing import remake
 from transformer_core.common.yaml_files import read_yaml
@@ -75,5 +75,5 @@ def _read_text(path: str | Path) -> str:
         seals.check(path, content)
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = ConfigProblem(str(path), "(file)", None, str(error), remake(path))
+        problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remake(path))
         raise ConfigError([problem]) from None

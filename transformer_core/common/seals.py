@@ -19,7 +19,7 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from schemas.base import Schema
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common.files import write_text
 from transformer_core.common.reproducing import remake
 
@@ -90,10 +90,10 @@ def check(path: Path, content: bytes | None = None, of: Path | None = None) -> S
     try:
         value = xxhash.xxh3_128(content).hexdigest() if content is not None else digest(path)
     except OSError as error:
-        raise _error(path, "(file)", None, f"cannot be read ({error})") from None
+        raise _error(path, WHOLE_FILE, None, f"cannot be read ({error})") from None
     if value != found.xxh3:
         message = f"has changed since it was made: its digest is {value}, not {found.xxh3}"
-        raise _error(path, "(file)", None, message, _LEFT_OVER)
+        raise _error(path, WHOLE_FILE, None, message, _LEFT_OVER)
     return found
 
 

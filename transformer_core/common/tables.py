@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common import seals
 from transformer_core.common.files import atomic_path
 from transformer_core.common.reproducing import remake
@@ -20,7 +20,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns and list(columns))
     except (OSError, ValueError, pa.ArrowException) as error:
-        problem = ConfigProblem(str(path), "(file)", None, str(error), remake(path))
+        problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remake(path))
         raise ConfigError([problem]) from None
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Evaluation
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import EvaluationResult, Translation
 from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import check
@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, weights: Path) -> None:
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
             raise  # memory that does not suffice, say
-        problem = ConfigProblem(str(weights), "(file)", None, str(error), remake(weights))
+        problem = ConfigProblem(str(weights), WHOLE_FILE, None, str(error), remake(weights))
         raise ConfigError([problem]) from None
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common.seals import check
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -72,5 +72,5 @@ def read_tensors(path: Path) -> Tensors:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         remedy = f"make it again: snakemake --cores all {path}"
-        problem = ConfigProblem(str(path), "(file)", None, str(error), remedy)
+        problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remedy)
         raise ConfigError([problem]) from None

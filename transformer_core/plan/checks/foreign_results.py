@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 
 CHANGES_NO_RESULT = True  # it decides whether work may begin
 
@@ -49,7 +49,7 @@ def _problem(place: str, found: str, text: str, study: str) -> ConfigProblem:
     try:
         field, there, here = _difference(json.loads(found), json.loads(text))
     except ValueError:
-        field, there, here = "(file)", None, None
+        field, there, here = WHOLE_FILE, None, None
     return ConfigProblem(
         place,
         field,

@@ -11,6 +11,7 @@ from transformer_core.common.plain_yaml import parse
 from transformer_core.common.yaml_files import read_mapping
 
 _TEMPLATE = "__use_yte__"
+_SETTINGS = {".yaml", ".yml", ".json"}
 
 
 def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> dict[str, Any]:
@@ -65,4 +66,13 @@ def guard(arguments: Sequence[str] | None = None) -> None:
     try:
         study_settings(given.configfile, given.config)
     except ConfigError as error:
-        sys.exit(f"the study cannot run as it is:\n{error}")
+        sys.exit(f"the study cannot run as it is:\n{error}{_swallowed(given.configfile)}")
+
+
+def _swallowed(files: Sequence[str]) -> str:
+    """What to do where targets stand behind --configfile, which takes every name that follows."""
+    targets = [file for file in files if Path(file).suffix not in _SETTINGS]
+    if not targets:
+        return ""
+    first = " ".join(targets)
+    return f"\nIs this what to make? Then write it before the option: {first} --configfile ..."

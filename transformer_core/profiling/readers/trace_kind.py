@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.profiling.readers.process_trace import ProcessTrace
 
 
@@ -22,7 +22,7 @@ class TraceError(ConfigError):
     """A file of a profiler that cannot be used, said in one sentence."""
 
     def __init__(self, path: Path, message: str, remedy: str) -> None:
-        super().__init__([ConfigProblem(str(path), "(file)", None, message, remedy)])
+        super().__init__([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
         self.sentence = f"{path} {message}: {remedy}"
         self._parts = (path, message, remedy)
 

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common.seals import check
 from transformer_core.report.kit.language import both
 from transformer_core.report.kit.palette import SHADES, declarations, with_variables
@@ -153,4 +153,4 @@ def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
 
 def _problem(path: Path, message: str) -> ConfigError:
     remedy = "make it again: python -m transformer_core.report.figures"
-    return ConfigError([ConfigProblem(str(path), "(file)", None, message, remedy)])
+    return ConfigError([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
