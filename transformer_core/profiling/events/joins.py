@@ -7,13 +7,14 @@ from numpy.typing import NDArray
 
 from transformer_core.profiling.events.time_intervals import innermost
 from transformer_core.profiling.readers.columns import NULL, Columns, Integers, nulls
+from transformer_core.profiling.readers.spilled import filled, moved, picked
 
 
 def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integers]:
     """Thread and time of the launch of each device event, by correlation id; null where there is
     none."""
-    known, place = np.unique(wanted, return_inverse=True)
-    thread, time = nulls(len(known)), np.full(len(known), _LATEST)
+    known = moved(np.unique(wanted))
+    thread, time = filled(len(known), NULL), filled(len(known), _LATEST)
     if not len(known):
         return thread, nulls(0)
     for edges in launches.stretches():
@@ -27,8 +28,9 @@ def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integ
         asked = asked[t0[asked] < time[at[asked]]]
         time[at[asked]] = t0[asked]
         thread[at[asked]] = launches.stretch("thread", *edges)[asked]
-    time = np.where(time == _LATEST, NULL, time)
-    return thread[place], time[place]
+    time[time == _LATEST] = NULL
+    place = moved(np.searchsorted(known, wanted))
+    return picked(thread, place), picked(time, place)
 
 
 _LATEST = np.iinfo(np.int64).max
@@ -39,11 +41,11 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
 
     Rows are unpacked stretch by stretch, so that the memory for it grows with the times alone.
     """
-    found = np.full(len(time), -1, np.int64)
-    asked = np.flatnonzero(thread != NULL)
-    asked = asked[np.argsort(time[asked], kind="stable")]
-    times, threads = time[asked], thread[asked]
-    begins, ends = np.full(len(asked), NULL), np.full(len(asked), _LATEST)
+    found = filled(len(time), -1)
+    asked = moved(np.flatnonzero(thread != NULL))
+    asked = picked(asked, np.argsort(picked(time, asked), kind="stable"))
+    times, threads = picked(time, asked), picked(thread, asked)
+    begins, ends = filled(len(asked), NULL), filled(len(asked), _LATEST)
     for edges in rows.stretches():
         t0, t1, own = (rows.stretch(name, *edges) for name in ("t0", "t1", "thread"))
         first, last = np.searchsorted(times, (t0.min(), t1.max()))

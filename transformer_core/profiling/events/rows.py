@@ -14,6 +14,7 @@ from transformer_core.profiling.events import event_table
 from transformer_core.profiling.events.event_table import Events
 from transformer_core.profiling.events.time_intervals import Union, union
 from transformer_core.profiling.readers.columns import NULL, Integers
+from transformer_core.profiling.readers.spilled import moved, picked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +65,7 @@ class Rows:
         self._all, self._places = columns, places
         self.texts = texts
         """The values of columns of texts; the last is None."""
-        self.columns: Mapping[str, NDArray] = _Few(lambda name: columns[name][places])
+        self.columns: Mapping[str, NDArray] = _Few(lambda name: picked(columns[name], places))
         """Numbers, or of texts the places of their values."""
 
     def __getitem__(self, name: str) -> NDArray:
@@ -79,7 +80,8 @@ class Rows:
         if mask.dtype == np.bool_ and mask.all():
             return self  # and what was made of its columns
         chosen = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask.astype(np.int64)
-        places = chosen if isinstance(self._places, slice) else self._places[chosen]
+        whole = isinstance(self._places, slice)
+        places = moved(chosen) if whole else picked(self._places, chosen)
         return Rows(self._all, self.texts, places)
 
     def equal(self, name: str, *texts: str) -> Mask:
@@ -129,7 +131,8 @@ def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
         from transformer_core.profiling.events.arrow_arrays import events_of
 
         table = events_of(table)
-    return _rows(table, slice(None) if but is None else np.flatnonzero(~table.of_kind(but)))
+    kept = slice(None) if but is None else moved(np.flatnonzero(~table.of_kind(but)))
+    return _rows(table, kept)
 
 
 def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
@@ -147,11 +150,13 @@ def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
     tables = _Made(known)
 
     def column(name: str) -> NDArray:
-        values = events.columns[name][kept]
+        values = picked(events.columns[name], kept)
         if name not in event_table.TEXTS:
             return values
         table = tables[name][1]
-        return table[np.where(values == NULL, len(table) - 1, values)]
+        # What is null stands behind the last text, wherever that is.
+        values[values == NULL] = len(table) - 1
+        return picked(table, values)
 
     return Rows(_Anew(column), _Made(lambda name: tables[name][0]))
 

@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_core.profiling.readers.columns import NULL, Integers, Names, nulls
+from transformer_core.profiling.readers.spilled import picked
 
 
 def taken(values: Integers, places: Integers) -> Integers:
     """``values`` at ``places``; null at -1."""
     found = nulls(len(places))
     some = places >= 0
-    found[some] = values[places[some]]
+    found[some] = picked(values, picked(places, np.flatnonzero(some)))
     return found
 
 

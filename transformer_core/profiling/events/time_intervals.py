@@ -10,6 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_core.profiling.readers.spilled import picked
+
 Times = NDArray[np.int64]
 
 
@@ -43,11 +45,14 @@ class Union:
 def union(t0: Times, t1: Times) -> Union:
     """The union of intervals in any order: nested, touching, overlapping, empty."""
     some = t0 < t1
-    order = np.argsort(t0[some], kind="stable")
-    t0, t1 = t0[some][order], t1[some][order]
+    if not some.all():
+        t0, t1 = t0[some], t1[some]
+    order = np.argsort(t0, kind="stable")
+    t0, t1 = picked(t0, order), picked(t1, order)
+    del some, order
     if not len(t0):
         return Union(t0, t1)
-    latest = np.maximum.accumulate(t1)
+    latest = np.maximum.accumulate(t1, out=t1)
     begins = np.concatenate([[True], t0[1:] > latest[:-1]])
     last = np.concatenate([np.flatnonzero(begins)[1:] - 1, [len(t0) - 1]])
     return Union(t0[begins], latest[last])

@@ -39,6 +39,8 @@ _AS_THEY_ARE = {
     "graph": "graph",
 }
 """Columns that the reader has found, by theirs."""
+_NO_ID = 0
+"""What profilers write where an event has no correlation id: CUPTI counts from 1."""
 
 
 Columns = Iterator[tuple[str, Integers]]
@@ -48,7 +50,10 @@ def device_rows(rows: ProcessRows) -> Columns:
     """The columns of the device events of a process, one after the other: they are large, and none
     is kept that no other needs."""
     device, trace = rows.trace.device, rows.trace
-    thread, launched = first_launches(device["correlation"], trace.launches)
+    ids = device["correlation"]
+    ids[ids == _NO_ID] = NULL
+    thread, launched = first_launches(ids, trace.launches)
+    del ids
     yield from (("thread", thread), ("launch_ns", launched))
     yield from ((name, device[source]) for name, source in _AS_THEY_ARE.items())
     yield "device", _devices(rows)

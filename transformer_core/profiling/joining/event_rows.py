@@ -34,7 +34,7 @@ def _packed(trace: ProcessTrace, rank: int, columns: Iterable[tuple[str, Integer
     """Rows of which each column is packed as soon as it is there."""
     found, count = Events(texts=trace.names.texts), 0
     for name, values in columns:
-        if name in _CLOCK:
+        if name in _CLOCK and trace.offset_ns:
             values = np.where(values == NULL, NULL, values + trace.offset_ns)
         found.columns.replace(name, values)
         count = len(values)

@@ -9,7 +9,7 @@ from transformer_core.profiling.events.texts import taken
 from transformer_core.profiling.joining.process_rows import ProcessRows
 from transformer_core.profiling.readers.columns import NULL, Integers, nulls
 
-_MARK = re.compile(rf"{ALLOCATED_PREFIX}(\d+):(\d+)")
+_MARK = re.compile(rf"{ALLOCATED_PREFIX}([0-9]{{1,9}}):([0-9]{{1,18}})")
 _CPU = -1
 """The allocator of the host, by its number in a trace."""
 

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_core.profiling.readers.spilled import Kept, filled, roomy, spill
+
 Integers = NDArray[np.int64]
 
 NULL = -(2**63)
@@ -22,7 +24,7 @@ def or_null(value: int | None) -> int:
 
 def nulls(count: int) -> Integers:
     """A column without values."""
-    return np.full(count, NULL, np.int64)
+    return filled(count, NULL)
 
 
 class Names(dict[str, int]):
@@ -53,29 +55,32 @@ class Packed:
         gaps = len(known) < len(values)
         self._null = 0 if gaps and len(known) else None
         """What stands for null, if anything is."""
-        self._data: NDArray | None = None
+        self._data: Kept | None = None
         if most == self._least and self._null is None:
             return  # one value in all rows
         first = 0 if self._null is None else 1
         span = most - self._least + first
         kind = next((k for k in (np.uint8, np.uint16, np.uint32) if span <= np.iinfo(k).max), None)
         if kind is None:
-            self._data, self._null = values.copy(), None
+            self._data, self._null = spill().keep(values.copy()), None
             self._least = 0
             return
-        self._data = (values - (self._least - first)).astype(kind)
+        data = (values - (self._least - first)).astype(kind)
         if self._null is not None:
-            self._data[values == NULL] = self._null
+            data[values == NULL] = self._null
+        self._data = spill().keep(data)
 
     def into(self, found: Integers) -> None:
         """Write the values to an array of the same length."""
         if self._data is None:
             found[:] = self._least
-        elif self._null is None:
-            np.add(self._data, self._least, out=found, casting="unsafe", dtype=np.int64)
+            return
+        data = self._data.read()
+        if self._null is None:
+            np.add(data, self._least, out=found, casting="unsafe", dtype=np.int64)
         else:
-            np.add(self._data, self._least - 1, out=found, casting="unsafe", dtype=np.int64)
-            found[self._data == self._null] = NULL
+            np.add(data, self._least - 1, out=found, casting="unsafe", dtype=np.int64)
+            found[data == self._null] = NULL
 
 
 def _blocks(values: Integers) -> list[Packed]:
@@ -132,7 +137,7 @@ class Columns:
     def __getitem__(self, name: str) -> Integers:
         """The values of a column, made anew."""
         packed, last = self._packed[name], self._last[name]
-        found = np.empty(sum(part.count for part in packed) + len(last), np.int64)
+        found = roomy(sum(part.count for part in packed) + len(last))
         begin = 0
         for part in packed:
             part.into(found[begin : begin + part.count])

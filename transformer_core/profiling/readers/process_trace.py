@@ -166,7 +166,7 @@ def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
 def _list(text: bytes | str) -> Sequence[object]:
     try:
         found = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return found if isinstance(found, list) else []
 

@@ -38,12 +38,14 @@ def input_bytes(text: Any) -> int | None:
     try:
         args = json.loads(bytes(text) or b"{}")
         pairs = zip(args.get("Input Dims", ()), args.get("Input type", ()), strict=False)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     total = 0
     for shape, kind in pairs:
         width = element_bytes(str(kind))
-        if not shape or width is None or not all(type(side) is int and side >= 0 for side in shape):
+        if width is None or not isinstance(shape, list) or not shape:
+            continue
+        if not all(type(side) is int and side >= 0 for side in shape):
             continue
         size = width
         for side in shape:

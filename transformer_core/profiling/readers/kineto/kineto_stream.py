@@ -28,6 +28,10 @@ _LONGEST = 1 << 26
 """More bytes than any event or the rest of a trace has."""
 _NO_NUMBER = re.compile(rb'("(?:[^"\\]|\\.)*")|(-?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b)')
 """A text, or a number that JSON does not have and that some profilers write."""
+_SURROGATES = re.compile(
+    rb"(\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""Halves of characters that stand alone; after what is read first: backslashes and whole ones."""
 
 
 class Damaged(ValueError):
@@ -35,9 +39,11 @@ class Damaged(ValueError):
 
 
 def repaired(text: bytes) -> bytes:
-    """``text`` with null for numbers that are none, and readable characters throughout."""
+    """``text`` with null for numbers that are none, and whole characters throughout."""
     if _SUSPECT.search(text):
         text = _NO_NUMBER.sub(lambda found: found[1] or b"null", text)
+    if b"\\ud" in text or b"\\uD" in text:
+        text = _SURROGATES.sub(lambda found: found[1] or b"\\ufffd", text)
     return text.decode("utf-8", "replace").encode()
 
 
@@ -111,6 +117,12 @@ class EventText:
         try:
             with open_trace(self.path) as stream:
                 yield from self._pieces(stream)
+        except RecursionError:
+            raise unusable(
+                self.path,
+                f"holds lists within lists, hundreds deep, after {self.seen:,} events",
+                "record it again, or leave out the event",
+            ) from None
         except (*_DAMAGE, Damaged) as error:
             reason = str(error).strip().partition("\n")[0]
             raise unusable(

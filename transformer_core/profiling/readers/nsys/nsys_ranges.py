@@ -18,7 +18,7 @@ _OPERATOR = re.compile(r"[\w.]+::[^,]+|[A-Z]\w*Backward\d*")
 """How a range begins that torch.autograd.profiler.emit_nvtx sets:
 ``aten::mm, seq = 3, op_id = 7, sizes = [[…]]``."""
 _SIZES = re.compile(r"sizes = (\[.*?\])(?:, input_op_ids|$)")
-_SEQUENCE = re.compile(r"\bseq = (\d+)")
+_SEQUENCE = re.compile(r"\bseq = ([0-9]{1,18})\b")
 _COLLECTIVE = re.compile(r"(nccl|rccl|gloo|ucc|mpi):.*|nccl[A-Z]\w*")
 _PAYLOAD_BYTES = re.compile(r"message size.*bytes", re.IGNORECASE)
 _PAYLOAD_GROUP = re.compile(r"communicator id", re.IGNORECASE)
@@ -104,7 +104,7 @@ def _payload(payload: str | None) -> tuple[int | None, int | None]:
     is none."""
     try:
         fields = json.loads(payload or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, None
     if not isinstance(fields, dict):
         return None, None

@@ -82,7 +82,8 @@ class _Report:
                 "export the report: nsys export --type=sqlite REPORT.nsys-rep",
             )
         known = "SELECT id, value FROM StringIds WHERE typeof(id) = 'integer'"
-        self.texts = {number: str(text) for number, text in self.database.execute(known)}
+        texts = self.database.execute(f"{known} AND typeof(value) = 'text'")
+        self.texts: dict[int, str] = dict(texts)
         with Progress(f"Read {self.path.name}", "rows") as self.progress:
             self._kernels()
             self._copies()
@@ -96,9 +97,10 @@ class _Report:
             notes += trace.left_out.notes()
         ordered = [self.processes[pid] for pid in sorted(self.processes)]
         if launches and not any(len(trace.device) for trace in ordered):
+            told = f" ({'; '.join(notes)})" if notes else ""
             raise unusable(
                 self.path,
-                f"holds {launches:,} calls of CUDA, but no kernel",
+                f"holds {launches:,} calls of CUDA, but no kernel{told}",
                 "record with --trace=cuda, as a user who may use the GPU's counters",
             )
         if self.launched and ordered:
