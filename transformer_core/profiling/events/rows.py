@@ -80,8 +80,8 @@ class Rows:
         if mask.dtype == np.bool_ and mask.all():
             return self  # and what was made of its columns
         chosen = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask.astype(np.int64)
-        whole = isinstance(self._places, slice)
-        places = moved(chosen) if whole else picked(self._places, chosen)
+        before = self._places
+        places = moved(chosen) if isinstance(before, slice) else picked(before, chosen)
         return Rows(self._all, self.texts, places)
 
     def equal(self, name: str, *texts: str) -> Mask:

@@ -35,7 +35,7 @@ class Spill:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives on
-            data, begin = memoryview(values).cast("B"), self._end
+            data, begin = values.tobytes(), self._end
             if os.pwrite(self._file.fileno(), data, begin) < len(data):
                 return Kept(values.dtype, len(values), values)
         except OSError:
