@@ -24,7 +24,9 @@ _MORE = _FAST | {"dropout_method": {"kind": "fused"}, "memory_products": "togeth
 _ALL = _MORE | {"attention": {"kind": "fused_softmax"}}
 _BF16 = {"precision": {"kind": "bf16"}}
 _ONE_PASS = {"loss": {"kind": "one_pass"}, "clipping": "folded"}
+_ONEDNN = {"precision": {"kind": "fp32_onednn"}}
 RECOMMENDED = "all of these in bf16, weights too"
+RECOMMENDED_32 = "all of these in 32 bits, by oneDNN"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Contender:
     @property
     def low(self) -> bool:
         """Whether it computes in bfloat16."""
-        return "precision" in self.training
+        return self.training.get("precision", _ONEDNN) != _ONEDNN
 
 
 CONTENDERS = {
@@ -64,6 +66,8 @@ CONTENDERS = {
         _MORE, {"loss": {"kind": "one_pass"}, "clipping": "folded"}
     ),
     "and fused softmax": Contender(_ALL, _ONE_PASS),
+    "single by oneDNN": Contender({}, _ONEDNN),
+    RECOMMENDED_32: Contender(_ALL, _ONE_PASS | _ONEDNN),
     "torch.nn.Transformer in bf16": Contender({"kind": "torch_nn"}, _BF16, peer=True),
     "Marian of transformers in bf16": Contender(
         {"kind": "huggingface"}, _BF16, peer=True, weights=False

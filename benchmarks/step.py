@@ -47,12 +47,14 @@ from tqdm import tqdm
 from schemas.config.batching import FixedSize, TokenBudget
 from schemas.config.model import AnyModel
 from schemas.config.parallel import Allocator
+from schemas.config.training import Fp32, Fp32Onednn
 from transformer_core.data.batching.collate import Batch
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.measure.machine.batch_flops import Lengths, training_flops
 from transformer_core.measure.processes.allocators import allocator_environment
+from transformer_core.train.precision.matmul_mode import set_matmul
 
 _MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
 _SAME = 0.01
@@ -127,14 +129,19 @@ def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
 
 
 def matrix_rate(threads: int, form: torch.dtype = torch.float32) -> float:
-    """FLOP/s of the best of some matrix products of the model's sizes, in 32 bits or ``form``."""
+    """FLOP/s of the best of some matrix products of the model's sizes, in 32 bits or ``form``, by
+    torch's choice of library or by oneDNN."""
     torch.set_num_threads(threads)
     a, b = torch.randn(2048, 1024).to(form), torch.randn(1024, 1024).to(form)
     best = math.inf
-    for _ in range(5):
-        began = time.perf_counter()
-        a @ b
-        best = min(best, time.perf_counter() - began)
+    onednn = Fp32Onednn(kind="fp32_onednn")
+    for precision in (Fp32(), onednn) if torch.backends.mkldnn.is_available() else (Fp32(),):
+        set_matmul(precision, a.device)
+        for _ in range(5):
+            began = time.perf_counter()
+            a @ b
+            best = min(best, time.perf_counter() - began)
+    set_matmul(Fp32(), a.device)
     return 2 * 2048 * 1024 * 1024 / best
 
 

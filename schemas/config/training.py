@@ -14,6 +14,14 @@ class Fp32(Schema):
     kind: Literal["fp32"] = "fp32"
 
 
+class Fp32Onednn(Schema):
+    """32-bit floating point throughout, matrix products by oneDNN instead of MKL, which torch takes
+    for 32 bits; on CPUs only. Where a CPU has registers of 512 bits and is not Intel's, MKL leaves
+    half of each unused."""
+
+    kind: Literal["fp32_onednn"]
+
+
 class Bf16(Schema):
     """bfloat16 autocast over 32-bit weights."""
 
@@ -52,7 +60,8 @@ class Bf16Matmul(Schema):
 
 
 AnyPrecision = Annotated[
-    Fp32 | Bf16 | Bf16Weights | Fp16 | Tf32 | Bf16Matmul, Field(discriminator="kind")
+    Fp32 | Fp32Onednn | Bf16 | Bf16Weights | Fp16 | Tf32 | Bf16Matmul,
+    Field(discriminator="kind"),
 ]
 
 

@@ -54,6 +54,7 @@ def number_format(spec: RunSpec) -> NumberFormat:
         return "bf16"
     formats: dict[str, NumberFormat] = {
         "fp32": "fp32",
+        "fp32_onednn": "fp32",
         "tf32": "tf32",
         "bf16": "bf16",
         "bf16_weights": "bf16",

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 
-from schemas.config.training import Fp32, Tf32
+from schemas.config.training import Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
 from schemas.results import MatrixRate, NumberFormat
 from transformer_core.measure.limits.stopwatch import Stopwatch
@@ -31,11 +32,11 @@ def matrix_rate(
     reason = None
     dtype = _DTYPES[number_format]
     try:
-        with _products_in(number_format, watch.device):
-            # Libraries may have a fast kernel for one of the two only: with the second factor as
-            # it is, or transposed as linear layers keep it.
-            for transposed in (False, True):
-                reached = 0.0
+        # Libraries may have a fast kernel for one of the two only: with the second factor as it
+        # is, or transposed as linear layers keep it.
+        for onednn, transposed in product(_libraries(number_format, watch.device), (False, True)):
+            reached = 0.0
+            with _products_in(number_format, watch.device, onednn):
                 for m, k, n in shapes(largest):
                     flops = 2 * m * k * n
                     if reached and flops / reached > _PATIENCE * watch.seconds:
@@ -68,13 +69,24 @@ def shapes(largest: int) -> Iterator[tuple[int, int, int]]:
     yield largest, largest, largest
 
 
+def _libraries(number_format: NumberFormat, device: torch.device) -> tuple[bool, ...]:
+    """Whether oneDNN is asked for instead of torch's choice: both where that may be slower."""
+    asked = (
+        number_format == "fp32" and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    )
+    return (False, True) if asked else (False,)
+
+
 @contextmanager
-def _products_in(number_format: NumberFormat, device: torch.device) -> Iterator[None]:
+def _products_in(
+    number_format: NumberFormat, device: torch.device, onednn: bool = False
+) -> Iterator[None]:
     """Matrix products of 32-bit tensors in this format; Unsupported if the device lacks it."""
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     if number_format == "bf16" and old:
         raise Unsupported("no bfloat16 units, which come with compute capability 8.0")
-    set_matmul(Tf32(kind="tf32") if number_format == "tf32" else Fp32(), device)
+    in_32_bits = Fp32Onednn(kind="fp32_onednn") if onednn else Fp32()
+    set_matmul(Tf32(kind="tf32") if number_format == "tf32" else in_32_bits, device)
     try:
         yield
     finally:

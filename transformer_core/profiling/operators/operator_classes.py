@@ -24,7 +24,7 @@ Shape = Sequence[int]
 _CONTRACTIONS = re.compile(
     r"(add)?mm|(ba)?(add)?bmm|baddbmm|(add)?mv|dot|vdot|matmul|linear|linear_backward|"
     r"mkldnn_linear\w*|einsum|_?scaled_(grouped_)?mm|_grouped_mm|_?scaled_dot_product_\w*|"
-    r"_(flash|efficient|cudnn)_attention_\w*|_addmm_activation|_int_mm|\w*conv(olution)?\w*"
+    r"_(flash|efficient|cudnn)_attention_\w*|_addmm_activation|_linear_pointwise|_int_mm|\w*conv(olution)?\w*"
 )
 _NORMALIZATIONS = re.compile(
     r"_?(log_)?softmax\w*|\w*_(layer|rms|batch|group)_norm\w*|(layer|rms|batch|group)_norm\w*|"

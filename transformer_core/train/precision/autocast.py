@@ -16,6 +16,7 @@ from schemas.config.training import (
     Clipping,
     Fp16,
     Fp32,
+    Fp32Onednn,
     Tf32,
 )
 from transformer_core.parallel.strategies.sharded_weights import is_sharded, whole
@@ -166,7 +167,7 @@ def build_precision(
             return LowWeights(clipping)
         case Fp16():
             return ScaledAutocast(device, spec)
-        case Fp32() | Tf32() | Bf16Matmul():
+        case Fp32() | Fp32Onednn() | Tf32() | Bf16Matmul():
             return Precision(clipping)
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from schemas.config.training import AnyPrecision, Bf16Matmul, Tf32
+from schemas.config.training import AnyPrecision, Bf16Matmul, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
+from transformer_core.train.precision.onednn_products import take_onednn, take_torchs
 
 _AMPERE = (8, 0)
 """First CUDA compute capability with TensorFloat-32."""
@@ -23,12 +24,23 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
     """
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     _ONEDNN.matmul.fp32_precision = "ieee"
+    take_torchs()
+    if isinstance(spec, Fp32Onednn):
+        _require_cpu(device)
+        take_onednn()
     if isinstance(spec, Tf32):
         _require_tf32(device)
         torch.backends.cuda.matmul.fp32_precision = "tf32"
     if isinstance(spec, Bf16Matmul):
         _require_bf16_products(device)
         _ONEDNN.matmul.fp32_precision = "bf16"
+
+
+def _require_cpu(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise Unsupported(
+            "oneDNN computes on CPUs; this run is on CUDA: take the precision fp32 or tf32"
+        )
 
 
 def _require_tf32(device: torch.device) -> None:
