@@ -24,6 +24,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
@@ -197,15 +198,18 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 seconds[name].append(took)
                 faults[name].append(missed)
     if options.operators is not None:
-        name = options.of or list(workers)[-1]
-        found = against_limit(
-            _ask(workers[name], "operators"),
-            float(np.mean(seconds[name])),
-            {"fp32": rate, "bf16": low_rate},
-            copy_rate(),
-        )
-        options.operators.write_text(json.dumps({"contender": name} | found, indent=1) + "\n")
-        print(f"{name}:\n{table(found)}")
+        found = [
+            {"contender": name}
+            | against_limit(
+                _ask(workers[name], "operators"),
+                float(np.median(seconds[name])),
+                {"fp32": rate, "bf16": low_rate},
+                copy_rate(),
+            )
+            for name in options.of or last_and_best_peer(options, seconds)
+        ]
+        options.operators.write_text(json.dumps(found, indent=1) + "\n")
+        print("\n\n".join(f"{entry['contender']}:\n\n{table(entry)}" for entry in found))
     for orders in workers.values():
         orders.send(None)
     data = data_of(options)
@@ -231,15 +235,33 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def best_peer(
+    options: argparse.Namespace, name: str, seconds: Mapping[str, Sequence[float]]
+) -> str | None:
+    """The fastest other library in the format of a contender, where one takes part."""
+    if options.task == "language_model":
+        return None
+    form = CONTENDERS[name].low
+    peers = [n for n in seconds if CONTENDERS[n].peer and CONTENDERS[n].low == form]
+    return min(peers, key=lambda n: float(np.median(seconds[n]))) if peers else None
+
+
+def last_and_best_peer(
+    options: argparse.Namespace, seconds: Mapping[str, Sequence[float]]
+) -> list[str]:
+    """The last contender, and the fastest other library in its format."""
+    last = list(seconds)[-1]
+    peer = best_peer(options, last, seconds)
+    return [last] if peer in (None, last) else [last, str(peer)]
+
+
 def over_peers(options: argparse.Namespace, name: str, seconds: dict[str, list[float]]) -> str:
     """How fast a contender of this project is beside the fastest other library in its format."""
     if options.task == "language_model" or CONTENDERS[name].peer:
         return ""
-    form = CONTENDERS[name].low
-    peers = [n for n in seconds if CONTENDERS[n].peer and CONTENDERS[n].low == form]
-    if not peers:
+    best = best_peer(options, name, seconds)
+    if best is None:
         return ""
-    best = min(peers, key=lambda n: np.median(seconds[n]))
     ratio, low, high = interval(np.log(seconds[best]) - np.log(seconds[name]))
     return f"{ratio:.2f} [{low:.2f}, {high:.2f}] over {best}; "
 
@@ -288,7 +310,12 @@ def main() -> int:
     parser.add_argument(
         "--operators", type=Path, help="JSON file: a step by operators, beside what limits it"
     )
-    parser.add_argument("--of", metavar="CONTENDER", help="whose (default: the last one's)")
+    parser.add_argument(
+        "--of",
+        nargs="+",
+        metavar="CONTENDER",
+        help="whose (default: the last one's, and the fastest other library's in its format)",
+    )
     parser.add_argument("--output", type=Path, help="CSV file of the table")
     options = parser.parse_args()
     if options.rounds < 2:
@@ -299,8 +326,8 @@ def main() -> int:
     if unknown := set(options.only or ()) - set(known):
         parser.error(f"--only {' '.join(unknown)}: take of {', '.join(known)}")
     reference = GPT2 if options.task == "language_model" else PUBLISHED
-    if options.of is not None and options.of not in (options.only or known):
-        parser.error(f"--of {options.of}: takes no part")
+    if absent := set(options.of or ()) - set(options.only or known):
+        parser.error(f"--of {' '.join(absent)}: takes no part")
     if options.only and reference not in options.only:
         options.only.insert(0, reference)
     if options.dropout is None:
