@@ -43,7 +43,8 @@ class Contender:
     @property
     def low(self) -> bool:
         """Whether it computes in bfloat16."""
-        return self.training.get("precision", _ONEDNN) != _ONEDNN
+        kind: str = self.training.get("precision", {}).get("kind", "fp32")
+        return kind.startswith("bf16")
 
 
 CONTENDERS = {

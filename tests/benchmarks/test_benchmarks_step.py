@@ -52,6 +52,8 @@ def test_operators_of_the_last_contender_and_of_the_fastest_library(monkeypatch)
         "torch.nn.Transformer in bf16": [4.0, 4.0, 4.0],
         "single in bf16": [2.0],
     }
+    in_32_bits = seconds | {"single by oneDNN": [2.0]}
+    assert step.last_and_best_peer(options, in_32_bits)[1] == "torch.nn.Transformer"
     found = step.last_and_best_peer(options, seconds)
     assert found == ["single in bf16", "x-transformers in bf16"]
     only = {"as published": [1.0], "single in bf16": [2.0]}
