@@ -28,7 +28,8 @@ class TensorDistance(Schema):
 
 
 class CheckedPoint(Schema):
-    """A step whose loss and gradients were computed once more, in 64 bit."""
+    """A step whose loss and gradients were computed once more, in 32 bit, or in 64 where that left
+    a doubt."""
 
     step: StepsOrNone
     """Optimizer step, from 1."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from schemas.config.model import TorchTransformer, Transformer
+from schemas.config.run_spec import AnyTrained
 from schemas.results.equivalence import Agreement, DropoutPlace
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
@@ -45,14 +46,20 @@ TOKENS = tuple(range(WORD + 1))
 """Padding, begin, end, unknown and WORD: they are what is read in, all others what is read out."""
 
 
-def known_dropout(setup: Setup, vocabulary: int) -> list[DropoutPlace] | None:
-    """Every place of dropout in the model of ``setup``, whose weights are overwritten. Null where
-    they cannot be chosen for that: in other libraries' models, and where the vocabulary is so small
-    beside the model that nothing can be read from logits. Every rank must call this."""
-    model = setup.spec.model
+def readable_vocabulary(model: AnyTrained, vocabulary: int) -> int | None:
+    """Of how many tokens a model should know to have its dropout read: no more than logits are read
+    of, and no more than there are. Null where nothing can be read: in other libraries' models, and
+    where the vocabulary is so small beside the model that logits do not tell the stream."""
     readable = isinstance(model, Transformer | TorchTransformer)
     if not readable or vocabulary < model.d_model + 2 * len(TOKENS) or model.d_model % 4:
         return None
+    # In eights, as kernels of matrix products like it.
+    return min(vocabulary, 8 * math.ceil((len(TOKENS) + READ_OUT * model.d_model) / 8))
+
+
+def known_dropout(setup: Setup, vocabulary: int) -> list[DropoutPlace]:
+    """Every place of dropout in the model of ``setup``, whose weights are overwritten; it knows
+    :func:`readable_vocabulary` tokens. Every rank must call this."""
     setup.module.train()
     return KnownDropout(setup, vocabulary).read()
 

@@ -98,6 +98,14 @@ EXACT = Format(torch.float64)
 SINGLE = Format(torch.float32)
 
 
+def adds_in_32_bits() -> bool:
+    """Whether matrix products of 32 bits have all of them. A process-wide switch, of a variant or
+    of a fault, may take fewer, on a CPU too: then :data:`SINGLE` says nothing."""
+    # The lowest bits of the operands are lost in all formats of fewer.
+    a = torch.full((64, 64), 1 + 2.0**-16)
+    return bool((a @ a / 64 - float(a[0, 0]) ** 2).abs().max() < 2.0**-20)
+
+
 def format_of(spec: RunSpec) -> Format:
     """The format in which the training steps of ``spec`` compute."""
     throughout = getattr(spec.model, "residual", "") == "bf16"
