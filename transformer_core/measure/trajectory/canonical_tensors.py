@@ -10,7 +10,7 @@ from transformer_core.model.registry import build_model
 from transformer_core.parallel.strategies.sharded_weights import (
     divided_like,
     named_tensors,
-    whole,
+    whole_tensors,
 )
 from transformer_core.train.assemble import Setup
 from transformer_core.train.optimization.master_weights import masters_of
@@ -94,8 +94,7 @@ class CanonicalTensors:
             for tensor in self._written.values():
                 tensor.zero_()
         # A tied tensor has one of its names here, and shares its memory with the others.
-        for name, tensor in tensors.items():
-            one = whole(tensor)
+        for name, one in whole_tensors(tensors):
             if not self.keep:
                 continue
             if name not in self._written:

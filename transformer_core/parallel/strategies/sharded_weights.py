@@ -1,9 +1,17 @@
 """Weights that may be sharded over ranks (DTensor), and the whole tensors they stand for."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 # torch.distributed.tensor is imported where a tensor is sharded: it takes 0.4 s, in every process.
+
+
+TOGETHER = 2**24
+"""Elements of small tensors that are gathered in one message, about: 64 MB."""
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -24,6 +32,51 @@ def whole(tensor: Tensor) -> Tensor:
     """The tensor that a sharded one stands for; every rank must call this. Others as they are."""
     tensor = tensor.detach()
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole_tensors(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """:func:`whole` of each; small ones that are sharded share messages, which costs much less than
+    one for each. Every rank must take all."""
+    bundle: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not _is_in_rows(tensor) or tensor.numel() > TOGETHER:
+            yield name, whole(tensor)
+            continue
+        bundle[name] = tensor.detach()
+        if sum(each.numel() for each in bundle.values()) > TOGETHER:
+            yield from _gathered(bundle)
+            bundle = {}
+    yield from _gathered(bundle)
+
+
+def _is_in_rows(tensor: Tensor) -> bool:
+    """Whether ranks have rows of a tensor of 32 bits in order, along one dimension of the mesh."""
+    if not is_sharded(tensor) or tensor.dtype != torch.float32:
+        return False
+    from torch.distributed.tensor import DTensor, Shard
+
+    assert isinstance(tensor, DTensor)
+    return tensor.placements == (Shard(0),)
+
+
+def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in rows, of one mesh, as whole ones: each rank's pieces in one message."""
+    if not bundle:
+        return
+    mesh = next(iter(bundle.values())).device_mesh
+    ranks, pieces = mesh.size(), []
+    for tensor in bundle.values():
+        local, rows = tensor.to_local(), -(-tensor.size(0) // ranks)
+        # The last ranks may have fewer rows, or none.
+        padding = local.new_zeros((rows - local.size(0), *local.shape[1:]))
+        pieces.append(torch.cat([local, padding]).flatten())
+    mine = torch.cat(pieces)
+    everyone = mine.new_empty(ranks * mine.numel())
+    dist.all_gather_into_tensor(everyone, mine, group=mesh.get_group())
+    parts = everyone.view(ranks, -1).split([piece.numel() for piece in pieces], dim=1)
+    for (name, tensor), part in zip(bundle.items(), parts, strict=True):
+        rows = part.reshape(-1, *tensor.shape[1:])
+        yield name, rows[: tensor.size(0)]
 
 
 def piece(tensor: Tensor) -> Tensor:

@@ -1,0 +1,37 @@
+"""Sharded tensors that are gathered in one message are what each of them stands for."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+from tests.distributed import run_ranks
+from transformer_core.parallel.strategies import sharded_weights
+from transformer_core.parallel.strategies.sharded_weights import whole_tensors
+
+SHAPES = [(5, 3), (1,), (4, 2, 3), (3,), (2, 40)]
+"""Also of fewer rows than ranks, and of rows that cannot be shared out evenly."""
+
+
+def originals() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {str(shape): torch.randn(shape, generator=generator) for shape in SHAPES}
+
+
+def gathered(together: int) -> dict[str, Tensor]:
+    sharded_weights.TOGETHER = together
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    tensors: dict[str, Tensor] = {
+        name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in originals().items()
+    }
+    tensors["replicated"] = distribute_tensor(torch.arange(4.0), mesh, [Replicate()])
+    tensors["of no ranks"] = torch.arange(3.0)
+    return dict(whole_tensors(tensors))
+
+
+def test_tensors_come_back_whole_however_many_share_a_message() -> None:
+    expected = originals() | {"replicated": torch.arange(4.0), "of no ranks": torch.arange(3.0)}
+    for together in (2**24, 20):
+        for found in run_ranks(gathered, 3, together):
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
