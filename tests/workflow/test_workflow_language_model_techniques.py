@@ -25,6 +25,8 @@ STUDY: dict[str, Any] = {
 }
 MODEL = {"kind": "decoder_only", "layers": 2, "d_model": 32, "d_ff": 64, "heads": 4, "kv_heads": 2}
 TRIED = ["amp_bf16", "amp_fp16", "ddp_powersgd", "accum4_no_sync", "checkpoint_layers"]
+# Its messages are in bfloat16, weights of normalizations too.
+TRIED += ["fsdp_bf16"]
 
 
 def test_techniques_have_certificates(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ class Format:
     """Whether the results of matrix products are rounded too: tensors of 16 bits."""
     everything: bool = False
     """Whether what lies between matrix products is rounded too."""
+    weights: bool = False
+    """Whether all weights are rounded before they are used, also those that no product takes: of
+    normalizations, biases and embeddings."""
     loss_scale: float = 1.0
     """Factor on the loss during the backward pass."""
     unit: float = 2.0**-24
@@ -64,6 +67,13 @@ class Format:
             return result
         forward = [_Rounded.apply(x, self.rounding, None) for x in (a, b)]
         result = _Rounded.apply(forward[0] @ forward[1], None, self.rounding)
+        return result
+
+    def weight(self, x: Tensor) -> Tensor:
+        """A weight, as the step has it; its gradient has as many bits."""
+        if self.rounding is None or not self.weights:
+            return x
+        result: Tensor = _Rounded.apply(x, self.rounding, self.rounding)
         return result
 
     def rounded(self, x: Tensor, result: bool = False) -> Tensor:
@@ -108,10 +118,13 @@ def adds_in_32_bits() -> bool:
 
 def format_of(spec: RunSpec) -> Format:
     """The format in which the training steps of ``spec`` compute."""
-    throughout = getattr(spec.model, "residual", "") == "bf16"
-    throughout |= isinstance(spec.training.precision, Bf16Weights)
-    if throughout or (isinstance(spec.parallel, Fsdp) and spec.parallel.bf16):
-        return Format(torch.float32, to_bf16, results=True, everything=True, unit=2.0**-9)
+    weights = isinstance(spec.training.precision, Bf16Weights)
+    # FSDP gathers everything in bfloat16.
+    weights |= isinstance(spec.parallel, Fsdp) and spec.parallel.bf16
+    if weights or getattr(spec.model, "residual", "") == "bf16":
+        return Format(
+            torch.float32, to_bf16, results=True, everything=True, weights=weights, unit=2.0**-9
+        )
     match spec.training.precision:
         case Bf16():
             return Format(torch.float32, to_bf16, results=True, unit=2.0**-9)

@@ -51,7 +51,7 @@ class OwnModel:
         model = self.model.to(device, number_format.base).train()
         with torch.no_grad():
             for name, tensor in canonical_state_dict(model).items():
-                tensor.copy_(weights[name])
+                tensor.copy_(number_format.weight(weights[name].to(number_format.base)))
         model.zero_grad()
         count = sum(int((labels != PADDING).sum()) for _, _, labels in batches)
         total = 0.0

@@ -52,7 +52,8 @@ class Plain:
         count = sum(int((labels != PADDING).sum()) for _, _, labels in slices)
         total = 0.0
         for part in slices:
-            loss = self.loss_sum(own, *part, number_format)
+            used = {name: number_format.weight(w) for name, w in own.items()}
+            loss = self.loss_sum(used, *part, number_format)
             (loss * (number_format.loss_scale / count)).backward()
             total += float(loss.detach())
         gradients = {
