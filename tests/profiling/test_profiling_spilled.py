@@ -9,8 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import complete, kineto, on_device
+from traces import complete, event_table, kineto, on_device, work
 
+from transformer_core.common.tables import read_table
+from transformer_core.profiling.breakdown.job import write_events
+from transformer_core.profiling.events.arrow_arrays import events_of
+from transformer_core.profiling.events.event_table import Events
+from transformer_core.profiling.events.rows import rows_of
 from transformer_core.profiling.readers import spilled
 from transformer_core.profiling.readers.columns import NULL, Columns
 from transformer_core.profiling.readers.spilled import Spill, filled, moved, picked, roomy
@@ -114,3 +119,18 @@ def test_operators_and_launches_take_no_memory(tmp_path: Path) -> None:
     # 600,000 operators of six columns and as many launches of three.
     assert large.stat().st_size > 100_000_000
     assert peak(large) - peak(small) < 16_000
+
+
+def test_a_table_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = event_table([work(f"k{n % 5}", 10 * n, 10 * n + n) for n in range(50)])
+    events = events_of(rows)
+    write_events(tmp_path / "whole.parquet", events)
+    monkeypatch.setattr("transformer_core.profiling.events.arrow_arrays._ROWS", 16)
+    write_events(tmp_path / "parts.parquet", events)
+    write_events(tmp_path / "none.parquet", Events())
+    whole, parts = (read_table(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))
+    assert parts.column("name").num_chunks > 1
+    assert parts.to_pylist() == whole.to_pylist() == rows.to_pylist()
+    assert read_table(tmp_path / "none.parquet").schema == rows.schema
+    # What reads it again numbers the texts of each part anew.
+    assert list(rows_of(parts)["name"]) == [row["name"] for row in rows.to_pylist()]

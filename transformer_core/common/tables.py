@@ -1,6 +1,6 @@
 """Reading and writing Parquet files, sealed, with errors that say what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,9 +26,20 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 def write_table(path: Path, table: pa.Table, compression: str = "snappy") -> None:
     """Write a Parquet file, whole or not at all, and seal it."""
+    write_parts(path, table.schema, [table], compression)
+
+
+def write_parts(
+    path: Path, schema: pa.Schema, parts: Iterable[pa.Table], compression: str = "snappy"
+) -> None:
+    """The same of a table that comes in parts, each of which is gone when the next one is made."""
     import pyarrow.parquet as pq  # likewise
 
     seals.seal_file(path).unlink(missing_ok=True)
-    with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression=compression)
+    with (
+        atomic_path(path) as temporary,
+        pq.ParquetWriter(temporary, schema, compression=compression) as writer,
+    ):
+        for part in parts:
+            writer.write_table(part)
     seals.seal(path)

@@ -140,8 +140,8 @@ def _launch_notes(rows: Rows) -> list[str]:
 
 def write_events(path: Path, rows: "Events | pa.Table") -> None:
     """events.parquet, whole or not at all."""
-    from transformer_core.common.tables import write_table  # files of Arrow
-    from transformer_core.profiling.events.arrow_arrays import table_of
+    from transformer_core.common.tables import write_parts  # files of Arrow
+    from transformer_core.profiling.events.arrow_arrays import SCHEMA, parts_of
 
-    table = table_of(rows) if isinstance(rows, Events) else rows
-    write_table(path, table, compression="zstd")
+    parts = parts_of(rows) if isinstance(rows, Events) else [rows]
+    write_parts(path, SCHEMA, parts, compression="zstd")

@@ -2,7 +2,7 @@
 ``pyarrow.array``, ``to_numpy`` and scalars. That takes as long as reading a small trace, and as
 much memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +19,8 @@ _TYPES = {
 }
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
 """The columns of events.parquet, in order."""
+_ROWS = 1 << 17
+"""Rows that are made into Arrow's at once."""
 
 
 def integers(
@@ -69,9 +71,19 @@ def _zeros(count: int) -> pa.Buffer:
 
 def table_of(events: Events) -> pa.Table:
     """The table as Arrow's, of :data:`SCHEMA`."""
+    return _part(events, 0, len(events))
+
+
+def parts_of(events: Events) -> Iterator[pa.Table]:
+    """The same in parts of few enough rows that it does not matter how many there are in all."""
+    for begin in range(0, max(1, len(events)), _ROWS):
+        yield _part(events, begin, min(begin + _ROWS, len(events)))
+
+
+def _part(events: Events, begin: int, end: int) -> pa.Table:
     arrays = []
     for column in SCHEMA:
-        values = events.columns[column.name]
+        values = events.columns.stretch(column.name, begin, end)
         absent = values == NULL
         if absent.all():
             arrays.append(nulls(len(values), column.type))
