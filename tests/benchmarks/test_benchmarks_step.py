@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
@@ -59,6 +60,16 @@ def test_operators_of_the_last_contender_and_of_the_fastest_library(monkeypatch)
     only = {"as published": [1.0], "single in bf16": [2.0]}
     assert step.last_and_best_peer(options, only) == ["single in bf16"]
     assert step.last_and_best_peer(argparse.Namespace(task="language_model"), seconds) == found[:1]
+
+
+def test_a_product_of_a_linear_map_is_counted_once(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    operators = importlib.import_module("_operators")
+    linear, x = torch.nn.Linear(8, 16), torch.randn(32, 8)
+    found = operators.profiled(lambda: linear(x), 1)
+    assert {row["operator"] for row in found} >= {"aten::linear", "aten::addmm"}
+    products = sum(row["flops"] for row in found if row["class"] == "contraction")
+    assert products == pytest.approx(2 * 32 * 8 * 16, rel=0.1)
 
 
 def test_operators_against_the_limit(tmp_path) -> None:
