@@ -64,3 +64,12 @@ def test_products_of_fewer_bits_are_noticed(monkeypatch):
     whole = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: whole(to_bf16(a), to_bf16(b)))
     assert not adds_in_32_bits()
+
+
+def test_gradients_belong_to_the_weights_that_a_step_computes_with():
+    kept = some_weights()
+    form = format_of(small_spec(**WEIGHTS))
+    used = form.weights_used(kept)
+    assert all(torch.equal(used[key], to_bf16(kept[key])) for key in kept)
+    assert format_of(small_spec(**AUTOCAST)).weights_used(kept) is kept
+    assert SINGLE.weights_used(kept) is kept

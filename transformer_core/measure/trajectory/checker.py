@@ -143,6 +143,9 @@ class Checker:
         the time. What is nowhere near a bound in them is none in 64 bits either.
         """
         form = format_of(self.spec)
+        # Weights that the technique rounds are those that its gradient belongs to: many next to 1
+        # are rounded to the same side, which would hide other errors of that size.
+        before = form.weights_used(before)
         rounded = None
         if form is not SINGLE:
             rounded = self.exact.loss_and_gradients(before, [tokens], form)

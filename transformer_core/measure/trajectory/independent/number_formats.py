@@ -5,7 +5,7 @@ do that multiply in 16 bits and add in 32 (Micikevicius et al., ICLR 2018, arXiv
 shares no code with the kernels that a variant uses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,12 @@ class Format:
         forward = [_Rounded.apply(x, self.rounding, None) for x in (a, b)]
         result = _Rounded.apply(forward[0] @ forward[1], None, self.rounding)
         return result
+
+    def weights_used(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Of the weights that an optimizer keeps, those that a step computes with, by name."""
+        if self.rounding is None or not self.weights:
+            return kept
+        return {name: self.rounding(weight) for name, weight in kept.items()}
 
     def weight(self, x: Tensor) -> Tensor:
         """A weight, as the step has it; its gradient has as many bits."""
