@@ -133,7 +133,8 @@ class DecoderOnly(Schema):
     compile: Compiling = "none"
     """torch.compile in training: with layers, once for all layers and any lengths, which takes a
     minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or with
-    DDP."""
+    DDP. With graphs, on CUDA, each layer is also recorded as a CUDA graph and launched at once. In
+    one process, without accumulation."""
     initial_std: float = Field(default=0.02, gt=0, le=10.0)
     """Standard deviation of the initial weights; that of the maps whose output is added to the
     residual stream is smaller by sqrt(2 layers), as in GPT-2."""

@@ -144,7 +144,7 @@ AnyTokens = Annotated[PaddedTokens | UnpaddedTokens, Field(discriminator="kind")
 
 
 ResidualFormat = Literal["as_computed", "bf16"]
-Compiling = Literal["none", "layers"]
+Compiling = Literal["none", "layers", "graphs"]
 
 
 class Transformer(Schema):
@@ -188,7 +188,9 @@ class Transformer(Schema):
     compile: Compiling = "none"
     """torch.compile in training: with layers, once for each kind of layer and any lengths, which
     takes a minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or
-    with DDP, on padded rows."""
+    with DDP, on padded rows. With graphs, on CUDA, each layer is also recorded as a CUDA graph and
+    launched at once, for every shape that comes: batching.rows.width_multiple keeps shapes few. In
+    one process, without accumulation."""
     checkpoint: Literal["none", "layers"] = "none"
     """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps the input
     of each layer only, and the backward pass computes the layer a second time."""

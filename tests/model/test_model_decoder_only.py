@@ -159,7 +159,9 @@ def test_layers_are_the_units_of_sharding():
 
 def test_one_graph_serves_all_layers_and_lengths(monkeypatch):
     monkeypatch.setattr(
-        decoder, "compile_layers", lambda *layers: compile_layers(*layers, backend="aot_eager")
+        decoder,
+        "compile_layers",
+        lambda kind, *layers: compile_layers(kind, *layers, backend="aot_eager"),
     )
     torch._dynamo.reset()
     counters.clear()

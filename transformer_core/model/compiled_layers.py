@@ -2,6 +2,12 @@
 
 The whole model would be one large graph, which takes the longer to compile the more layers it has.
 Layers of a kind share what was compiled, and torch keeps it on disk for the next process.
+
+With ``graphs`` torch also records each layer as a CUDA graph, by its mode ``reduce-overhead``: one
+launch in place of some dozens, which matters where kernels are shorter than their launch. A graph
+is recorded for every shape; the compiled code is the same for all. What a graph gives lies in its
+own memory and is written over by the next step, so that gradients cannot be added up over several
+backward passes, and DDP's buckets would be copied anew.
 """
 
 from collections.abc import Callable
@@ -9,31 +15,44 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from schemas.config.model import Compiling
 from schemas.errors import Unsupported
+from transformer_core.model.device_kind import device_kind
 from transformer_core.model.one_pass_loss import watched
 
 
-def compile_layers(*layers: nn.Module, backend: str = "inductor") -> None:
-    """Let ``layers`` be compiled when they are first called in training."""
-    for layer in layers:
-        layer.compile(dynamic=True, backend=backend)
+def compile_layers(kind: Compiling, *layers: nn.Module, backend: str = "inductor") -> None:
+    """Let ``layers`` be compiled, as ``kind`` says, when they are first called in training."""
+    options: dict[str, Any] = {"backend": backend}
+    if kind == "graphs":
+        options = {"mode": "reduce-overhead"}
+    for layer in layers if kind != "none" else ():
+        layer.compile(dynamic=True, **options)
 
 
-def compiled_or_plain(layer: nn.Module) -> Callable[..., Tensor]:
-    """What calls ``layer``: compiled in training; as it is in evaluation, whose caches and single
-    tokens would be graphs of their own, and where something watches every operation."""
-    return _compiled(layer) if layer.training and not watched() else layer.forward
+def compiled_or_plain(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
+    """What calls ``layer``: compiled in training, as ``kind`` says; as it is in evaluation, whose
+    caches and single tokens would be graphs of their own, and where something watches every
+    operation. Unsupported where it cannot be compiled, or graphs are not CUDA's."""
+    if kind == "none":
+        return layer
+    return _compiled(kind, layer) if layer.training and not watched() else layer.forward
 
 
-def _compiled(layer: nn.Module) -> Callable[..., Tensor]:
+def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
     def call(*inputs: Any) -> Tensor:
+        if kind == "graphs" and device_kind(inputs[0]) != "cuda":
+            raise Unsupported(
+                "model.compile: graphs are CUDA graphs, which hold launches of a GPU; this run is "
+                f"on a {device_kind(inputs[0])}"
+            )
         from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
 
         try:
             result: Tensor = layer(*inputs)
         except TorchDynamoException as error:
             reason = str(error).strip().split("\n")[0]
-            raise Unsupported(f"model.compile: layers cannot be compiled here: {reason}") from error
+            raise Unsupported(f"model.compile: {kind} cannot be compiled here: {reason}") from error
         return result
 
     return call
@@ -41,7 +60,7 @@ def _compiled(layer: nn.Module) -> Callable[..., Tensor]:
 
 def compile_seconds(model: nn.Module) -> float | None:
     """What compiling the layers of ``model`` has taken in this process; null where none are."""
-    if not getattr(model, "compiled", False):
+    if getattr(model, "compile_kind", "none") == "none":
         return None
     from torch._dynamo.utils import compilation_time_metrics
 

@@ -75,9 +75,8 @@ class EncoderDecoder(nn.Module):
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
         self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
-        self.compiled = spec.compile == "layers"
-        if self.compiled:
-            compile_layers(*self.encoder, *self.decoder)
+        self.compile_kind = spec.compile
+        compile_layers(spec.compile, *self.encoder, *self.decoder)
         ends = [build_norm(spec.norm_method, d_model) if pre else nn.Identity() for _ in range(2)]
         self.encoder_norm, self.decoder_norm = ends
 
@@ -190,7 +189,7 @@ class EncoderDecoder(nn.Module):
         return mask_for_kernels(self.attention_spec, mask, self.source_embedding.weight)
 
     def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
-        call = compiled_or_plain(layer) if self.compiled else layer
+        call = compiled_or_plain(self.compile_kind, layer)
         if self.checkpoint and torch.is_grad_enabled():
             result: Tensor = checkpoint(call, *inputs, use_reentrant=False)
             return result

@@ -49,9 +49,8 @@ class Decoder(nn.Module):
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
         self.residual = torch.bfloat16 if spec.residual == "bf16" else None
         self.layers = nn.ModuleList(CausalLayer(spec) for _ in range(spec.layers))
-        self.compiled = spec.compile == "layers"
-        if self.compiled:
-            compile_layers(*self.layers)
+        self.compile_kind = spec.compile
+        compile_layers(spec.compile, *self.layers)
         self.norm = build_decoder_norm(spec.norm, d_model, spec.bias)
 
     def forward(
@@ -153,7 +152,7 @@ class Decoder(nn.Module):
         if self.spec.checkpoint == "layers" and torch.is_grad_enabled():
             result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
             return result
-        return (compiled_or_plain(layer) if self.compiled else layer)(*inputs)
+        return compiled_or_plain(self.compile_kind, layer)(*inputs)
 
 
 def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:

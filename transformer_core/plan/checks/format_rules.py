@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
-from schemas.config.model import Transformer, UnpaddedTokens
+from schemas.config.model import Compiling, Transformer, UnpaddedTokens
 from schemas.config.parallel import Ddp, Single
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import AdamW, Bf16, Bf16Weights
@@ -22,20 +22,25 @@ def of_formats(spec: RunSpec) -> Iterator[Violation]:
         )
     if isinstance(precision, Bf16Weights):
         yield from _low_weights(spec)
-    if getattr(model, "compile", "none") == "layers":
-        yield from _compiled(spec)
+    if getattr(model, "compile", "none") != "none":
+        yield from _compiled(spec, model.compile)  # type: ignore[union-attr]
 
 
-def _compiled(spec: RunSpec) -> Iterator[Violation]:
-    reason = ""
+def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
+    reason, graphs = "", kind == "graphs"
     if not isinstance(spec.parallel, Single | Ddp):
         reason, remedy = f"was not made for {spec.parallel.kind}", "parallel: {kind: ddp}"
     elif isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens):
         reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
     elif getattr(spec.model, "checkpoint", "none") == "layers":
         reason, remedy = "computes no layer a second time", "model.checkpoint: none"
+    elif graphs and not isinstance(spec.parallel, Single):
+        reason, remedy = "is for one process", "parallel: {kind: single}, compile: layers"
+    elif graphs and spec.training.accumulation.micro_batches > 1:
+        reason = "adds up no gradients of several micro-batches"
+        remedy = "training.accumulation.micro_batches: 1, compile: layers"
     if reason:
-        yield "model.compile", "layers", reason, f"take {remedy}, or model.compile: none"
+        yield "model.compile", kind, reason, f"take {remedy}, or model.compile: none"
 
 
 def _low_weights(spec: RunSpec) -> Iterator[Violation]:
