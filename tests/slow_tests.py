@@ -79,21 +79,27 @@ SLOW = {
 """Files and tests of more than some two seconds on an idle machine: left out of make fast."""
 
 LONGEST_FIRST = (
-    "test_workflow_end_to_end.py",
-    "test_workflow_kills.py",
-    "test_faults_garden.py",
     "test_workflow_slurm.py",
+    "test_workflow_end_to_end.py",
+    "test_faults_garden.py",
+    "test_workflow_kills.py",
     "test_workflow_memory.py",
+    "test_measure_paired.py",
+    "test_workflow_language_model.py",
     "test_workflow_kill.py",
+    "test_measure_lost_peer.py",
+    "test_workflow_own_training.py",
+    "test_measure_prediction.py",
+    "test_parallel_fsdp.py",
     "test_workflow_by_hand.py",
     "test_workflow_workstation.py",
     "test_workflow_kubernetes.py",
     "test_plan_staleness.py",
     "test_workflow_staleness.py",
     "test_workflow_data.py",
+    "test_workflow_language_model_techniques.py",
+    "test_benchmarks_step.py",
     "test_measure_trajectory.py",
-    "test_measure_paired.py",
     "test_measure_warm_starts.py",
-    "test_parallel_fsdp.py",
 )
 """Files that take long, begun first: with two processes, both then end at about the same time."""

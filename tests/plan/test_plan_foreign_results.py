@@ -70,5 +70,7 @@ def test_no_results_and_damaged_ones_are_for_others_to_say() -> None:
     Path(PLACE).unlink()
     check()
     Path(PLACE).write_text("{")
-    with pytest.raises(ConfigError, match=r"\(file\)"):
+    with pytest.raises(
+        ConfigError, match=r"are of another study than config/config\.yaml; and what"
+    ):
         check()

@@ -7,6 +7,7 @@ them as they are: the results of one study would pass for those of another.
 
 import ast
 import base64
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,16 +47,16 @@ def _is_known(place: str, found: str, snakemake: Path) -> bool:
 
 
 def _problem(place: str, found: str, text: str, study: str) -> ConfigProblem:
-    try:
+    field, there, beside = WHOLE_FILE, None, ""
+    with contextlib.suppress(ValueError):
         field, there, here = _difference(json.loads(found), json.loads(text))
-    except ValueError:
-        field, there, here = WHOLE_FILE, None, None
+        beside = f", where this is {here!r}"
     return ConfigProblem(
         place,
         field,
         there,
-        f"the results are of another study than {study}, where this is {here!r}; and what "
-        "Snakemake knew of them is not in .snakemake/metadata, so that it would keep them all",
+        f"the results are of another study than {study}{beside}; and what Snakemake knew of them "
+        "is not in .snakemake/metadata, so that it would keep them all",
         "if they were copied here, copy .snakemake too; keep them with `mv results "
         "results-before`; or make all of them again: the same command with --forceall",
     )
