@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slow_tests import LONGEST_FIRST, SLOW
 
-# Tests run side by side, in as many processes as cores or more: threads of each would fight.
+# Tests run side by side, one process per core: threads of each would fight for the cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Where a test asks for several, those that wait do not keep a core busy meanwhile.
@@ -21,11 +21,6 @@ TESTS = Path(__file__).parent
 for folder in sorted(TESTS.rglob("*/")):
     if not folder.name.startswith((".", "_")):
         sys.path.append(str(folder))
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores: many tests wait for processes, hosts and queues of their own."""
-    return (os.cpu_count() or 1) + 1
 
 
 MARKS_OF_FOLDERS = {"workflow": pytest.mark.workflow}
