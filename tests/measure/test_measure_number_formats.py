@@ -10,6 +10,7 @@ from transformer_core.measure.trajectory.independent.number_formats import (
     SINGLE,
     adds_in_32_bits,
     format_of,
+    single_is_independent,
     to_bf16,
 )
 from transformer_core.measure.trajectory.independent.plain_decoder import PlainDecoder
@@ -73,3 +74,8 @@ def test_gradients_belong_to_the_weights_that_a_step_computes_with():
     assert all(torch.equal(used[key], to_bf16(kept[key])) for key in kept)
     assert format_of(small_spec(**AUTOCAST)).weights_used(kept) is kept
     assert SINGLE.weights_used(kept) is kept
+
+
+def test_products_that_a_run_replaces_are_not_its_judge():
+    assert single_is_independent(small_spec(**AUTOCAST))
+    assert not single_is_independent(small_spec(training={"precision": {"kind": "fp32_onednn"}}))

@@ -31,8 +31,8 @@ from transformer_core.measure.trajectory.independent.number_formats import (
     EXACT,
     SINGLE,
     Format,
-    adds_in_32_bits,
     format_of,
+    single_is_independent,
     to_bf16,
     to_fp16,
 )
@@ -149,7 +149,7 @@ class Checker:
         rounded = None
         if form is not SINGLE:
             rounded = self.exact.loss_and_gradients(before, [tokens], form)
-        for numbers in (SINGLE, EXACT) if adds_in_32_bits() else (EXACT,):
+        for numbers in (SINGLE, EXACT) if single_is_independent(self.spec) else (EXACT,):
             right = self.exact.loss_and_gradients(before, [tokens], numbers)
             point, found = self._compared(step, gradients, loss_and_norm, right, rounded or right)
             near = _near_a_bound(found, NOTHING[numbers])

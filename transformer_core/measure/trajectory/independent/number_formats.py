@@ -14,7 +14,7 @@ from torch import Tensor
 
 from schemas.config.parallel import Fsdp
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import Bf16, Bf16Matmul, Bf16Weights, Fp16, Tf32
+from schemas.config.training import Bf16, Bf16Matmul, Bf16Weights, Fp16, Fp32Onednn, Tf32
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -120,6 +120,12 @@ def adds_in_32_bits() -> bool:
     # The lowest bits of the operands are lost in all formats of fewer.
     a = torch.full((64, 64), 1 + 2.0**-16)
     return bool((a @ a / 64 - float(a[0, 0]) ** 2).abs().max() < 2.0**-20)
+
+
+def single_is_independent(spec: RunSpec) -> bool:
+    """Whether :data:`SINGLE` can tell what a run of ``spec`` does wrong: its products have all 32
+    bits, and are not by the kernels that the run put in place for the whole process."""
+    return not isinstance(spec.training.precision, Fp32Onednn) and adds_in_32_bits()
 
 
 def format_of(spec: RunSpec) -> Format:
