@@ -20,8 +20,10 @@ from transformer_core.train.precision.autocast import build_precision
 CPU = torch.device("cpu")
 PUBLISHED = "as published"
 _FAST = {"tokens": {"kind": "unpadded"}}
-_MORE = _FAST | {"dropout_method": {"kind": "fused"}, "memory_products": "together"}
-_ALL = _MORE | {"attention": {"kind": "fused_softmax"}}
+_FUSED = {"dropout_method": {"kind": "fused"}, "memory_products": "together"}
+_PADDED = _FUSED | {"attention": {"kind": "fused_softmax"}}
+_MORE = _FAST | _FUSED
+_ALL = _FAST | _PADDED
 _BF16 = {"precision": {"kind": "bf16"}}
 _ONE_PASS = {"loss": {"kind": "one_pass"}, "clipping": "folded"}
 _ONEDNN = {"precision": {"kind": "fp32_onednn"}}
@@ -68,6 +70,8 @@ CONTENDERS = {
     ),
     "and fused softmax": Contender(_ALL, _ONE_PASS),
     "single by oneDNN": Contender({}, _ONEDNN),
+    "one-pass loss by oneDNN": Contender({}, {"loss": {"kind": "one_pass"}} | _ONEDNN),
+    "all but unpadded in 32 bits, by oneDNN": Contender(_PADDED, _ONE_PASS | _ONEDNN),
     RECOMMENDED_32: Contender(_ALL, _ONE_PASS | _ONEDNN),
     "torch.nn.Transformer in bf16": Contender({"kind": "torch_nn"}, _BF16, peer=True),
     "Marian of transformers in bf16": Contender(
@@ -77,6 +81,11 @@ CONTENDERS = {
         {"kind": "x_transformers"}, _BF16, peer=True, weights=False
     ),
     "single in bf16": Contender({}, _BF16),
+    "one-pass loss in bf16": Contender({}, {"loss": {"kind": "one_pass"}} | _BF16),
+    "all but unpadded in bf16": Contender(_PADDED, _ONE_PASS | _BF16),
+    "all but unpadded in bf16, weights too": Contender(
+        _PADDED, _ONE_PASS | {"precision": {"kind": "bf16_weights"}}
+    ),
     "one-pass loss, unpadded in bf16": Contender(_FAST, {"loss": {"kind": "one_pass"}} | _BF16),
     "all of these in bf16": Contender(_ALL, _ONE_PASS | _BF16),
     "all of these in bf16, residual too": Contender(_ALL | {"residual": "bf16"}, _ONE_PASS | _BF16),
