@@ -112,6 +112,10 @@ AnyParallel = Annotated[Single | DataParallel | Central | Ddp | Fsdp, Field(disc
 
 Allocator = Literal["default", "kept", "huge_pages", "tcmalloc", "jemalloc"]
 """Memory allocator of a host's processes."""
+CudaAllocator = Literal["expandable_segments", "default"]
+"""How torch takes memory from a CUDA device."""
+Affinity = Literal["none", "cores"]
+"""Which cores threads run on."""
 
 
 class Machine(Schema):
@@ -128,6 +132,13 @@ class Machine(Schema):
     allocator: Allocator = "kept"
     """How host memory is allocated: by the C library as it comes (default), keeping what is freed
     (kept), also in transparent huge pages (huge_pages), or by a library that is installed."""
+    cuda_allocator: CudaAllocator = "expandable_segments"
+    """How torch takes memory from a CUDA device: in segments that grow, which batches of many
+    shapes do not leave in pieces (expandable_segments), or in segments of fixed size, as it comes
+    (default), which is unsupported where a run is not on CUDA."""
+    affinity: Affinity = "none"
+    """Which cores threads run on: wherever the system puts them (none), or each process on cores
+    that no other process of the run takes, and each of torch's threads on one (cores)."""
     kept_kernels: Annotated[int, Field(ge=1, le=100_000)] | None = 256
     """Kernels that each process keeps of those that oneDNN makes on a CPU, one for every shape of
     a product in bfloat16; each takes about 1 MiB. Null is what torch keeps by itself, some 2,000,

@@ -24,6 +24,6 @@ class StepKernels(Schema):
     deterministic: bool
     """Whether torch was told to add in a fixed order."""
     allocator: str
-    """C memory allocator of the process, with its settings."""
+    """C memory allocator of the process, and torch's on CUDA, with their settings."""
     threads: Few
     """CPU threads of the process."""

@@ -47,6 +47,11 @@ class Hardware(Schema):
     """Why no GPU is listed, where none is."""
     allocator: str
     """C memory allocator of the process."""
+    cuda_allocator: str | None
+    """torch's allocator of CUDA memory: its kind, that of its segments, its settings; null
+    where the process used no CUDA device."""
+    affinity: str
+    """Cores that the process may run on, and how many of its threads keep to one of them."""
 
 
 class MatrixRate(Schema):

@@ -98,6 +98,8 @@ def repeat(number: int, rates: list[float], variant: str = "single", **changes: 
                 gpus=[],
                 gpu_note="none",
                 allocator="glibc",
+                cuda_allocator=None,
+                affinity="cores 0-1",
             ),
         ),
     }

@@ -115,6 +115,8 @@ def provenance(**changes: Any) -> Provenance:
             gpus=[],
             gpu_note="none",
             allocator="glibc",
+            cuda_allocator=None,
+            affinity="cores 0-1",
         ),
     }
     return Provenance(**(values | changes))

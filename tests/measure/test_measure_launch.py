@@ -11,6 +11,7 @@ import pytest
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.measure.alone.job import WORKER
+from transformer_core.measure.machine.process_settings import CUDA_VARIABLES
 from transformer_core.measure.processes import launcher as launch
 from transformer_core.measure.processes import worker_environment
 from transformer_core.measure.processes.hosts import interfaces, namespaces, one_host
@@ -276,13 +277,15 @@ def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise() -> None:
-    name = "PYTORCH_CUDA_ALLOC_CONF"
     made = worker_environment.worker_environment
+    name = "PYTORCH_ALLOC_CONF"
     assert made(spec("single"), {})[name] == "expandable_segments:True"
-    assert (
-        made(spec("single"), {name: "backend:cudaMallocAsync"})[name]
-        != made(spec("single"), {})[name]
-    )
+    assert name not in made(spec("single", cuda_allocator="default"), {})
+    for own in CUDA_VARIABLES:
+        theirs = made(spec("single"), {own: "backend:cudaMallocAsync"})
+        assert {key: theirs[key] for key in CUDA_VARIABLES if key in theirs} == {
+            own: "backend:cudaMallocAsync"
+        }
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])

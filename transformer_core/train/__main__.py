@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         process = this_process(spec.machine, spec.processes_per_node)
         if process.is_main:
             log_to(given.output / "train.log")
-        settle(process.device, spec.machine.threads)
+        settle(process.device, spec.machine, *process.among(spec.machine))
         run(spec, process, open_training_shards(given.data), given.output)
     except (ConfigError, Unsupported, ShardError, Diverged, ValueError) as error:
         if main_rank:

@@ -121,6 +121,8 @@ def hardware() -> Hardware:
         ],
         gpu_note=None,
         allocator="glibc",
+        cuda_allocator=None,
+        affinity="cores 0-1",
     )
 
 

@@ -19,6 +19,7 @@ import psutil
 from schemas.results import Hardware
 from transformer_core.common.endings import program
 from transformer_core.common.seals import write_sealed
+from transformer_core.measure.machine.process_settings import affinity, cuda_allocator
 from transformer_core.parallel.devices import nvml
 
 _X86_FEATURES = (
@@ -54,6 +55,8 @@ def read_hardware() -> Hardware:
         gpus=devices,
         gpu_note=note,
         allocator=allocator(),
+        cuda_allocator=cuda_allocator(),
+        affinity=affinity(),
     )
 
 

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.results.kernels import StepKernels
 from transformer_core.measure.machine.hardware import allocator
+from transformer_core.measure.machine.process_settings import cuda_allocator
 
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention", "varlen")
 UPDATE = ("_fused_", "_foreach_")
@@ -45,7 +46,7 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
             update=[name for name in names if any(part in name for part in UPDATE)],
             compiled=any(_is_compiled(module) for module in model.modules()),
             deterministic=torch.are_deterministic_algorithms_enabled(),
-            allocator=allocator(),
+            allocator=", ".join(filter(None, (allocator(), cuda_allocator()))),
             threads=torch.get_num_threads(),
         )
 

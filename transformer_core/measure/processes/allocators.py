@@ -4,9 +4,11 @@ Which one a run really had is read in its processes, and stands in its record of
 """
 
 import ctypes.util
+from collections.abc import Mapping
 
-from schemas.config.parallel import Allocator
+from schemas.config.parallel import Allocator, CudaAllocator
 from schemas.errors import Unsupported
+from transformer_core.measure.machine.process_settings import CUDA_VARIABLES
 
 KEPT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -38,6 +40,20 @@ def allocator_environment(allocator: Allocator) -> dict[str, str]:
             if allocator == "jemalloc":  # freed memory stays with the process
                 settings["MALLOC_CONF"] = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"
             return settings
+
+
+def cuda_allocator_environment(
+    allocator: CudaAllocator, given: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment variables that give a process this allocator on CUDA devices; none where the
+    user's own are ``given``, of whatever name.
+
+    Batches of many shapes leave torch's allocator with blocks that fit none of the next; segments
+    that grow do not fall apart (PyTorch, "Optimizing memory usage with PYTORCH_ALLOC_CONF").
+    """
+    if allocator == "default" or any(name in given for name in CUDA_VARIABLES):
+        return {}
+    return {CUDA_VARIABLES[0]: "expandable_segments:True"}
 
 
 def _library(allocator: str) -> str:

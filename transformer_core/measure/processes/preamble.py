@@ -27,10 +27,11 @@ def carry_out(kind: type[Given], work: Callable[[Given], None]) -> None:
 def take_place(order: Order) -> Process:
     """This process of the run, with the threads it is due; the main one writes log lines.
 
-    Unsupported where there are GPUs that torch cannot use, or too few of them.
+    Unsupported where there are GPUs that torch cannot use, or too few of them, or where it cannot
+    have the cores or the allocator that the run spec says.
     """
     process = this_process(order.spec.machine, order.spec.processes_per_node)
     if process.is_main:
         log_to(order.log_file)
-    settle(process.device, order.spec.machine.threads)
+    settle(process.device, order.spec.machine, *process.among(order.spec.machine))
     return process

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.measure.machine.hardware import usable_cores
-from transformer_core.measure.processes.allocators import allocator_environment
+from transformer_core.measure.processes.allocators import (
+    allocator_environment,
+    cuda_allocator_environment,
+)
 from transformer_core.measure.processes.hosts.interfaces import within_host
-
-CUDA_ALLOCATOR = "expandable_segments:True"
-"""Batches of many shapes leave torch's CUDA allocator with blocks that fit none of the next;
-segments that grow do not fall apart (PyTorch, "Optimizing memory usage with
-PYTORCH_CUDA_ALLOC_CONF")."""
 
 KEPT_KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN keeps what it made, and torch's layer over it keeps it once more: memory is bounded where
@@ -27,7 +25,7 @@ def worker_environment(spec: RunSpec, given: Mapping[str, str]) -> dict[str, str
     # torch takes MKL's number, which Snakemake sets, before OpenMP's.
     # Processes of several hosts choose the interface on each of them.
     within = within_host(given) if spec.machine.nodes == 1 else {}
-    cuda = {"PYTORCH_CUDA_ALLOC_CONF": CUDA_ALLOCATOR}
+    cuda = cuda_allocator_environment(spec.machine.cuda_allocator, given)
     # Not the user's own: how many are kept stands in the run spec.
     kept = spec.machine.kept_kernels
     kernels = dict.fromkeys(KEPT_KERNELS, str(kept)) if kept is not None else {}

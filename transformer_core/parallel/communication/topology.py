@@ -36,6 +36,12 @@ class Process:
         """Whether this process writes the results."""
         return self.rank == 0
 
+    def among(self, machine: Machine) -> tuple[int, int]:
+        """Its number among the processes of this machine, and how many those are."""
+        if machine.link is not None:  # its hosts are made on one machine
+            return self.rank, self.world_size
+        return self.local_rank, self.local_world_size
+
     @property
     def place(self) -> RankPlace:
         """Where this process is."""

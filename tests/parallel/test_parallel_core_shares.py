@@ -1,0 +1,105 @@
+"""Cores of their own for processes and threads."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from schemas.config.link import Link
+from schemas.config.parallel import Machine
+from schemas.errors import Unsupported
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.devices import core_shares, settling
+from transformer_core.parallel.devices.core_shares import bind_threads, core_share
+from transformer_core.parallel.devices.settling import settle
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("place", "places", "threads", "expected"),
+    [
+        (0, 1, 4, [8, 9, 12, 13]),
+        (0, 1, 1, [13]),
+        (0, 2, 2, [8, 9]),
+        (1, 2, 2, [12, 13]),
+        (0, 2, 1, [12]),
+        (1, 2, 1, [13]),
+    ],
+)
+def test_processes_share_the_last_cores(
+    place: int, places: int, threads: int, expected: list[int]
+) -> None:
+    assert core_share([8, 9, 12, 13], place, places, threads) == expected
+
+
+PROGRAM = """
+import os, threading, torch
+torch.set_num_threads(2)
+from transformer_core.measure.machine.process_settings import affinity
+from transformer_core.parallel.devices.core_shares import bind_threads
+
+bind_threads(0, 1)
+torch.ones(2**22).add_(1)
+later = []
+thread = threading.Thread(target=lambda: later.append(sorted(os.sched_getaffinity(0))))
+thread.start()
+thread.join()
+masks = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")]
+print(sum(len(mask) == 1 for mask in masks), later, affinity(), sep="; ")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nothing binds threads here")
+def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these() -> None:
+    cores = sorted(os.sched_getaffinity(0))[-2:]
+    if len(cores) < 2:
+        pytest.skip("needs 2 cores")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    bound, later, told = done.stdout.strip().split("; ")
+    assert (bound, later) == ("1", str([cores]))
+    assert told.startswith("cores ")
+    assert told.endswith(", 1 threads on one core each")
+
+
+def test_fewer_cores_than_threads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("bound"), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(Unsupported, match=r"2 processes of 2 threads on a host .* 2 cores"):
+        bind_threads(1, 2)
+
+
+def test_systems_that_bind_nothing_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = SimpleNamespace(sched_getaffinity=lambda _: {0, 1})
+    monkeypatch.setattr(core_shares, "os", system)
+    with pytest.raises(Unsupported, match="needs Linux"):
+        bind_threads(0, 1)
+
+
+@pytest.mark.parametrize(("affinity", "bound"), [("none", []), ("cores", [(3, 4)])])
+def test_only_what_the_run_spec_says_is_bound(
+    affinity: str, bound: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(settling, "bind_threads", lambda *places: seen.append(places))
+    settle(CPU, Machine.model_validate({"affinity": affinity}), 3, 4)
+    assert seen == bound
+
+
+def test_torchs_own_segments_are_refused_on_a_cpu() -> None:
+    machine = Machine(cuda_allocator="default")
+    with pytest.raises(Unsupported, match=r"machine\.cuda_allocator: default .* on a CPU"):
+        settle(CPU, machine, 0, 1)
+    settle(CPU, Machine(), 0, 1)
+
+
+def test_hosts_that_are_made_on_this_machine_share_its_cores() -> None:
+    process = Process(rank=3, world_size=4, local_rank=1, local_world_size=2, device=CPU)
+    assert process.among(Machine()) == (1, 2)
+    assert process.among(Machine(nodes=2, link=Link(bandwidth="100Mbit/s"))) == (3, 4)

@@ -1,0 +1,64 @@
+"""Cores of their own for the processes of one host, and for the threads that compute in them.
+
+What the system moves from core to core loses what the caches of a core hold, and a rank that
+shares a core with another waits for it. torch has no switch for this; OpenMP's environment
+variables (OMP_PROC_BIND) bind the first thread of a process, too, and with it all that it starts
+later, those that prepare batches or send messages, to one core.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+
+from schemas.errors import Unsupported
+
+_THREADS = Path("/proc/self/task")
+_WORTH_A_THREAD = 2**16
+"""Elements; below half of that torch starts no second thread (ATen, GRAIN_SIZE)."""
+
+
+def bind_threads(place: int, places: int) -> None:
+    """Let this process, number ``place`` of ``places`` on its host, run on cores that no other of
+    them takes, as many as it has threads, and each thread that torch starts beside the first on one
+    of these. Threads that begin later run on any core of the process.
+
+    Unsupported where there are fewer cores than threads, or nothing binds them.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise Unsupported("machine.affinity: cores needs Linux: this system binds no threads")
+    threads, cores = torch.get_num_threads(), sorted(os.sched_getaffinity(0))
+    if places * threads > len(cores):
+        raise Unsupported(
+            f"machine.affinity: cores needs a core for each thread: {places} processes of "
+            f"{threads} threads on a host where they may run on {len(cores)} cores; "
+            "take machine.affinity: none, or fewer machine.threads"
+        )
+    share = core_share(cores, place, places, threads)
+    before = _threads()
+    for thread in before:
+        _bind(thread, share)
+    torch.ones(threads * _WORTH_A_THREAD)  # torch starts its threads when it first needs them
+    started = sorted(_threads() - before)
+    # Others may have begun meanwhile: then nobody can say which are torch's.
+    if len(started) == threads - 1:
+        for thread, core in zip(started, share[1:], strict=True):
+            _bind(thread, [core])
+
+
+def core_share(cores: list[int], place: int, places: int, threads: int) -> list[int]:
+    """The cores of process ``place`` of ``places``: the last ones of the host, as processes have
+    them that take turns (:mod:`transformer_core.measure.machine.core_affinity`)."""
+    taken = cores[len(cores) - places * threads :]
+    return taken[place * threads :][:threads]
+
+
+def _threads() -> set[int]:
+    return {int(thread.name) for thread in _THREADS.iterdir()}
+
+
+def _bind(thread: int, cores: list[int]) -> None:
+    try:
+        os.sched_setaffinity(thread, cores)
+    except ProcessLookupError:
+        return  # it ended just now
