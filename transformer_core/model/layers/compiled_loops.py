@@ -2,11 +2,18 @@
 
 numba has no bfloat16. A loop takes an array of such numbers as one of uint16, and reads and writes
 them as the upper halves of numbers of 32 bits, in which it computes.
+
+Pieces run on the very threads that compute torch's operators. Those wait for their next work by
+looking for it all the time, for some milliseconds, and would take the cores from any other threads.
 """
 
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -35,13 +42,66 @@ def array_of(x: Tensor) -> NDArray[Any]:
 
 def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> None:
     """``work(start, stop)`` on pieces of ``count`` things, one for each of torch's threads; each
-    thing is ``weight`` elements."""
+    thing is ``weight`` elements. An error of a piece is raised when all have ended."""
     threads = torch.get_num_threads()
     size = count if count * weight < threads * _LEAST else -(-count // threads)
-    starts = range(0, count, max(1, size))
-    waiting = [_pool(threads).submit(work, start, min(start + size, count)) for start in starts[1:]]
-    for start in starts[:1]:
-        work(start, min(start + size, count))
+    starts = list(range(0, count, max(1, size)))
+    errors: list[BaseException] = []
+    came: set[int] = set()
+
+    def pieces() -> None:
+        """Those that are left: how many threads come is not for this one to say."""
+        try:
+            came.add(get_ident())
+            while (start := _next(starts)) is not None:
+                work(start, min(start + size, count))
+        except BaseException as error:
+            errors.append(error)
+
+    if len(starts) > 1:
+        _on_threads()(pieces, len(starts))
+    else:
+        pieces()
+    if errors:
+        raise errors[0]
+    # What a signal raises just before C calls Python is printed there, and lost.
+    if get_ident() not in came:
+        raise KeyboardInterrupt
+
+
+def _next(starts: list[int]) -> int | None:
+    with suppress(IndexError):  # between a look and a grasp another thread may be faster
+        return starts.pop()
+    return None
+
+
+_Run = Callable[[Callable[[], None], int], None]
+"""(work, threads): do the work on each of the threads, this one among them."""
+
+
+@cache
+def _on_threads() -> _Run:
+    """On those of torch where it computes by OpenMP and its library has GCC's way in, as LLVM's and
+    Intel's have; else on threads of a pool."""
+    try:
+        torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        parallel = torchs.GOMP_parallel
+    except (AttributeError, OSError):
+        return _on_pool
+    # void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags)
+    form = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    parallel.argtypes = (form, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+
+    def run(work: Callable[[], None], threads: int) -> None:
+        parallel(form(lambda _: work()), None, threads, 0)
+
+    return run
+
+
+def _on_pool(work: Callable[[], None], threads: int) -> None:
+    waiting = [_pool(threads).submit(work) for _ in range(threads - 1)]
+    work()
     for done in waiting:
         done.result()
 
