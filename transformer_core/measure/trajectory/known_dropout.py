@@ -10,20 +10,21 @@ element of the stream is then a_j m (1 + r): 0 where the output was dropped, one
 inside was dropped, and a higher one where all was kept; the ratio of the levels is 1 + the factor
 of what was kept inside. Embeddings are read in the same way beside the output of a sub-layer.
 
+By what outputs are multiplied is seen beside the embedding: every sub-layer adds to elements of its
+own, and the embedding to all others.
+
 The encoder is seen through cross-attention: a source of one token, at which all tokens of the
 target look, each through masks of its own. What none of them sees was dropped in the encoder.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from schemas.config.model import TorchTransformer, Transformer
-from schemas.config.run_spec import AnyTrained
 from schemas.results.equivalence import Agreement, DropoutPlace
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
@@ -46,37 +47,20 @@ TOKENS = tuple(range(WORD + 1))
 """Padding, begin, end, unknown and WORD: they are what is read in, all others what is read out."""
 
 
-def readable_vocabulary(model: AnyTrained, vocabulary: int) -> int | None:
-    """Of how many tokens a model should know to have its dropout read: no more than logits are read
-    of, and no more than there are. Null where nothing can be read: in other libraries' models, and
-    where the vocabulary is so small beside the model that logits do not tell the stream."""
-    readable = isinstance(model, Transformer | TorchTransformer)
-    if not readable or vocabulary < model.d_model + 2 * len(TOKENS) or model.d_model % 4:
-        return None
-    # In eights, as kernels of matrix products like it.
-    return min(vocabulary, 8 * math.ceil((len(TOKENS) + READ_OUT * model.d_model) / 8))
-
-
-def known_dropout(setup: Setup, vocabulary: int) -> list[DropoutPlace]:
-    """Every place of dropout in the model of ``setup``, whose weights are overwritten; it knows
-    :func:`readable_vocabulary` tokens. Every rank must call this."""
-    setup.module.train()
-    return KnownDropout(setup, vocabulary).read()
-
-
 @dataclass(frozen=True)
 class Gadget:
-    """Weights for which the logits tell the masks of two places."""
+    """Weights for which the logits tell the masks of some places."""
 
-    names: tuple[str, str]
-    """The place inside, and that of the output."""
+    names: tuple[str, ...]
+    """The place inside, and that of the output; or every output that adds to the stream."""
     weights: dict[str, Tensor]
     encoder: bool
     """Whether it is seen through cross-attention."""
     shape: tuple[int, int]
     """Sentences and tokens of the batch that it is seen with."""
     kind: str
-    """What the place inside drops: heads, elements, or an embedding beside the output."""
+    """What the place inside drops: heads, elements, or an embedding beside the output; beside, if
+    the places are outputs beside the embedding."""
 
 
 Mask = tuple[Tensor, float | None]
@@ -85,6 +69,11 @@ Mask = tuple[Tensor, float | None]
 
 class KnownDropout:
     """Reads the masks of a training's model. Every rank must make one and call it."""
+
+    embeddings: tuple[str, ...] = ("source_embedding.weight", "target_embedding.weight")
+    """Names of the embeddings."""
+    read_in: ClassVar[dict[str, list[int]]] = {"source": [EOS], "target": [BOS, WORD]}
+    """The tokens of each side."""
 
     def __init__(self, setup: Setup, vocabulary: int) -> None:
         self.setup, self.vocabulary = setup, vocabulary
@@ -101,6 +90,8 @@ class KnownDropout:
         generator = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(vocabulary, self.d, generator=generator) / self.d**0.5
         self.words = slice(len(TOKENS), len(TOKENS) + READ_OUT * self.d)
+        # By what the model multiplies embeddings.
+        self.scale = self.d**0.5
         self.inverse = torch.linalg.pinv(self.embedding[self.words].double()).T.float()
 
     def read(self) -> list[DropoutPlace]:
@@ -155,14 +146,34 @@ class KnownDropout:
             yield self._attention(at, "cross_attention", "project_memory.value", 1)
             yield self._feed_forward(at, 2)
         for side, first in (("source", "encoder.0."), ("target", "decoder.0.")):
-            weights = self._blank(side)
+            quiet = LOUD / 2 * self.sign * ~self.anchor
+            weights = self._blank(side, quiet)
             weights[f"{first}self_attention.output.bias"] = LOUD * self.sign * self.level
             names = (f"{side} embedding", f"{first}residuals.0 beside it")
             yield self._gadget(names, weights, "embedding")
+        if self.spec.norm == "pre":  # else the stream has the same size after every sub-layer
+            of_encoder = ("self_attention.output", "feed_forward.outer")
+            of_decoder = ("cross_attention.output", *of_encoder)
+            sides = (("source", "encoder", of_encoder), ("target", "decoder", of_decoder))
+            for side, stack, parts in sides:
+                layers = getattr(self.spec, f"{stack}_layers")
+                yield self._beside(side, [f"{stack}.{i}.{p}" for i in range(layers) for p in parts])
+
+    def _beside(self, side: str, outputs: Sequence[str]) -> Gadget:
+        """All ``outputs`` that add to the stream of a side, each to elements of its own; the
+        embedding is their measure."""
+        weights = self._blank(side, 3 * LOUD * self.sign * self.anchor)
+        outputs = outputs[: int((~self.anchor).sum())]
+        for number, name in enumerate(outputs):
+            mine = torch.zeros(self.d)
+            mine[(~self.anchor).nonzero().flatten()[number :: len(outputs)]] = LOUD
+            weights[f"{name}.bias"] = mine * self.sign
+        names = tuple(f"{name} beside the embedding" for name in outputs)
+        return self._gadget(names, weights, "beside")
 
     def _attention(self, at: str, name: str, value: str, residual: int) -> Gadget:
         weights = self._blank()
-        weights[f"{at}{name}.{value}.bias"] = torch.ones(self.d)
+        weights[f"{at}{name}.{value}.bias"].fill_(1.0)
         self._signal(weights, f"{at}{name}.output", self.d)
         names = (f"{at}{name} weights", f"{at}residuals.{residual}")
         return self._gadget(names, weights, "heads")
@@ -175,8 +186,8 @@ class KnownDropout:
         names = (f"{at}feed_forward", f"{at}residuals.{residual}")
         return self._gadget(names, weights, "elements")
 
-    def _gadget(self, names: tuple[str, str], weights: dict[str, Tensor], kind: str) -> Gadget:
-        encoder = names[1].startswith("encoder")
+    def _gadget(self, names: tuple[str, ...], weights: dict[str, Tensor], kind: str) -> Gadget:
+        encoder = names[-1].startswith("encoder")
         if encoder:
             # The memory reaches the logits through the first cross-attention.
             cross = "decoder.0.cross_attention."
@@ -191,32 +202,36 @@ class KnownDropout:
         weights[f"{name}.weight"] = matrix
         weights[f"{name}.bias"] = LOUD * self.sign * self.level
 
-    def _blank(self, side: str | None = None) -> dict[str, Tensor]:
-        """Weights with which nothing happens but the embedding, which ``side`` makes loud."""
+    def _blank(self, side: str | None = None, stream: Tensor | None = None) -> dict[str, Tensor]:
+        """Weights with which nothing happens but the embedding, which begins the stream of
+        ``side`` with these elements [d]."""
         weights = {}
         for name, tensor in self.tensors.pattern_weights().items():
             is_norm = "norm" in name and name.endswith("weight")
             weights[name] = torch.full_like(tensor, float(is_norm))
-            if name in ("source_embedding.weight", "target_embedding.weight", "output.weight"):
+            if name in (*self.embeddings, "output.weight"):
                 weights[name] = self.embedding.clone()
-        tokens = {"source": [EOS], "target": [BOS, WORD]}
-        for name in ("source_embedding.weight", "target_embedding.weight"):
+        for name in self.embeddings:
             if name in weights:
                 weights[name][list(TOKENS)] = 0.0
-                if side is not None:
-                    half = LOUD / 2 * self.sign * ~self.anchor / self.d**0.5
-                    weights[name][tokens[side]] = half
+                if side is not None and stream is not None:
+                    weights[name][self.read_in[side]] = stream / self.scale
         return weights
 
+    def logits(self, source: Tensor, target: Tensor) -> Tensor:
+        """source [b, s], target [b, t] -> [b, t, v]."""
+        found: Tensor = self.model(source, target)
+        return found
+
     @torch.no_grad()
-    def _pass(self, gadget: Gadget, rows: int) -> tuple[Mask, Mask]:
+    def _pass(self, gadget: Gadget, rows: int) -> tuple[Mask, ...]:
         """The masks of one forward pass of so many sentences."""
         device = self.setup.device
         source = torch.full((rows, 1), EOS, device=device)
         target = torch.full((rows, gadget.shape[1]), WORD, device=device)
         target[:, 0] = BOS
         with self.setup.precision.autocast():
-            logits = self.model(source, target)
+            logits = self.logits(source, target)
         logits = logits.view(*target.shape, -1)[..., self.words].float().cpu()
         stream = logits @ self.inverse
         # Anchors of both signs tell what normalization has done to the stream.
@@ -239,9 +254,12 @@ class KnownDropout:
         typical = level.masked_fill(~seen, math.nan).nanmedian(1, keepdim=True).values
         return typical.where(seen.sum(1, keepdim=True) > visible * level.size(1) / 3, 0.0)
 
-    def _masks(self, gadget: Gadget, level: Tensor) -> tuple[Mask, Mask]:
+    def _masks(self, gadget: Gadget, level: Tensor) -> tuple[Mask, ...]:
         """Masks from the levels [rows, n, d] of the elements; anchors have 3."""
         signal = level[..., ~self.anchor]
+        if gadget.kind == "beside":
+            count = len(gadget.names)
+            return tuple(_of_output(signal[..., number::count]) for number in range(count))
         if gadget.kind == "embedding":
             # 0, 1/2, 1 or 3/2: the embedding has half the size of the output.
             outer = signal > 0.75
@@ -258,6 +276,12 @@ class KnownDropout:
         kept = signal[inner == 1]
         factor = float(kept.mean() - 1) if kept.numel() else None
         return (inner, factor), (outer.float(), None)
+
+
+def _of_output(signal: Tensor) -> Mask:
+    """The mask of levels that are 0 or 1, and the factor of those that are kept."""
+    kept = signal > 0.5
+    return kept.float(), float(signal[kept].mean()) if kept.any() else None
 
 
 def _between(mask: Tensor, dimension: int) -> Agreement | None:

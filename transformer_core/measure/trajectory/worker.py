@@ -33,8 +33,12 @@ from transformer_core.measure.trajectory.canonical_tensors import CanonicalTenso
 from transformer_core.measure.trajectory.checker import Checker
 from transformer_core.measure.trajectory.dropout_moments import dropout_moments
 from transformer_core.measure.trajectory.final_losses import compare_final_losses
-from transformer_core.measure.trajectory.known_dropout import known_dropout, readable_vocabulary
 from transformer_core.measure.trajectory.order import ShortRunOrder
+from transformer_core.measure.trajectory.readable_dropout import (
+    known_dropout,
+    readable,
+    readable_vocabulary,
+)
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.assemble import Setup, assemble
@@ -181,9 +185,10 @@ def record(
         dropping = spec.model_copy(update={"model": with_dropout})
         looked_at = assemble(dropping, process, vocabulary, *stores)
         known["moments"] = dropout_moments(looked_at)
-        fewer = readable_vocabulary(spec.model, vocabulary) if checked else None
+        fewer = readable_vocabulary(spec, vocabulary) if checked else None
         if fewer is not None:
-            known["dropout"] = known_dropout(assemble(dropping, process, fewer, *stores), fewer)
+            read = assemble(readable(dropping), process, fewer, *stores)
+            known["dropout"] = known_dropout(read, fewer)
         known["dropout_probability"] = dropout
     if seen.deterministic and checked:
         known["as_timed"] = _as_timed(spec, process, vocabulary, stores, output)
