@@ -47,6 +47,12 @@ class CanonicalTensors:
         named = named_tensors(self.setup.model)
         return self._read({name: masters.get(tensor, tensor) for name, tensor in named.items()})
 
+    def rounded_weights(self) -> dict[str, Tensor] | None:
+        """The weights that steps compute with, where the optimizer keeps others of more bits."""
+        if not masters_of(self.setup.optimizer):
+            return None
+        return self._read(named_tensors(self.setup.model))
+
     def pattern_weights(self) -> dict[str, Tensor]:
         """Tensors of the names and shapes of the weights, on every rank."""
         return self._canonical

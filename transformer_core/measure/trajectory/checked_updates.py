@@ -14,12 +14,27 @@ from transformer_core.measure.trajectory.independent.expected_updates import (
     ExpectedUpdates,
     expected_rate,
 )
+from transformer_core.measure.trajectory.independent.number_formats import to_bf16
+from transformer_core.train.assemble import Setup
+from transformer_core.train.optimization.master_weights import masters_of
 
 SINGLE_UNIT = 2.0**-24
 """Unit round-off of 32 bits: of what a sum of weight and change loses at the least."""
 
+UNIT = {torch.float32: SINGLE_UNIT, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
+"""Unit round-off of the formats in which weights are kept."""
+
 Tensors = Mapping[str, Tensor]
 Numbers = NDArray[np.float64]
+
+
+def unit_of(setup: Setup, own: bool) -> float:
+    """The unit round-off of the weights that the optimizer of ``setup`` keeps. Of the project's
+    ``own`` models these have 32 bits, whatever a run has made of them; users' may have fewer."""
+    if own:
+        return SINGLE_UNIT
+    masters = masters_of(setup.optimizer)
+    return max(UNIT.get(masters.get(p, p).dtype, 0.0) for p in setup.model.parameters())
 
 
 class CheckedUpdates:
@@ -35,6 +50,7 @@ class CheckedUpdates:
         self.names = [name for name in initial if name in trained]
         self.sizes = [initial[name].numel() for name in self.names]
         self.before = self._vector(initial)
+        self.rounded = to_bf16(self.before)
         self.worst: dict[tuple[str, int], TensorDistance] = {}
 
     def done(self, step: int, after: Tensors, gradients: Tensors | None) -> None:
@@ -48,6 +64,14 @@ class CheckedUpdates:
             change = self.expected.next(before, self._vector(gradients), rate)
         lost = self.unit * self._norms(before)
         self._compare("", step, lost, self.before - before, change)
+
+    def rounds(self, step: int, used: Tensors) -> None:
+        """Compare the change of the weights of 8 bits that the next step computes with: after every
+        update they must be those of 32 bits, rounded anew to the nearest."""
+        before, self.rounded = self.rounded, to_bf16(self.before)
+        nothing = np.zeros(len(self.names))
+        found, expected = self._vector(used) - before, self.rounded - before
+        self._compare(", rounded", step, nothing, found, expected)
 
     def keeps(self, step: int, first: Tensors, second: Tensors) -> None:
         """Compare the moments of 8 bits that the optimizer keeps after ``step`` with those that it

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import torch
 from torch import Tensor
 
 from schemas.config.batching import PaddedRows
@@ -23,7 +22,7 @@ from schemas.config.task import LanguageModel
 from schemas.results.checks import CheckedPoint, Checks, TensorDistance
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
-from transformer_core.measure.trajectory.checked_updates import CheckedUpdates
+from transformer_core.measure.trajectory.checked_updates import CheckedUpdates, unit_of
 from transformer_core.measure.trajectory.independent.checked_decoding import checked_decoding
 from transformer_core.measure.trajectory.independent.checked_validation import checked_validation
 from transformer_core.measure.trajectory.independent.eight_bit_rounding import kept_moments
@@ -46,7 +45,6 @@ from transformer_core.measure.trajectory.independent.plain_model import (
 from transformer_core.measure.trajectory.resuming import resume
 from transformer_core.measure.trajectory.tensor_distance import distance
 from transformer_core.train.assemble import Setup
-from transformer_core.train.optimization.master_weights import masters_of
 
 POINTS = 3
 """Steps whose gradients are compared: the first, the last, and those between at even distances."""
@@ -62,8 +60,6 @@ NOTHING = {EXACT: 1e-9, SINGLE: 1e-6}
 the format in which it is computed."""
 CLIP_EPSILON = 1e-6
 """What torch adds to the norm before it divides by it."""
-UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
-"""Unit round-off of the formats in which weights are kept."""
 
 
 Tensors = Mapping[str, Tensor]
@@ -88,8 +84,7 @@ class Checker:
         self.waiting = sorted(
             {1 + round(i * (spec.training.steps - 1) / (POINTS - 1)) for i in range(POINTS)}
         )
-        masters = masters_of(setup.optimizer)
-        unit = max(UNIT.get(masters.get(p, p).dtype, 0.0) for p in setup.model.parameters())
+        unit = unit_of(setup, own=isinstance(self.exact, Plain))
         self.updates = (
             CheckedUpdates(spec, self.weights, self.tensors.trained, unit) if self.weights else None
         )
@@ -104,6 +99,7 @@ class Checker:
         loss = float(self.setup.strategy.sum(loss_sum.detach().double())) / target_tokens
         before, self.weights = self.weights, self.tensors.weights()
         taken, held_back = self.tensors.gradients(), self.tensors.held_back()
+        used = self.tensors.rounded_weights()
         kept = kept_moments(self.setup)
         moments = None if kept is None else [self.tensors.of_trained(each) for each in kept]
         if step == self.spec.training.steps // 2 and self.setup.process.nodes == 1:
@@ -117,6 +113,8 @@ class Checker:
             self.updates.done(step, self.weights, None)
             return
         self.updates.done(step, self.weights, taken)
+        if used is not None:
+            self.updates.rounds(step, used)
         if moments is not None:
             self.updates.keeps(step, *moments)
         # Before clipping: it would hide that all of them are too large.
