@@ -13,6 +13,14 @@ from tests.faults.families import (
     resuming_faults,
     update_faults,
 )
+from tests.faults.families.newer import (
+    few_bits_faults,
+    masters_faults,
+    one_pass_faults,
+    softmax_faults,
+    text_decoding_faults,
+    text_faults,
+)
 
 FAULTS = [
     *precision_faults.FAULTS,
@@ -26,4 +34,10 @@ FAULTS = [
     *dropout_faults.FAULTS,
     *decoding_faults.FAULTS,
     *narrow_faults.FAULTS,
+    *softmax_faults.FAULTS,
+    *one_pass_faults.FAULTS,
+    *masters_faults.FAULTS,
+    *few_bits_faults.FAULTS,
+    *text_faults.FAULTS,
+    *text_decoding_faults.FAULTS,
 ]

@@ -18,7 +18,24 @@ from schemas.config.equivalence import LOOKS, Statistical, Tolerance
 from schemas.results import Certificate
 from tests.distributed import run_ranks
 from tests.faults import tending
-from tests.faults.families.fault import CENTRAL, COMPRESS, DDP, FSDP, POWER, RING, WIDE
+from tests.faults.families.fault import (
+    BF16,
+    CENTRAL,
+    COMPRESS,
+    DDP,
+    FSDP,
+    GPT2,
+    POWER,
+    RING,
+    TEXTS,
+    TWO,
+    WIDE,
+)
+from tests.faults.families.loss_faults import ONE_PASS
+from tests.faults.families.newer.few_bits_faults import ONEDNN, RESIDUAL
+from tests.faults.families.newer.masters_faults import MASTERS
+from tests.faults.families.newer.one_pass_faults import FILLED, TOGETHER
+from tests.faults.families.newer.softmax_faults import SOFTMAX, SOFTMAX_BF16
 from tests.faults.short_trainings import Recorded, certificate, recorded, reference, spec_of
 from transformer_core.common.files import write_text
 
@@ -34,16 +51,49 @@ VARIANTS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"tokens": {"kind": "unpadded"}}}, "tolerance"),
     ({"training": {"loss": {"kind": "chunked", "rows": 16}}}, "tolerance"),
 ]
+NEWER: list[tuple[dict[str, Any], str]] = [
+    (SOFTMAX, "tolerance"),
+    (SOFTMAX_BF16, "statistical"),
+    (MASTERS, "statistical"),
+    (merge(MASTERS, {"training": {"clipping": "folded"}}), "statistical"),
+    (RESIDUAL, "statistical"),
+    (ONEDNN, "tolerance"),
+    (merge(BF16, ONE_PASS), "statistical"),
+    (merge(FILLED, TOGETHER), "tolerance"),
+]
+OF_TEXTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "tolerance"),
+    (SOFTMAX, "tolerance"),
+    (MASTERS, "statistical"),
+    (merge(RESIDUAL, ONE_PASS), "statistical"),
+    (merge(ONE_PASS, TWO), "tolerance"),
+    ({"model": {"checkpoint": "layers", "qkv": {"kind": "separate"}}}, "tolerance"),
+]
+"""Variants of language models."""
 SHAPES: list[dict[str, Any]] = [
-    {},
-    {"d_model": 32, "d_ff": 64, "heads": 4},
-    {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3},
-    {"norm": "post"},
-    {"tied_embeddings": False},
+    {"model": shape}
+    for shape in (
+        {},
+        {"d_model": 32, "d_ff": 64, "heads": 4},
+        {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3},
+        {"norm": "post"},
+        {"tied_embeddings": False},
+    )
+]
+TEXT_SHAPES: list[dict[str, Any]] = [
+    TEXTS,
+    merge(GPT2, {"model": {"d_model": 32, "d_ff": 64}}),
+    merge(TEXTS, {"model": {"d_model": 24, "heads": 6, "layers": 3, "tied_embeddings": False}}),
+    merge(TEXTS, {"task": {"texts": "joined"}, "model": {"positions": {"kind": "sinusoidal"}}}),
+    merge(TEXTS, {"model": {"feed_forward": {"kind": "relu"}, "d_model": 32, "kv_heads": 1}}),
 ]
 SEEDS = (1, 11, 21, 31)
-HEALTHY = list(itertools.product(VARIANTS, SHAPES, SEEDS))
-"""200 of them."""
+HEALTHY = [
+    *itertools.product(VARIANTS, SHAPES, SEEDS),
+    *itertools.product(NEWER, SHAPES, SEEDS[:2]),
+    *itertools.product(OF_TEXTS, TEXT_SHAPES, SEEDS[:2]),
+]
+"""340 of them: what is varied, the study, and its seed."""
 
 
 ON_RANKS: list[tuple[dict[str, Any], str]] = [
@@ -53,6 +103,9 @@ ON_RANKS: list[tuple[dict[str, Any], str]] = [
     (COMPRESS, "statistical"),
     (FSDP, "tolerance"),
     (CENTRAL, "tolerance"),
+    (merge(DDP, MASTERS), "statistical"),
+    (merge(FSDP, {"parallel": {"bf16": True}}), "statistical"),
+    (merge(DDP, merge(TWO, FILLED)), "tolerance"),
 ]
 """Variants of two ranks."""
 
@@ -89,12 +142,13 @@ def certified_healthy(number: int) -> Certificate:
 
 
 def _certified(number: int, equivalence: Tolerance | Statistical, seeds: int) -> Certificate:
-    (change, kind), shape, seed = HEALTHY[number]
-    base = {"model": shape, "training": {"seed": seed}}
+    (change, kind), study, seed = HEALTHY[number]
+    base = merge(study, {"training": {"seed": seed}})
     before = torch.get_num_threads()
     torch.set_num_threads(2 if number % 4 == 3 else 1)
     try:
-        dropout = 0.1 if shape.get("d_model", 16) >= 24 and kind == "tolerance" else 0.0
+        large = study["model"].get("d_model", 16) >= 24
+        dropout = 0.1 if large and kind == "tolerance" else 0.0
         found = recorded(spec_of(merge(change, {}), base), seeds, dropout)
         against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
         return certificate(equivalence, found, against)

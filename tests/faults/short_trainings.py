@@ -13,8 +13,9 @@ import torch.distributed as dist
 from schemas.base import merge
 from schemas.config.equivalence import Bitwise, Statistical, Tolerance
 from schemas.config.run_spec import RunSpec
+from schemas.config.task import LanguageModel
 from schemas.results import Certificate, SeedTrajectory, Trajectory
-from tests.train.small_training import VOCABULARY, small_spec, small_store
+from tests.train.small_training import VOCABULARY, small_spec, small_store, small_texts
 from transformer_core.analysis.certificates.certify import certify
 from transformer_core.analysis.certificates.weight_distance import Weights, read_tensors
 from transformer_core.measure.machine.provenance import collect
@@ -44,7 +45,8 @@ def trained(
     joined = dist.is_initialized()
     rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
     process = Process(rank, size, rank, size, torch.device("cpu"))
-    stores = (small_store(), small_store(9, seed=1))
+    make = small_texts if isinstance(spec.task, LanguageModel) else small_store
+    stores = (make(), make(9, seed=1))
     found = []
     for number in range(seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})
@@ -76,8 +78,8 @@ def recorded(spec: RunSpec, seeds: int = 1, dropout: float = 0.0, checked: bool 
 def reference(base: str = "{}", seeds: int = 1, dropout: float = 0.0) -> Recorded:
     """The reference of the tiny study, with the changes ``base`` (JSON) to the study itself."""
     study = json.loads(base)
-    own_kind = study.get("model", {}).get("kind", "transformer") != "transformer"
-    plain = {"training": PLAIN["training"]} if own_kind else PLAIN
+    own = study.get("model", {}).get("kind", "transformer") in ("transformer", "decoder_only")
+    plain = PLAIN if own else {"training": PLAIN["training"]}
     return recorded(spec_of(plain, study), seeds, dropout, checked=False)
 
 

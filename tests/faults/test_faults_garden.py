@@ -23,6 +23,8 @@ def test_there_are_many_faults_with_names_of_their_own() -> None:
     assert families >= {"precision", "optimizer", "schedule", "loss", "dropout", "masks", "padding"}
     assert families >= {"packing", "accumulation", "DDP", "FSDP", "central", "hooks", "resuming"}
     assert families >= {"data order", "tied weights", "clipping", "kernels", "decoding"}
+    assert families >= {"fused softmax", "bf16 weights", "bf16 residual", "oneDNN", "8-bit state"}
+    assert families >= {"language model"}
 
 
 @pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
@@ -36,7 +38,7 @@ def test_planted_faults_of_several_ranks() -> None:
         judged(fault, found[fault.name])
 
 
-@pytest.mark.parametrize("number", range(0, len(HEALTHY), 29))
+@pytest.mark.parametrize("number", range(0, len(HEALTHY), 41))
 def test_healthy_variants_keep_their_certificates(number: int) -> None:
     found = certified_healthy(number)
     (_, kind), _, _ = HEALTHY[number]
@@ -70,3 +72,17 @@ def test_the_garden_hits_variants_that_are_healthy_without_it() -> None:
     assert found.status == "equivalent", found.reason
     quantities = {d.quantity for d in found.deviations}
     assert quantities >= {"dropout", "dropout_loss", "dropout_spread", "dropout_slope"}
+
+
+def test_dropout_of_language_models_is_read() -> None:
+    fault = next(fault for fault in ALONE if fault.name == "embeddings of texts drop nothing")
+    recorded = run(fault, healthy=True)
+    _, (trajectory,), _ = recorded
+    found = certified(fault, recorded)
+    assert found.status == "equivalent", found.reason
+    assert trajectory.dropout is not None
+    places = {each.place.split(" ")[0] for each in trajectory.dropout}
+    for layer in ("layers.0.", "layers.1."):
+        outputs = ("self_attention", "residuals.0", "feed_forward.outer")
+        assert places >= {f"{layer}{output}" for output in outputs}, places
+    assert places >= {"text"}

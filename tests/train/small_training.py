@@ -11,7 +11,9 @@ import torch.distributed as dist
 from schemas.base import merge
 from schemas.config.run_spec import RunSpec
 from schemas.results import LengthHistogram, ShardManifest
+from schemas.results.data import TextRows
 from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.data.tokenizing.special_tokens import EOS
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.train.assemble import Setup, assemble
 from transformer_core.train.loop import train
@@ -48,6 +50,22 @@ def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
         ids = [random.integers(3, VOCABULARY, random.integers(1, 9)) for _ in range(pairs)]
         return pa.array(ids, pa.large_list(pa.uint8()))
 
+    return _store(pairs, {"source": side(), "target": side()})
+
+
+def small_texts(rows: int = 40, seed: int = 0, context: int = 12) -> PairStore:
+    """Rows of texts, of random ids; some are shorter than the context, as the last one may be."""
+    random = np.random.default_rng(seed)
+    ids = []
+    for _ in range(rows):
+        row = random.integers(4, VOCABULARY, random.integers(context // 2, context + 1))
+        ids.append(np.where(random.random(len(row)) < 0.2, EOS, row))
+    kind = pa.large_list(pa.uint8())
+    sides = {"source": pa.array([[]] * rows, kind), "target": pa.array(ids, kind)}
+    return _store(rows, sides, texts=TextRows(context=context, texts=rows, bytes=0))
+
+
+def _store(pairs: int, sides: dict[str, pa.Array], **more: Any) -> PairStore:
     manifest = ShardManifest(
         corpus="small",
         split="train",
@@ -62,8 +80,9 @@ def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
         lengths=LengthHistogram(unit="tokens", source={}, target={}),
         seconds=0.0,
         shards=[],
+        **more,
     )
-    return PairStore(manifest, [pa.record_batch([side(), side()], names=["source", "target"])])
+    return PairStore(manifest, [pa.record_batch(list(sides.values()), names=list(sides))])
 
 
 def small_setup(spec: RunSpec, process: Process | None = None) -> Setup:

@@ -30,7 +30,7 @@ rule healthy:
     params:
         certificates=CODE["short_run"] + CODE["certify"],
     message:
-        "Certify 200 healthy variants of a tiny training"
+        "Certify 340 healthy variants of tiny trainings"
     shell:
         # Some of them take two threads, which must not spin while they wait for a core.
         "OMP_WAIT_POLICY=PASSIVE python -m tests.faults.healthy --output {output} 2>&1 | tee {log}"

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -79,6 +80,26 @@ def without_module(path: str) -> Patch:
             for name, module in model.named_modules():
                 if name.endswith(path):
                     module.p = 0.0
+            return model
+
+        return build
+
+    return swap(assemble, "build_model", make)
+
+
+def unscaled(drop: Any, x: Tensor, p: float) -> Tensor:
+    return drop(x, p) * (1 - p)
+
+
+def unscaled_module(path: str) -> Patch:
+    """A dropout module that does not scale what it keeps, by the end of its name."""
+
+    def make(real: Any) -> Any:
+        def build(*args: Any, **named: Any) -> Any:
+            model = real(*args, **named)
+            for name, module in model.named_modules():
+                if name.endswith(path):
+                    module.drop = partial(unscaled, module.drop)
             return model
 
         return build
@@ -181,6 +202,14 @@ FAULTS = [
     dropping(
         "one residual of the encoder drops nothing",
         without_module("encoder.0.residuals.0.dropout"),
+    ),
+    dropping(
+        "what one residual keeps is not scaled",
+        unscaled_module("decoder.1.residuals.2.dropout"),
+    ),
+    dropping(
+        "what one residual of the encoder keeps is not scaled",
+        unscaled_module("encoder.1.residuals.1.dropout"),
     ),
     dropping(
         "what is kept is not scaled",

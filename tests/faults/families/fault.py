@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas.base import merge
 from tests.faults.families.planting import Patch
 
 Change = dict[str, Any]
@@ -46,6 +47,31 @@ PLAIN_ATTENTION: Change = {"model": {"attention": {"kind": "reference"}}}
 PACKED: Change = {"batching": {"rows": {"kind": "packed"}}}
 UNPADDED: Change = {"model": {"tokens": {"kind": "unpadded", "blocks": 2}}}
 UNTIED: Change = {"model": {"tied_embeddings": False}}
+TEXTS: Change = {
+    "task": {"kind": "language_model", "context": 12, "prompt": 2, "continuation": 4},
+    "model": {
+        "kind": "decoder_only",
+        "layers": 2,
+        "d_model": 16,
+        "d_ff": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "dropout": 0.0,
+    },
+}
+"""A study of a language model, as Llama is made."""
+GPT2: Change = merge(
+    TEXTS,
+    {
+        "model": {
+            "kv_heads": 4,
+            "bias": True,
+            "positions": {"kind": "learned", "length": 12},
+            "norm": {"kind": "layer"},
+            "feed_forward": {"kind": "gelu"},
+        }
+    },
+)
 WIDE: Change = {"model": {"d_model": 32, "d_ff": 64, "heads": 4}}
 
 

@@ -1,0 +1,1 @@
+"""Faults of the newer techniques, and of language models."""
