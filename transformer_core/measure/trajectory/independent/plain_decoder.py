@@ -51,7 +51,7 @@ class PlainDecoder(Plain):
             hidden = hidden | (number[:, :, None] != number[:, None, :])
             # The column where the text of each token begins: the last one so far.
             place = column - (column * begins).cummax(1).values
-        x = form.between(self._embedded(weights, target, place))
+        x = form.between(self._embedded(weights, target, place, form))
         for layer in range(self.spec.layers):
             at = f"layers.{layer}."
             attended = self._attention(
@@ -69,7 +69,7 @@ class PlainDecoder(Plain):
         output = weights["embedding.weight" if self.spec.tied_embeddings else "output.weight"]
         return form.product(x, output.T)
 
-    def _embedded(self, weights: Weights, tokens: Tensor, place: Tensor) -> Tensor:
+    def _embedded(self, weights: Weights, tokens: Tensor, place: Tensor, form: Format) -> Tensor:
         """tokens [b, t] at ``place`` [b, t] -> [b, t, d]."""
         x = weights["embedding.weight"][tokens]
         if isinstance(self.spec.positions, LearnedPositions):
@@ -79,9 +79,8 @@ class PlainDecoder(Plain):
             column = torch.arange(d // 2, device=x.device, dtype=torch.float64)
             angle = place[..., None] / 10_000 ** (2 * column / d)
             # Scaled (arXiv 1706.03762, 3.4).
-            return x * math.sqrt(d) + torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(
-                x.dtype
-            )
+            sines = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)
+            return form.weight(x * math.sqrt(d)) + form.weight(sines)
         return x
 
     def _norm(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:

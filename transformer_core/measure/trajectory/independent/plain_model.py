@@ -132,7 +132,8 @@ class PlainModel(Plain):
         column = torch.arange(d // 2, device=tokens.device, dtype=torch.float64)
         angle = place[:, None] / 10_000 ** (2 * column / d)
         positions = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d).to(rows.dtype)
-        return form.between(rows * math.sqrt(d) + positions)
+        # Of weights of fewer bits, whatever is computed has them, step by step.
+        return form.between(form.weight(rows * math.sqrt(d)) + form.weight(positions))
 
     def normalised(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
         """Layer normalization (arXiv 1607.06450); the Annotated Transformer's divides by another
