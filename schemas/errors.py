@@ -54,6 +54,10 @@ class ConfigError(Refusal):
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process: an error is made again from what it was made from."""
+        return type(self), (self.problems,)
+
 
 class Unsupported(RuntimeError):
     """This machine cannot do what a run spec asks for; the message says why."""

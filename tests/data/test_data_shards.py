@@ -286,6 +286,19 @@ def test_a_finished_job_that_is_forced_begins_anew(tmp_path, tokenizer, monkeypa
     assert len(written) == 7
 
 
+def test_the_job_does_not_wait_for_pandas(tmp_path, tokenizer):
+    write_pairs(tmp_path / "p.arrow", ENGLISH * 50, GERMAN * 50)
+    program = (
+        "import sys; from transformer_core.data.sharding.job import main; code = main();"
+        " sys.exit(code or 'pandas' in sys.modules)"
+    )
+    command = [
+        *(sys.executable, "-c", program, "--filter", "{}", "--tokenizer", str(tokenizer)),
+        *("--pairs", str(tmp_path / "p.arrow"), "--output", str(tmp_path / "out")),
+    ]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
 def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 10_000, GERMAN * 10_000, batch=10_000)
     out = tmp_path / "out"

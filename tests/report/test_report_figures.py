@@ -131,7 +131,17 @@ def test_job_writes_every_figure(study_folder: Path, tmp_path: Path) -> None:
     assert "prefers-color-scheme" in picture.markup
 
 
+def test_processes_share_the_figures(
+    study_folder: Path, tmp_path: Path, drawings: dict[str, str]
+) -> None:
+    options = ["--results", str(study_folder), "--output", str(tmp_path), "--processes", "2"]
+    assert main(options) == 0
+    assert {path.stem: path.read_text() for path in tmp_path.glob("*.svg")} == drawings
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_job_names_missing_steps(
+    processes: str,
     study_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -142,7 +152,7 @@ def test_job_names_missing_steps(
     (folder / "runs" / "single" / "repeat-1" / "steps.parquet").unlink()
     only = {"training_loss": FIGURES["training_loss"]}
     monkeypatch.setattr("transformer_core.report.figures.FIGURES", only)
-    assert main(["--results", str(folder)]) == 1
+    assert main(["--results", str(folder), "--processes", processes]) == 1
     assert "single/repeat-1/steps.parquet" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """Errors of configuration files: each names file, field, value and remedy."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,9 @@ def test_long_values_are_shortened() -> None:
     text = str(ConfigProblem("f", "x", "y" * 500, "is long", "shorten it"))
     assert max(map(len, text.splitlines())) < 140
     assert "..." in text
+
+
+def test_an_error_comes_back_from_another_process() -> None:
+    error = ConfigError([ConfigProblem("study.yaml", "steps", -1, "is below 1", "take 1 or more")])
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.problems, str(again)) == (ConfigError, error.problems, str(error))

@@ -91,12 +91,13 @@ rule figures:
         expand("results/figures/{name}.svg", name=FIGURES),
     log:
         "results/logs/figures.log",
+    threads: CORES
     params:
         code=CODE["figures"],
     message:
         "Draw the figures"
     shell:
-        "python -m transformer_core.report.figures --results results 2>&1 | tee {log}"
+        "python -m transformer_core.report.figures --results results --processes {threads} 2>&1 | tee {log}"
 
 
 rule page:

@@ -13,6 +13,7 @@ from schemas.config.corpus import Filter
 from schemas.results import Shard, ShardManifest, ShardProgress, SkippedPair
 from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.seals import digest
+from transformer_core.data.arrays import arrow_array
 from transformer_core.data.corpus.corpus_error import CorpusError, snippet, where
 from transformer_core.data.sharding.shard_manifest import EXAMPLES, PROGRESS, with_shard
 from transformer_core.data.tokenizing.encoding import Encoded, concatenate
@@ -195,7 +196,10 @@ class ShardWriter:
 
 
 def _write(path: Path, source: Encoded, target: Encoded) -> None:
-    columns = [pa.LargeListArray.from_arrays(side.offsets, side.ids) for side in (source, target)]
+    columns = [
+        pa.LargeListArray.from_arrays(arrow_array(side.offsets), arrow_array(side.ids))
+        for side in (source, target)
+    ]
     batch = pa.record_batch(columns, names=["source", "target"])
     options = pa.ipc.IpcWriteOptions(compression=None)
     with (

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
@@ -27,7 +26,7 @@ from transformer_core.common.files import sha256
 from transformer_core.common.progress import Progress
 from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import check, write_sealed
-from transformer_core.data.arrays import evenly_spaced
+from transformer_core.data.arrays import arrow_array, evenly_spaced
 from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.pair_file import PairFile
 from transformer_core.data.tokenizing.existing_tokenizers import convert, special_names, speller
@@ -86,7 +85,7 @@ def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
     with Progress("read for the tokenizer", "pairs", len(rows)) as progress:
         for batch in pairs:
             start, end = np.searchsorted(rows, [first, first + batch.num_rows])
-            chosen = pa.array(rows[start:end] - first)
+            chosen = arrow_array(rows[start:end] - first)
             yield batch.column("source").take(chosen).to_pylist()
             yield batch.column("target").take(chosen).to_pylist()
             first += batch.num_rows

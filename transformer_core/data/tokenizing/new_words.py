@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from transformer_core.data.arrays import ranges, utf8
+from transformer_core.data.arrays import arrow_array, ranges, utf8
 from transformer_core.data.tokenizing.word_boundaries import PIECES, SPACE, SPACES_BEYOND_ASCII
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
@@ -55,10 +55,10 @@ class NewWords:
         spaces = np.append(0, np.cumsum(_MAYBE_SPACE[text], dtype=np.int32))
         in_word = np.diff(spaces[limits - limits[0]])
         plain = (data[begins] == SPACE) & (in_word == 1) & (lengths > 1)
-        found = self._in_a_row(words.filter(pa.array(plain)), self._widths)
+        found = self._in_a_row(words.filter(arrow_array(plain)), self._widths)
         if found is None:
             return self._separated(words)
-        return _merged(plain, found, self._separated(words.filter(pa.array(~plain))))
+        return _merged(plain, found, self._separated(words.filter(arrow_array(~plain))))
 
     def _in_a_row(self, words: pa.LargeStringArray, widths: NDArray[np.int64]) -> Ids | None:
         """Ids of words with a space as their first character and no other white space, told apart
