@@ -6,7 +6,7 @@ from schemas.results import Certificate
 from tests.faults.families.fault import Fault
 from tests.faults.garden import FAULTS
 from tests.faults.healthy import HEALTHY, ON_RANKS, certified_healthy, certified_on_ranks
-from tests.faults.tending import certified, entry, run, table, tended
+from tests.faults.tending import certified, certified_in_both, entry, run, table, tended
 
 ALONE = [fault for fault in FAULTS if fault.ranks == 1]
 TOGETHER = [fault for fault in FAULTS if fault.ranks > 1]
@@ -86,3 +86,10 @@ def test_dropout_of_language_models_is_read() -> None:
         outputs = ("self_attention", "residuals.0", "feed_forward.outer")
         assert places >= {f"{layer}{output}" for output in outputs}, places
     assert places >= {"text"}
+
+
+def test_a_fault_that_the_reference_has_too_shows() -> None:
+    fault = next(fault for fault in ALONE if fault.name == "a token sees the next one")
+    found = certified_in_both(fault)
+    assert found.status == "not_equivalent", found.reason
+    assert next(d for d in found.deviations if d.quantity == "loss").holds
