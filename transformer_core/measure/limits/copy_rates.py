@@ -15,7 +15,9 @@ _MEBI = 2**20
 def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[Bandwidth]:
     """Copy and triad (McCalpin's STREAM) over arrays of 32-bit numbers."""
     count = array_bytes // 4
-    a, b, c = (torch.rand(count, device=watch.device) for _ in range(3))
+    b = torch.rand(count, device=watch.device)
+    # Random numbers take longer than all copies of them; what is written first may be anything.
+    a, c = torch.empty_like(b), b.clone()
 
     def copy() -> None:
         a.copy_(b)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -60,13 +61,12 @@ def matrix_rate(
 def shapes(largest: int) -> Iterator[tuple[int, int, int]]:
     """[m, k] by [k, n] products to try: square ones, and those of a feed-forward layer, in which
     tokens by width meet width by inner width. Small ones first."""
-    side = 512
+    sides, side = [largest], 512
     while side < largest:
-        yield side, side, side
+        sides.append(side)
         side *= 2
-    yield largest, 512, 2048
-    yield largest, 2048, 512
-    yield largest, largest, largest
+    flat = [(largest, 512, 2048), (largest, 2048, 512)]
+    yield from sorted([*((side,) * 3 for side in sides), *flat], key=prod)
 
 
 def _libraries(number_format: NumberFormat, device: torch.device) -> tuple[bool, ...]:
