@@ -3,6 +3,7 @@
 import platform
 import re
 import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -100,3 +101,16 @@ def test_collect() -> None:
     assert found.python == platform.python_version()
     assert found.hardware.cores >= 1
     assert Provenance.model_validate_json(found.model_dump_json()) == found
+
+
+def test_versions_are_told_without_an_import_of_torch() -> None:
+    program = """
+import sys
+from transformer_core.measure.machine.provenance import package_versions
+found = package_versions()
+imported = "torch" in sys.modules
+import torch
+assert imported == (torch.version.cuda is not None)
+assert found == package_versions()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -2,10 +2,15 @@
 
 import os
 import platform
+import runpy
 import subprocess
+import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Provenance
@@ -66,22 +71,33 @@ def git_commit(file: Path) -> str | None:
 
 def package_versions() -> dict[str, str]:
     """Versions of torch, of the libraries it was built with, and of :data:`DISTRIBUTIONS`."""
-    import torch  # here, because a supervisor needs this only for a run that was not ok
-
-    versions = {"torch": str(torch.__version__)}
+    built = _built()
+    versions = {"torch": str(built["__version__"])}
     for name in DISTRIBUTIONS:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    if torch.version.cuda is not None:
-        versions["cuda"] = torch.version.cuda
+    if built["cuda"] is not None:
+        import torch  # only here: a supervisor has no other use for it
+
+        versions["cuda"] = built["cuda"]
         cudnn = torch.backends.cudnn.version()
         if cudnn is not None:
             versions["cudnn"] = str(cudnn)
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return dict(sorted(versions.items()))
+
+
+def _built() -> Mapping[str, Any]:
+    """What torch says of its version and of what it was built with, without importing it."""
+    if "torch.version" in sys.modules:
+        return vars(sys.modules["torch.version"])
+    found = find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("torch is not installed", name="torch")
+    return runpy.run_path(str(Path(found.submodule_search_locations[0], "version.py")))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
