@@ -10,7 +10,7 @@ import pytest
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.measure.processes.hosts import interfaces
-from transformer_core.measure.processes.hosts.agent import listening
+from transformer_core.measure.processes.hosts.one_address import listening
 from transformer_core.measure.processes.launcher import launcher
 from transformer_core.measure.processes.worker_environment import worker_environment
 

@@ -1,96 +1,25 @@
-"""torchrun, whose store listens on one address instead of on all.
+"""torchrun with one more way to meet, ``--rdzv-backend=one_address``: see
+:mod:`transformer_core.measure.processes.hosts.one_address`.
 
-``python -m transformer_core.measure.processes.hosts.agent`` takes the options of torchrun and has
-one more way to meet, ``--rdzv-backend=one_address``. torch's own ways open a store that everybody
-who reaches this host can read and write.
+``python -m transformer_core.measure.processes.hosts.agent`` takes the options of torchrun. It is on
+every host of a run, and starts and ends without the time that Python takes for that.
 """
 
 import os
-import socket
 import sys
-from collections.abc import Sequence
 
-from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from transformer_core.measure.processes.quick_start import imported, to_the_end
 
-BACKEND = "one_address"
-_SECONDS = 600
+WAY_TO_MEET = "transformer_core.measure.processes.hosts.one_address"
 
 
-class OneAddress(StaticTCPRendezvous):
-    """A static rendezvous whose store listens on the address that the hosts were told."""
-
-    def get_backend(self) -> str:
-        return BACKEND
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        if not self._store and self.rank == 0:
-            # The store takes the socket over, and closes it.
-            listener = listening(self.master_addr, self.master_port)
-            self.master_port = listener.getsockname()[1]
-            self._store = TCPStore(
-                self.master_addr,
-                self.master_port,
-                self.world_size,
-                is_master=True,
-                timeout=self.timeout,
-                multi_tenant=True,
-                master_listen_fd=listener.detach(),
-            )
-        return super().next_rendezvous()
-
-
-def listening(address: str, port: int) -> socket.socket:
-    """A socket that listens on one address; OSError, with what to do, if it is not this host's."""
-    listener = socket.socket(socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((address, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            error.errno,
-            f"{error.strerror}: {address}:{port} must be an address of the first host, as it knows "
-            "it itself, with a free port (RENDEZVOUS)",
-        ) from None
-    listener.listen(1_024)
-    return listener
-
-
-def meet(parameters: RendezvousParameters) -> RendezvousHandler:
-    """The rendezvous that torchrun's options ask for."""
-    address, port = parse_rendezvous_endpoint(parameters.endpoint, 0)
-    return OneAddress(
-        socket.gethostbyname(address),
-        port,
-        int(parameters.config.get("rank", 0)),
-        parameters.max_nodes,
-        parameters.run_id,
-        int(parameters.config.get("timeout", _SECONDS)),
-    )
-
-
-def register() -> None:
-    """Make torch know this way to meet."""
-    if BACKEND not in rendezvous_handler_registry._registry:
-        rendezvous_handler_registry.register(BACKEND, meet)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> int:
     """torchrun with these options."""
-    from torch.distributed.run import main as torchrun
-
-    register()
+    imported(WAY_TO_MEET, "torch.distributed.run").register()
     # Workers say why they ended in files of their own: torchrun's would stay in /tmp.
-    torchrun([f"--log-dir={os.devnull}", *(sys.argv[1:] if arguments is None else arguments)])
+    sys.modules["torch.distributed.run"].main([f"--log-dir={os.devnull}", *sys.argv[1:]])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    to_the_end(main)
