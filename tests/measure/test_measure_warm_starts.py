@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import psutil
 import pytest
 
 from transformer_core.measure.processes.warm_starts import places, server
-from transformer_core.measure.processes.warm_starts.imports import IMPORTS
+from transformer_core.measure.processes.warm_starts.imports import IMPORTS, JOBS, is_job
 from transformer_core.measure.processes.warm_starts.server import touched_gpu
+from transformer_core.measure.processes.warm_starts.thread_variables import THREADS
 
 WORKER = f"""
 import ctypes, importlib, json, os, random, signal, sys, time
@@ -236,9 +238,35 @@ def test_what_differs_from_the_start_has_another_server(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "7")
         keys.add(places.key())
     assert len(keys) == 5
+    assert places.key(jobs=True) not in keys
     assert places.here() == places.here()
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     assert places.owner() is None
+
+
+def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for threads in "12":
+        for name in THREADS:
+            monkeypatch.setenv(name, threads)
+        keys.add(places.key(jobs=True))
+        assert {places.environment_of(jobs=True)[name] for name in THREADS} == {"1"}
+        assert {places.environment_of(jobs=False)[name] for name in THREADS} == {threads}
+    assert len(keys) == 1
+
+
+def test_the_server_for_jobs_imports_no_torch_and_has_what_rules_start() -> None:
+    program = f"""
+import importlib, sys
+for name in {JOBS!r}:
+    importlib.import_module(name)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
+    rules = "".join(file.read_text() for file in Path("workflow/rules").glob("*.smk"))
+    started = set(re.findall(r'quick_start[" \n]+(transformer_core[\w.]+)', rules))
+    assert started
+    assert {module for module in started if not is_job(module)} == set()
 
 
 def test_folders_of_dead_owners_are_removed(

@@ -11,10 +11,15 @@ from transformer_core.measure.processes.allocators import (
     cuda_allocator_environment,
 )
 from transformer_core.measure.processes.hosts.interfaces import within_host
+from transformer_core.measure.processes.warm_starts.thread_variables import THREADS
 
 KEPT_KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN keeps what it made, and torch's layer over it keeps it once more: memory is bounded where
 both are (oneDNN, "Primitive Cache"; ideep, lru_cache.hpp)."""
+
+_QUIET = {"KINETO_LOG_LEVEL": "6"}
+"""torch.profiler announces its start and stop to standard error, on every rank. All workers have
+this, so that those that are profiled are forked from the same process as the others."""
 
 
 def worker_environment(spec: RunSpec, given: Mapping[str, str]) -> dict[str, str]:
@@ -22,15 +27,14 @@ def worker_environment(spec: RunSpec, given: Mapping[str, str]) -> dict[str, str
     own settings of an allocator come first. Unsupported where this host lacks the allocator."""
     allocator = allocator_environment(spec.machine.allocator)
     threads = str(threads_per_process(spec))
-    # torch takes MKL's number, which Snakemake sets, before OpenMP's.
     # Processes of several hosts choose the interface on each of them.
     within = within_host(given) if spec.machine.nodes == 1 else {}
     cuda = cuda_allocator_environment(spec.machine.cuda_allocator, given)
     # Not the user's own: how many are kept stands in the run spec.
     kept = spec.machine.kept_kernels
     kernels = dict.fromkeys(KEPT_KERNELS, str(kept)) if kept is not None else {}
-    counts = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    return {**cuda, **allocator, **given, **within, **kernels, **counts}
+    counts = dict.fromkeys(THREADS, threads)
+    return {**cuda, **_QUIET, **allocator, **given, **within, **kernels, **counts}
 
 
 def threads_per_process(spec: RunSpec) -> int:

@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -102,8 +101,6 @@ def main() -> None:
     given = parser.parse_args()
     log_to(given.log_file)
     end_on_request()
-    # torch.profiler announces its start and stop to standard error, on every rank.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     study, spec = read_record(given.study, Study), read_record(given.spec, RunSpec)
     found = read_record(given.results, OwnTrainingResult)
     folder = given.output.parent

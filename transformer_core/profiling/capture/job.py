@@ -10,7 +10,6 @@ not.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -264,8 +263,6 @@ def main() -> None:
     )
     given = parser.parse_args()
     log_to(given.log_file)
-    # torch.profiler announces its start and stop to standard error, on every rank.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     order = CaptureOrder(
         spec=read_record(given.spec, RunSpec),
         data=given.data,

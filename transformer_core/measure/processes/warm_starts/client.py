@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from transformer_core.measure.processes.warm_starts import places
+from transformer_core.measure.processes.warm_starts.imports import is_job
 
 SERVER = "transformer_core.measure.processes.warm_starts.server"
 
@@ -43,26 +44,27 @@ def start_warm(module: str, options: Sequence[str], processes: int | None = None
     with contextlib.suppress(OSError, ValueError):
         owner = places.owner()
         if owner is not None:
-            with _connected(owner) as server:
+            with _connected(owner, is_job(module)) as server:
                 if _accepted(server, request | {"environment": dict(os.environ)}):
                     _stand_for(server)
 
 
-def _connected(owner: int) -> socket.socket:
-    """A connection to the server for processes like this one, which is started if there is none."""
-    folder, key = places.folder_of(owner), places.key()
+def _connected(owner: int, jobs: bool) -> socket.socket:
+    """A connection to the server for processes like this one, workers or ``jobs``; it is started if
+    there is none."""
+    folder, key = places.folder_of(owner), places.key(jobs)
     server = socket.socket(socket.AF_UNIX)
     with (folder / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             server.connect(str(folder / key))
         except (FileNotFoundError, ConnectionRefusedError):
-            _start_server(folder / key, owner)
+            _start_server(folder / key, owner, jobs)
             server.connect(str(folder / key))
     return server
 
 
-def _start_server(path: Path, owner: int) -> None:
+def _start_server(path: Path, owner: int, jobs: bool) -> None:
     """Start a server that listens at ``path``; who asks it before it is ready waits."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listening:
@@ -70,7 +72,8 @@ def _start_server(path: Path, owner: int) -> None:
         listening.listen(64)
         number = listening.fileno()
         subprocess.Popen(
-            [sys.executable, "-m", SERVER, str(path), str(number), str(owner)],
+            [sys.executable, "-m", SERVER, str(path), str(number), str(owner), *["jobs"] * jobs],
+            env=places.environment_of(jobs),
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-import torch
 
 from transformer_core.measure.processes import quick_start
 from transformer_core.measure.processes.statuses import end_with_parent
@@ -90,7 +89,8 @@ def become(request: Request, found: Imported) -> NoReturn:
     # Seeded from the system when they are imported; all forks would have the same.
     random.seed()
     np.random.seed()
-    torch.default_generator.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     map_pages(found.pages)
     sys.argv = [request.module, *request.options]
     quick_start.to_the_end(lambda: quick_start.carry_out(request))

@@ -1,4 +1,5 @@
-"""What a server imports before it forks: what trainings need, and the jobs that take moments."""
+"""What a server imports before it forks: one for workers what trainings need, one for jobs, which
+wait for their workers or compute for moments, next to nothing."""
 
 CHANGES_NO_RESULT = True  # a program imports what it needs, forked or not
 
@@ -13,13 +14,23 @@ IMPORTS = (
     "transformer_core.measure.trajectory.worker",
     "transformer_core.measure.turns.worker",
     "transformer_core.profiling.capture.worker",
+    "transformer_core.train.translate",
+    "transformer_core.train.continue_texts",
+)
+
+JOBS = (
     "transformer_core.measure.alone.job",
     "transformer_core.measure.memory.anatomy.job",
     "transformer_core.measure.trajectory.job",
     "transformer_core.profiling.capture.job",
     "transformer_core.profiling.__main__",
-    "transformer_core.train.translate",
-    "transformer_core.train.continue_texts",
     "transformer_core.analysis.certificates.certify",
+    "transformer_core.analysis.certificates.certificate_table",
     "transformer_core.analysis.comparisons.combine",
 )
+"""None of them imports torch, and none is measured."""
+
+
+def is_job(module: str) -> bool:
+    """Whether the server for jobs has this module, or package with a program."""
+    return module in JOBS or f"{module}.__main__" in JOBS

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from transformer_core.measure.processes.warm_starts.thread_variables import THREADS
+
 CHANGES_NO_RESULT = True  # it says where a program is started, not what that does
 
 VARIABLE = "WARM_STARTS"
@@ -76,11 +78,12 @@ def remove_folders_of_the_dead() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def key() -> str:
-    """A digest of all that a process has from its start, before it runs any code of ours."""
+def key(jobs: bool = False) -> str:
+    """A digest of all that a process has from its start, before it runs any code of ours; of one
+    that serves ``jobs``, see :func:`environment_of`."""
     environment = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment_of(jobs).items()
         if name not in _READ_LATE and not name.startswith(_READ_LATE_OF)
     }
     limits = {
@@ -92,11 +95,18 @@ def key() -> str:
     os.umask(mask)
     return _digest(
         [
-            *(environment, limits, mask, str(Path.cwd()), sys.executable, sys.flags),
+            *(jobs, environment, limits, mask, str(Path.cwd()), sys.executable, sys.flags),
             *(sorted(os.sched_getaffinity(0)), os.nice(0)),
             Path("/proc/self/cgroup").read_text(),
         ]
     )
+
+
+def environment_of(jobs: bool) -> dict[str, str]:
+    """The environment that a server for processes like this one begins with: for workers this
+    process's own. Jobs wait, or compute for moments: however many cores they have reserved for
+    their workers, one server with one thread will do for all of them."""
+    return dict(os.environ) | (dict.fromkeys(THREADS, "1") if jobs else {})
 
 
 def _digest(found: object) -> str:

@@ -27,7 +27,7 @@ from transformer_core.measure.processes.warm_starts.fork import (
     become,
     read_request,
 )
-from transformer_core.measure.processes.warm_starts.imports import IMPORTS
+from transformer_core.measure.processes.warm_starts.imports import IMPORTS, JOBS
 from transformer_core.measure.processes.warm_starts.resident_pages import file_pages
 
 IDLE_SECONDS = 60.0
@@ -161,12 +161,12 @@ class Server:
 
 
 def main() -> None:
-    path, number, owner = sys.argv[1:]
+    path, number, owner, *jobs = sys.argv[1:]
     listening = socket.socket(fileno=int(number))
     listening.set_inheritable(False)
     server = Server(Path(path), listening, int(owner))
     before = dict(os.environ)
-    imported(*IMPORTS)
+    imported(*(JOBS if jobs else IMPORTS))
     set_by_imports = dict(os.environ.items() - before.items())
     found = Imported(set_by_imports, file_pages())
     request = server.serve()
