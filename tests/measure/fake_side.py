@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pair_builders import provenance
 
 from schemas.errors import Unsupported
 from schemas.results import Topology
-from transformer_core.measure.processes.preamble import carry_out
+from transformer_core.measure.processes.statuses import end_with_parent
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.turn_taking import (
     Hello,
@@ -65,7 +66,15 @@ def run(order: TurnsOrder) -> None:
 
 
 def main() -> None:
-    carry_out(TurnsOrder, run)
+    order = TurnsOrder.read(Path(sys.argv[1]))
+    if order.side in ("unsupported", "fails"):
+        # Imports torch, which takes longer than all turns: only for sides that leave a reason.
+        from transformer_core.measure.processes.preamble import carry_out
+
+        carry_out(TurnsOrder, run)
+    else:
+        end_with_parent()
+        run(order)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Trainings of a few steps of a tiny model, in one process or in one rank of several."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def small_spec(**sections: Any) -> RunSpec:
     return RunSpec.model_validate(merge(_SPEC, sections))
 
 
+@cache
 def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
     """Pairs of random ids of many lengths, the same for the same seed."""
     random = np.random.default_rng(seed)
