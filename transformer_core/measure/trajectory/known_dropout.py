@@ -160,9 +160,8 @@ class KnownDropout:
                 yield self._beside(side, [f"{stack}.{i}.{p}" for i in range(layers) for p in parts])
 
     def _beside(self, side: str, outputs: Sequence[str]) -> Gadget:
-        """All ``outputs`` that add to the stream of a side, each to elements of its own; the
-        embedding is their measure."""
-        weights = self._blank(side, 3 * LOUD * self.sign * self.anchor)
+        """All ``outputs`` of a side, each on elements of its own, beside the embedding."""
+        weights = self._blank(side, LOUD * self.sign * self.anchor)
         outputs = outputs[: int((~self.anchor).sum())]
         for number, name in enumerate(outputs):
             mine = torch.zeros(self.d)
@@ -239,7 +238,9 @@ class KnownDropout:
         high = stream[..., plus].amax(-1, keepdim=True)
         low = stream[..., minus].amin(-1, keepdim=True)
         middle, half = (high + low) / 2, (high - low) / 2
-        level = 3 * self.sign * (stream - middle) / half
+        # Where all have one level, what normalization takes off the stream is small beside it.
+        top = 1.0 if gadget.kind == "beside" else 3.0
+        level = top * self.sign * (stream - middle) / half
         if gadget.encoder:
             level = self._through_cross_attention(level)
         return self._masks(gadget, level)
@@ -255,7 +256,7 @@ class KnownDropout:
         return typical.where(seen.sum(1, keepdim=True) > visible * level.size(1) / 3, 0.0)
 
     def _masks(self, gadget: Gadget, level: Tensor) -> tuple[Mask, ...]:
-        """Masks from the levels [rows, n, d] of the elements; anchors have 3."""
+        """Masks from the levels [rows, n, d] of the elements; anchors have 3, or 1."""
         signal = level[..., ~self.anchor]
         if gadget.kind == "beside":
             count = len(gadget.names)
