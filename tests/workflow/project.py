@@ -1,5 +1,7 @@
 """A copy of the project with a tiny study, for tests that run the DAG or change its files."""
 
+import atexit
+import compileall
 import contextlib
 import copy
 import os
@@ -7,18 +9,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import warm_snakemake
 import yaml
 
+from schemas.config.corpus import SPLITS
 from transformer_core.common.sources.cache import FOLDER
 from transformer_core.common.sources.fingerprint import Sources
+from transformer_core.measure.processes.warm_starts import places
 from transformer_core.plan import staleness
 
-DONT_COMPILE = {"PYTHONDONTWRITEBYTECODE"}
+# pytest's would give each test fork servers of its own.
+NOT_PASSED_ON = {"PYTHONDONTWRITEBYTECODE", "PYTEST_CURRENT_TEST"}
 ROOT = Path(__file__).resolve().parents[2]
 
 TINY: dict[str, Any] = {
@@ -51,7 +58,7 @@ TINY: dict[str, Any] = {
     "measurement": {"warmup_steps": 2, "window_steps": 2},
     "repeats": 1,
     "profiling": {"warmup_steps": 1, "steps": 2},
-    "limits": {"seconds": 0.001, "largest_matrix": 512, "largest_message": 65536},
+    "limits": {"seconds": 0.001, "largest_matrix": 256, "largest_message": 65536},
     "comparison": {"warmup_steps": 2, "window_seconds": 0.02, "pairs": 5, "budget": 0},
     "search": None,
     "evaluation": {"beam_size": 2, "max_pairs": 8, "samples": 2},
@@ -67,13 +74,17 @@ class Project:
 
     def __init__(self, folder: Path, study: dict[str, Any]) -> None:
         self.folder = folder
-        ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
-        for name in ("workflow", "config", "schemas", "transformer_core"):
-            shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-        shutil.copy(ROOT / "Snakefile", folder)
-        know_sources(folder)
+        shutil.copytree(_sources(), folder, dirs_exist_ok=True)
         self.study = folder / "study.yaml"
         self.write_study(study)
+
+    @classmethod
+    def with_data(cls, folder: Path, study: dict[str, Any]) -> "Project":
+        """One that has the shards of :data:`TINY` already, and what Snakemake knows of them."""
+        made = cls(folder, study)
+        for name in ("results/data", ".snakemake/metadata"):
+            shutil.copytree(_data().folder / name, folder / name, dirs_exist_ok=True)
+        return made
 
     def copy(self, folder: Path) -> "Project":
         """The project with its results at another place."""
@@ -101,7 +112,9 @@ class Project:
     def snakemake(self, *arguments: str) -> tuple[int, str]:
         """Run it to the end: exit code and output."""
         output = self.folder / ".snakemake/output.txt"
+        # One fork server for all calls in a project, instead of one for each call.
         options, environment = self._options(arguments), self._environment()
+        environment.setdefault(places.VARIABLE, places.offer())
         code = warm_snakemake.call(options, self.folder, environment, output)
         return code, output.read_text()
 
@@ -110,7 +123,7 @@ class Project:
 
     def _environment(self) -> dict[str, str]:
         """This one's, with the project's own packages, which are compiled once."""
-        kept = {name: value for name, value in os.environ.items() if name not in DONT_COMPILE}
+        kept = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
         return kept | {"PYTHONPATH": str(self.folder)}
 
     def planned(self, *arguments: str) -> dict[str, int]:
@@ -129,6 +142,33 @@ class Project:
             if len(words) == 2 and words[1].isdigit() and words[0] != "total"
         }
         return found, output
+
+
+@cache
+def _sources() -> Path:
+    """The project's files, compiled. Copies have the times of the originals, so that what was
+    compiled of these holds for them."""
+    folder = Path(tempfile.mkdtemp(prefix="project-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("workflow", "config", "schemas", "transformer_core"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "Snakefile", folder)
+    know_sources(folder)
+    for name in ("schemas", "transformer_core"):
+        compileall.compile_dir(folder / name, quiet=1)
+    return folder
+
+
+@cache
+def _data() -> Project:
+    """A project with all shards of :data:`TINY`, made once."""
+    folder = Path(tempfile.mkdtemp(prefix="data-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    project = Project(folder, TINY)
+    shards = "results/data/grammar/shards/{}/manifest.json"
+    code, output = project.snakemake(*(shards.format(split) for split in SPLITS))
+    assert code == 0, output
+    return project
 
 
 def know_sources(folder: Path) -> None:

@@ -36,7 +36,7 @@ STUDY = TINY | {
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A study over two hosts, with all that a run needs."""
-    made = Project(tmp_path_factory.mktemp("project"), STUDY)
+    made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
     shards = "results/data/grammar/shards/{}/manifest.json"
     splits = [shards.format(split) for split in ("train", "validation")]
     code, output = made.snakemake("results/runs/ddp/spec.json", *splits)

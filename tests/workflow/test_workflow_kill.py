@@ -33,7 +33,7 @@ def wait_for_checkpoint(folder: Path, seconds: float = 120.0) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project(tmp_path_factory.mktemp("killed"), STUDY)
+    return Project.with_data(tmp_path_factory.mktemp("killed"), STUDY)
 
 
 @pytest.mark.parametrize("variant", ["single", "ddp"])

@@ -140,7 +140,7 @@ def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(
     training = {"steps": 400, "checkpoint_every": 10, "validate_every": 0, "log_every": 100}
     constant = {"schedule": {"kind": "constant", "peak": 1e-3}}
     study = TINY | {"training": TINY["training"] | training | constant}
-    project = Project(tmp_path / "project", study)
+    project = Project.with_data(tmp_path / "project", study)
     running = project.start(
         f"{RUN}/metrics.json",
         f"--workflow-profile={PROFILE}",

@@ -1,6 +1,7 @@
 """The profile for Slurm on a private one: to the report, over two hosts, past jobs cut short."""
 
 import importlib.util
+import shutil
 import subprocess
 import threading
 import time
@@ -36,6 +37,16 @@ STUDY = TINY | {
     "memory": None,
 }
 
+# One rule or another of a single host is enough of a queue: each of its jobs is two Snakemakes.
+ON_THE_LOGIN_NODE = (
+    "results/machine/roofline.json",
+    "results/profiles/single/breakdown.json",
+    *(
+        f"results/equivalence/trajectories/{name}/trajectory.json"
+        for name in ("single", "reference")
+    ),
+)
+
 # The longer no job ends, the less often the executor looks. A test has no time for that.
 LOOKS_OFTEN = """
 from snakemake.cli import main
@@ -63,7 +74,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, slurm: PrivateSlurm) -> Project:
     """The study, run to the report; both trainings are cut short once on the way."""
-    made = Project(tmp_path_factory.mktemp("project"), STUDY)
+    made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
+    code, output = made.snakemake(*ON_THE_LOGIN_NODE)
+    assert code == 0, output[-6000:]
+    # Of the jobs that make data, those of one split are enough of a queue.
+    shutil.rmtree(made.folder / "results/data/grammar/shards/test")
+    for left in (made.folder / "results/data/grammar/pairs").glob("test.*"):
+        left.unlink()
     file = made.folder / PROFILE / "config.yaml"
     profile = yaml.safe_load(file.read_text())
     # What a user would put in, and GPUs, which the hosts only pretend to have.

@@ -54,7 +54,7 @@ def test_gpus_are_shared_out_and_timed_jobs_are_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = TINY | {"variants": ["single", "log_every_1"]}
-    project = Project(tmp_path / "project", study)
+    project = Project.with_data(tmp_path / "project", study)
     profile = project.folder / "workflow/profiles/workstation/config.yaml"
     profile.write_text(profile.read_text().replace("evaluate=4", "evaluate=1"))
     (project.folder / "sitecustomize.py").write_text(WATCH)
