@@ -47,11 +47,12 @@ class Hardware(Schema):
     """Why no GPU is listed, where none is."""
     allocator: str
     """C memory allocator of the process."""
-    cuda_allocator: str | None
+    cuda_allocator: str | None = None
     """torch's allocator of CUDA memory: its kind, that of its segments, its settings; null
     where the process used no CUDA device."""
-    affinity: str
-    """Cores that the process may run on, and how many of its threads keep to one of them."""
+    affinity: str | None = None
+    """Cores that the process may run on, and how many of its threads keep to one of them; null in
+    older records."""
 
 
 class MatrixRate(Schema):

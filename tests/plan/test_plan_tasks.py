@@ -26,15 +26,16 @@ BUDGET = {"kind": "token_budget"}
 
 BEFORE_THERE_WERE_TASKS = "05d491854957d9b8af1e858287eb77df87e25185ec01b05f583f01e6366b48f7"
 """Digest of the run spec of all defaults, from the time before."""
-SINCE = ("residual", "compile")
-"""Settings of the model that came with techniques since."""
+SINCE = {"model": ("residual", "compile"), "machine": ("affinity", "cuda_allocator")}
+"""Settings that came with techniques since, by section."""
 
 
 def test_a_translation_has_the_run_spec_that_it_had_before_there_were_tasks() -> None:
     spec = RunSpec(variant="a").model_dump(mode="json")
     assert "task" not in spec
-    for name in SINCE:
-        del spec["model"][name]
+    for section, names in SINCE.items():
+        for name in names:
+            del spec[section][name]
     text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert hashlib.sha256(text.encode()).hexdigest() == BEFORE_THERE_WERE_TASKS
 

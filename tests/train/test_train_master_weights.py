@@ -8,7 +8,7 @@ from schemas.config.training import AdamW, Sgd
 from schemas.errors import Unsupported
 from tests.distributed import run_ranks
 from tests.train.small_training import Watcher, small_setup, small_spec
-from transformer_core.measure.trajectory.dropout_moments import _moved
+from transformer_core.measure.trajectory.dropout.dropout_moments import _moved
 from transformer_core.plan.checks.cross_section_rules import violations
 from transformer_core.train import checkpoint
 from transformer_core.train.loop import optimizer_step, train

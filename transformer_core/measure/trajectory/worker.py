@@ -31,14 +31,14 @@ from transformer_core.measure.machine.step_kernels import FirstStep
 from transformer_core.measure.processes.preamble import carry_out, take_place
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
 from transformer_core.measure.trajectory.checker import Checker
-from transformer_core.measure.trajectory.dropout_moments import dropout_moments
-from transformer_core.measure.trajectory.final_losses import compare_final_losses
-from transformer_core.measure.trajectory.order import ShortRunOrder
-from transformer_core.measure.trajectory.readable_dropout import (
+from transformer_core.measure.trajectory.dropout.dropout_moments import dropout_moments
+from transformer_core.measure.trajectory.dropout.readable_dropout import (
     known_dropout,
     readable,
     readable_vocabulary,
 )
+from transformer_core.measure.trajectory.final_losses import compare_final_losses
+from transformer_core.measure.trajectory.order import ShortRunOrder
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.assemble import Setup, assemble

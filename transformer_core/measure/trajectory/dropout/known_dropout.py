@@ -20,21 +20,31 @@ target look, each through masks of its own. What none of them sees was dropped i
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, ClassVar
 
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from schemas.results.equivalence import Agreement, DropoutPlace
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS
 from transformer_core.measure.trajectory.canonical_tensors import CanonicalTensors
+from transformer_core.measure.trajectory.dropout.seen_masks import (
+    Mask,
+    agreement,
+    between,
+    read_masks,
+)
 from transformer_core.train.assemble import Setup
 
 LOUD = 1000.0
 """Size of what a sub-layer adds, beside embeddings of size 1."""
-DECODER, ENCODER = (192, 2), (32, 16)
-"""Sentences of a batch, and target tokens of each: an encoder is seen by many tokens of a target,
-and attention weights of a decoder at the first token only, which has one key."""
+DECODER = (192, 2)
+"""Sentences of a batch, and target tokens of each: attention weights of a decoder are seen at the
+first token only, which has one key."""
+ENCODED = 32
+"""Sentences by which an encoder is seen; each by many target tokens."""
 EVALUATED = 4
 """Sentences of the pass in evaluation, where a single element tells."""
 READ_OUT = 4
@@ -63,10 +73,6 @@ class Gadget:
     the places are outputs beside the embedding."""
 
 
-Mask = tuple[Tensor, float | None]
-"""1 kept, 0 dropped, -1 not seen, [rows, ...]; and the factor of what was kept."""
-
-
 class KnownDropout:
     """Reads the masks of a training's model. Every rank must make one and call it."""
 
@@ -85,6 +91,7 @@ class KnownDropout:
         element = torch.arange(self.d)
         self.sign = 1.0 - 2.0 * (element % 2)
         self.anchor = element % 4 >= 2
+        self.head = element[~self.anchor] // (self.d // self.heads)
         # In units of LOUD: anchors are never taken for anything else.
         self.level = torch.where(self.anchor, 3.0, 1.0)
         generator = torch.Generator().manual_seed(0)
@@ -92,6 +99,8 @@ class KnownDropout:
         self.words = slice(len(TOKENS), len(TOKENS) + READ_OUT * self.d)
         # By what the model multiplies embeddings.
         self.scale = self.d**0.5
+        # A target token sees an element of the memory that its own two masks let pass.
+        self.visible = (1 - spec.dropout) ** 2
         self.inverse = torch.linalg.pinv(self.embedding[self.words].double()).T.float()
 
     def read(self) -> list[DropoutPlace]:
@@ -118,12 +127,12 @@ class KnownDropout:
                         of=int((kept >= 0).sum() + (again >= 0).sum()),
                         factor=first[number][1],
                         dropped_in_evaluation=int((still == 0).sum()),
-                        steps=_agreement(kept, again),
-                        rows=_agreement(kept[: rows // 2], kept[rows // 2 :]),
-                        layers=_agreement(kept, before[kind]) if kind in before else None,
+                        steps=agreement(kept, again),
+                        rows=agreement(kept[: rows // 2], kept[rows // 2 :]),
+                        layers=agreement(kept, before[kind]) if kind in before else None,
                         ranks=self._ranks(kept),
-                        tokens=_between(kept, 1),
-                        elements=_between(kept, 2),
+                        tokens=between(kept, 1),
+                        elements=between(kept, 2),
                     )
                 )
                 before[kind] = kept
@@ -133,7 +142,7 @@ class KnownDropout:
         if self.setup.process.world_size == 1:
             return None
         everyone = self.setup.strategy.gather(kept.flatten()[:BITS].tolist())
-        return _agreement(torch.tensor(everyone[0]), torch.tensor(everyone[1]))
+        return agreement(torch.tensor(everyone[0]), torch.tensor(everyone[1]))
 
     def _gadgets(self) -> Iterator[Gadget]:
         for layer in range(self.spec.encoder_layers):
@@ -146,9 +155,7 @@ class KnownDropout:
             yield self._attention(at, "cross_attention", "project_memory.value", 1)
             yield self._feed_forward(at, 2)
         for side, first in (("source", "encoder.0."), ("target", "decoder.0.")):
-            quiet = LOUD / 2 * self.sign * ~self.anchor
-            weights = self._blank(side, quiet)
-            weights[f"{first}self_attention.output.bias"] = LOUD * self.sign * self.level
+            weights = self._beside_embedding(side, f"{first}self_attention.output.bias")
             names = (f"{side} embedding", f"{first}residuals.0 beside it")
             yield self._gadget(names, weights, "embedding")
         if self.spec.norm == "pre":  # else the stream has the same size after every sub-layer
@@ -169,6 +176,12 @@ class KnownDropout:
             weights[f"{name}.bias"] = mine * self.sign
         names = tuple(f"{name} beside the embedding" for name in outputs)
         return self._gadget(names, weights, "beside")
+
+    def _beside_embedding(self, side: str, bias: str) -> dict[str, Tensor]:
+        """Weights of one output beside the embedding, which has half of its size."""
+        weights = self._blank(side, LOUD * self.sign * ~self.anchor)
+        weights[bias] = LOUD * self.sign * torch.where(self.anchor, 3.0, 2.0)
+        return weights
 
     def _attention(self, at: str, name: str, value: str, residual: int) -> Gadget:
         weights = self._blank()
@@ -192,7 +205,8 @@ class KnownDropout:
             cross = "decoder.0.cross_attention."
             weights[f"{cross}project_memory.value.weight"] = torch.eye(self.d)
             weights[f"{cross}output.weight"] = LOUD * torch.eye(self.d)
-        return Gadget(names, weights, encoder, ENCODER if encoder else DECODER, kind)
+        shape = (ENCODED, enough_tokens(self.visible)) if encoder else DECODER
+        return Gadget(names, weights, encoder, shape, kind)
 
     def _signal(self, weights: dict[str, Tensor], name: str, width: int) -> None:
         matrix = torch.zeros(self.d, width)
@@ -235,66 +249,44 @@ class KnownDropout:
         stream = logits @ self.inverse
         # Anchors of both signs tell what normalization has done to the stream.
         plus, minus = self.anchor & (self.sign > 0), self.anchor & (self.sign < 0)
-        high = stream[..., plus].amax(-1, keepdim=True)
-        low = stream[..., minus].amin(-1, keepdim=True)
+        high, low = _highest(stream[..., plus]), -_highest(-stream[..., minus])
         middle, half = (high + low) / 2, (high - low) / 2
         # Where all have one level, what normalization takes off the stream is small beside it.
         top = 1.0 if gadget.kind == "beside" else 3.0
-        level = top * self.sign * (stream - middle) / half
+        level = self._where_anchored(top * self.sign * (stream - middle) / half)
         if gadget.encoder:
             level = self._through_cross_attention(level)
-        return self._masks(gadget, level)
+        return read_masks(gadget.kind, gadget.names, level[..., ~self.anchor], self.head)
+
+    def _where_anchored(self, level: Tensor) -> Tensor:
+        """NaN for tokens that lost all anchors of a sign: their elements have levels that none can
+        have."""
+        highest = 1.25 * max(3.0, 1 + 1 / (1 - self.spec.dropout))
+        signal = level[..., ~self.anchor]
+        possible = (signal > -1) & (signal < highest)
+        return level.where(possible.all(-1, keepdim=True), math.nan)
 
     def _through_cross_attention(self, level: Tensor) -> Tensor:
         """[rows, n, d] as n target tokens see the memory -> [rows, 1, d] of the memory.
 
-        A token sees an element that its own two masks let pass. 0 is what hardly any of them sees.
+        0 is what hardly any of them sees. What a token does not see is 0 but for the mean that
+        normalization takes off the memory.
         """
-        visible = (1 - self.setup.spec.model.dropout) ** 2
-        seen = level > 0.25
+        seen = level > 0.6
+        looking = (~level.isnan()).sum(1, keepdim=True)
         typical = level.masked_fill(~seen, math.nan).nanmedian(1, keepdim=True).values
-        return typical.where(seen.sum(1, keepdim=True) > visible * level.size(1) / 3, 0.0)
-
-    def _masks(self, gadget: Gadget, level: Tensor) -> tuple[Mask, ...]:
-        """Masks from the levels [rows, n, d] of the elements; anchors have 3, or 1."""
-        signal = level[..., ~self.anchor]
-        if gadget.kind == "beside":
-            count = len(gadget.names)
-            return tuple(_of_output(signal[..., number::count]) for number in range(count))
-        if gadget.kind == "embedding":
-            # 0, 1/2, 1 or 3/2: the embedding has half the size of the output.
-            outer = signal > 0.75
-            inner = torch.where(outer, signal - 1, signal) > 0.25
-            beside = signal[outer & inner]
-            factor = float(2 * (beside.mean() - 1)) if beside.numel() else None
-            return (inner.float(), factor), (outer.float(), None)
-        outer = signal > 0.5
-        if gadget.kind == "heads":
-            # All elements of a head share a weight. The first token of a target has one key.
-            signal = signal[:, :1] if "self_attention" in gadget.names[0] else signal
-            signal = signal.unflatten(-1, (self.heads, -1)).amax(-1)
-        inner = torch.where(signal > 1.5, 1.0, torch.where(signal > 0.5, 0.0, -1.0))
-        kept = signal[inner == 1]
-        factor = float(kept.mean() - 1) if kept.numel() else None
-        return (inner, factor), (outer.float(), None)
+        typical = typical.where(seen.sum(1, keepdim=True) > self.visible * looking / 3, 0.0)
+        return typical.where(looking > 0, math.nan)
 
 
-def _of_output(signal: Tensor) -> Mask:
-    """The mask of levels that are 0 or 1, and the factor of those that are kept."""
-    kept = signal > 0.5
-    return kept.float(), float(signal[kept].mean()) if kept.any() else None
+def _highest(anchors: Tensor) -> Tensor:
+    """[..., n] -> [..., 1] the mean of the anchors that were kept. The highest of them alone would
+    be the one that rounding has made largest."""
+    kept = anchors > 0.75 * anchors.amax(-1, keepdim=True)
+    return (anchors * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True)
 
 
-def _between(mask: Tensor, dimension: int) -> Agreement | None:
-    """Of neighbours in a dimension of a mask [rows, tokens, elements or heads]."""
-    pairs = mask.size(dimension) // 2
-    if not pairs:
-        return None
-    both = mask.narrow(dimension, 0, 2 * pairs).unflatten(dimension, (pairs, 2))
-    return _agreement(*both.unbind(dimension + 1))
-
-
-def _agreement(one: Tensor, other: Tensor) -> Agreement:
-    """In how many elements two masks are alike, where both were seen."""
-    seen = (one >= 0) & (other >= 0)
-    return Agreement(same=int((one == other)[seen].sum()), of=int(seen.sum()))
+def enough_tokens(visible: float) -> int:
+    """Of how many target tokens, a multiple of 16, more than a third of ``visible`` see an element
+    of the memory, if each sees it with that probability: all but one of a thousand times."""
+    return next(n for n in count(16, 16) if binom.cdf(visible * n / 3, n, visible) < 1e-3)

@@ -1,5 +1,5 @@
 """Of which models dropout can be read, and how: see
-:mod:`transformer_core.measure.trajectory.known_dropout`."""
+:mod:`transformer_core.measure.trajectory.dropout.known_dropout`."""
 
 import math
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ from schemas.config.model import TorchTransformer, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.results.equivalence import DropoutPlace
 from transformer_core.data.tokenizing.special_tokens import BOS
-from transformer_core.measure.trajectory.known_dropout import (
-    LOUD,
+from transformer_core.measure.trajectory.dropout.known_dropout import (
     READ_OUT,
     TOKENS,
     WORD,
@@ -73,8 +72,7 @@ class KnownTextDropout(KnownDropout):
         layers = [f"layers.{number}." for number in range(self.spec.layers)]
         for at in layers:
             yield self._attention(at, "self_attention", "project.value", 0)
-        weights = self._blank("text", LOUD / 2 * self.sign * ~self.anchor)
-        weights[f"{layers[0]}self_attention.output.bias"] = LOUD * self.sign * self.level
+        weights = self._beside_embedding("text", f"{layers[0]}self_attention.output.bias")
         names = ("text embedding", f"{layers[0]}residuals.0 beside it")
         yield self._gadget(names, weights, "embedding")
         parts = ("self_attention.output", "feed_forward.outer")

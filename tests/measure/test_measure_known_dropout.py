@@ -1,0 +1,63 @@
+"""Dropout of known inputs is read rightly, however much is dropped and however narrow the model."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.base import merge
+from tests.faults.short_trainings import spec_of
+from tests.train.small_training import small_store
+from transformer_core.analysis.certificates.dropout_places import judge_dropout
+from transformer_core.measure.trajectory.dropout import known_dropout as module
+from transformer_core.measure.trajectory.dropout.known_dropout import enough_tokens
+from transformer_core.measure.trajectory.dropout.readable_dropout import (
+    known_dropout,
+    readable,
+    readable_vocabulary,
+)
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.train.assemble import assemble
+
+ONE = Process(0, 1, 0, 1, torch.device("cpu"))
+
+
+def judged(dropout: float, width: int, heads: int, change: dict[str, Any]) -> list[Any]:
+    model = {"dropout": dropout, "d_model": width, "d_ff": 2 * width, "heads": heads}
+    spec = spec_of(merge({"model": model}, change), {})
+    vocabulary = readable_vocabulary(spec, 2_000)
+    assert vocabulary is not None
+    setup = assemble(readable(spec), ONE, vocabulary, small_store(), small_store(9, seed=1))
+    return judge_dropout(known_dropout(setup, vocabulary), dropout)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dropout", "width", "heads"),
+    [(0.1, 32, 4), (0.3, 24, 4), (0.3, 32, 4), (0.3, 64, 4), (0.5, 128, 4), (0.5, 128, 8)],
+)
+def test_nobody_is_accused(dropout: float, width: int, heads: int, seed: int) -> None:
+    for deviation in judged(dropout, width, heads, {"training": {"seed": seed}}):
+        assert deviation.measured <= deviation.bound, deviation.where
+
+
+def test_more_is_dropped_than_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth more, where half is dropped."""
+    before = module.KnownDropout.read
+
+    def with_another(self: Any) -> Any:
+        for part in self.setup.module.modules():
+            if isinstance(getattr(part, "dropout", None), float):
+                part.dropout = 0.55
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.55
+        return before(self)
+
+    monkeypatch.setattr(module.KnownDropout, "read", with_another)
+    found = judged(0.5, 128, 4, {})
+    assert any(deviation.measured > deviation.bound for deviation in found)
+
+
+@pytest.mark.parametrize(("dropout", "tokens"), [(0.0, 16), (0.1, 16), (0.2, 16), (0.5, 64)])
+def test_an_encoder_is_seen_by_as_many_tokens_as_it_takes(dropout: float, tokens: int) -> None:
+    assert enough_tokens((1 - dropout) ** 2) == tokens

@@ -1,0 +1,1 @@
+"""What dropout does: known inputs tell masks, draws tell means and spreads."""
