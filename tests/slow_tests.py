@@ -10,6 +10,7 @@ SLOW = {
     "test_measure_listening.py::test_one_host",
     "test_measure_lost_peer.py",
     "test_measure_machine_state.py::test_own_processes_are_not_foreign",
+    "test_measure_known_dropout.py::test_nobody_is_accused",
     "test_measure_models.py",
     "test_measure_outcome.py::test_a_worker_ends_with_its_supervisor",
     "test_measure_paired.py",
