@@ -96,7 +96,7 @@ def each_micro_alike() -> Any:
     def make(real: Any) -> Any:
         def forward(self: Any, source: Tensor, given: Tensor, labels: Tensor, *rest: Any) -> Any:
             own = int((labels != 0).sum())
-            shares = _TOKENS.setdefault(id(self), [0, 0])
+            shares = self.__dict__.setdefault("tokens_and_micro_batches", [0, 0])
             shares[0] += own
             shares[1] += 1
             return real(self, source, given, labels, *rest) * (shares[0] / shares[1] / own)
@@ -106,10 +106,16 @@ def each_micro_alike() -> Any:
     return swap(objective.Objective, "forward", make)()
 
 
-_TOKENS: dict[int, list[int]] = {}
+def last_micro_batch_alone(_: Any) -> Any:
+    count = itertools.count()
+    return lambda self, loss: loss.backward() if next(count) % 2 else None
 
 
-MICRO = itertools.count()
+def second_micro_batch_twice(_: Any) -> Any:
+    count = itertools.count()
+    return lambda self, loss: (loss * (1 + next(count) % 2)).backward()
+
+
 ONE_PASS = {"training": {"loss": {"kind": "one_pass"}}}
 
 
@@ -152,11 +158,7 @@ FAULTS = [
     Fault(
         "only the last micro-batch counts",
         "accumulation",
-        swap(
-            autocast.Precision,
-            "backward",
-            lambda _: lambda self, loss: loss.backward() if next(MICRO) % 2 else None,
-        ),
+        swap(autocast.Precision, "backward", last_micro_batch_alone),
         TWO,
     ),
     Fault(
@@ -168,11 +170,7 @@ FAULTS = [
     Fault(
         "the second micro-batch counts twice",
         "accumulation",
-        swap(
-            autocast.Precision,
-            "backward",
-            lambda _: lambda self, x: (x * (1 + next(MICRO) % 2)).backward(),
-        ),
+        swap(autocast.Precision, "backward", second_micro_batch_twice),
         TWO,
     ),
     Fault(

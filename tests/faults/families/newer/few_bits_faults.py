@@ -134,15 +134,13 @@ def after_step_of_eight_bits(change: Callable[[Any], None]) -> Patch:
 
 def scales_once(trainer: Any) -> None:
     """The scale of a block is that of the step before."""
-    for state in trainer.state.values():
+    before = trainer.__dict__.setdefault("scales_of_the_step_before", {})
+    for parameter, state in trainer.state.items():
         if "absmax1" in state:
-            old = _SCALES.get(id(state))
-            _SCALES[id(state)] = state["absmax1"].clone()
+            old = before.get(parameter)
+            before[parameter] = state["absmax1"].clone()
             if old is not None:
                 state["absmax1"].copy_(old)
-
-
-_SCALES: dict[int, Tensor] = {}
 
 
 def no_steps(state: dict[str, Any]) -> None:
