@@ -66,8 +66,8 @@ class Comparing(Schema):
     none beyond sessions_least begins that would not end within it."""
     together: Annotated[int, Field(ge=2, le=64)] = 2
     """Sides that are alive at the same time: a reference and the variants that take turns with it.
-    More of them take less time, since the reference is started and timed once for all; all of them
-    must fit into the memory of the device."""
+    More of them take less time, since the reference is started and timed once for all, and the
+    same turns serve comparisons among them; all of them must fit into the memory of the device."""
     margin: Fraction = 0.02
     """Ratios from 1 / (1 + margin) to 1 + margin are the SAME, if the whole interval is."""
 

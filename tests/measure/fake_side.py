@@ -50,8 +50,9 @@ def run(order: TurnsOrder) -> None:
                 with log.open("a") as file:
                     print(side, lead, steps, file=file)
                 time.sleep(SECONDS)
-                # Every second window is a little slower, so that the ratio has an error.
-                slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (turns % 2))
+                # Every second window is a little slower. The first side has a turn more: the pilot.
+                own = turns - (side == "single" and turns > 1)
+                slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (own % 2))
                 if side == "noisy":
                     slow *= random.uniform(0.9, 1.1)
                 seat.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))

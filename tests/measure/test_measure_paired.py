@@ -23,7 +23,8 @@ from transformer_core.measure.turns import comparison
 from transformer_core.measure.turns import job as module
 from transformer_core.measure.turns import session as session_module
 from transformer_core.measure.turns import sides as processes
-from transformer_core.measure.turns.comparison import compare
+from transformer_core.measure.turns.comparison import compare, compare_pairs
+from transformer_core.measure.turns.job import pairs_of
 from transformer_core.measure.turns.kept_sessions import Kept, leave_sessions
 from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.session_ratio import log_ratios
@@ -32,6 +33,7 @@ from transformer_core.measure.turns.stopping_rule import enough, stop
 from transformer_core.measure.turns.turn_taking import Desk
 
 HERE = Path(__file__).parent
+FAST = ("fast", "single")
 COMPARING = Comparing(
     warmup_steps=3, window_seconds=0.025, pairs=6, sessions_least=2, sessions_most=2, budget=0.1
 )
@@ -72,10 +74,10 @@ def test_sides_take_turns_and_the_ratio_is_theirs(fake: Path, tmp_path: Path) ->
     # Warm-up by itself, a pilot, then turns of three steps: 10 ms each, 25 ms a window.
     lines = fake.read_text().splitlines()
     session_lines = lines[: len(lines) // 2]
-    assert session_lines[:4] == ["single 0 3", "fast 0 3", "single 1 3", "fast 1 3"]
-    names = [line.split()[0] for line in session_lines[4:]]
+    assert session_lines[:3] == ["single 0 3", "fast 0 3", "single 1 3"]
+    names = [line.split()[0] for line in session_lines[3:]]
     assert names == ["single", "fast"] * 4 + ["fast", "single"] * 2
-    assert set(session_lines[4:]) == {"single 1 3", "fast 1 3"}
+    assert set(session_lines[3:]) == {"single 1 3", "fast 1 3"}
     assert first.sides[0].warmup_seconds == pytest.approx(0.0306)
     assert first.sides[1].peak_memory_bytes == 1000
     assert all(window.steps == 3 for rnd in first.rounds for window in rnd.windows)
@@ -126,7 +128,7 @@ def test_finished_sessions_are_not_made_again(fake: Path, tmp_path: Path) -> Non
     found = run(tmp_path, "fast")
     assert [s.number for s in found.sessions] == [1, 2]
     assert found.sessions[0] == session(3.0)
-    assert Counter(line.split()[0] for line in fake.read_text().splitlines())["fast"] == 8
+    assert Counter(line.split()[0] for line in fake.read_text().splitlines())["fast"] == 7
 
 
 def test_more_time_goes_on_from_what_there_is(fake: Path, tmp_path: Path) -> None:
@@ -182,19 +184,19 @@ def test_when_there_are_enough_sessions(
 ) -> None:
     comparing = Comparing(precision=0.01, budget=12.0, sessions_least=2, sessions_most=4)
     done = [session(1.5, n + 1, noise=spread(error), seconds=seconds) for n in range(count)]
-    assert stop(done, "single", ["fast"], comparing) == expected
+    assert stop(done, [FAST], comparing) == expected
 
 
 def test_sessions_that_agree_by_chance_are_no_reason_to_stop() -> None:
     comparing = Comparing(precision=0.01, budget=100.0)
     agreeing = [session(1.5, n, noise=spread(0.02)) for n in (1, 2)]
     apart = [session(ratio, n, noise=spread(0.001)) for n, ratio in ((1, 1.0), (2, 2.0))]
-    assert stop(agreeing, "single", ["fast"], comparing) is None
-    assert stop(apart, "single", ["fast"], comparing) == "precision"
+    assert stop(agreeing, [FAST], comparing) is None
+    assert stop(apart, [FAST], comparing) == "precision"
 
 
 def test_a_session_ends_when_precise_or_out_of_time() -> None:
-    judge = enough("single", ["fast"], Comparing(precision=0.01, budget=12.0, pairs=8))
+    judge = enough([FAST], Comparing(precision=0.01, budget=12.0, pairs=8))
     precise, noisy = session(1.5, noise=spread(0.001)), session(1.5, noise=spread(0.05))
     assert not judge(precise.rounds[:7], 100.0), "fewer than the least"
     assert judge(precise.rounds, 1.0)
@@ -246,9 +248,9 @@ def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: 
     assert list(found) == ["fast", "other", "third"]
     lines = fake.read_text().splitlines()
     names = [line.split()[0] for line in lines[: len(lines) // 2]]
-    # Warm-ups and pilots, then rounds with the reference in the middle.
+    # Warm-ups and a pilot, then rounds with the reference in the middle.
     assert (
-        names[8:]
+        names[5:]
         == ["fast", "single", "other", "third"] * 4
         + [
             "third",
@@ -289,12 +291,51 @@ def test_without_their_reference_none_is_compared(fake: Path, tmp_path: Path) ->
     }
 
 
+def test_the_same_turns_serve_every_comparison_of_two_sides(fake: Path, tmp_path: Path) -> None:
+    sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
+    pairs = [("fast", "single"), ("other", "fast"), ("third", "other")]
+    found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    assert list(found) == pairs
+    names = {line.split()[0] for line in fake.read_text().splitlines()}
+    assert names == {"single", "fast", "other", "third"}
+    slower = found["other", "fast"]
+    assert (slower.reference, slower.variant, len(slower.sessions)) == ("fast", "other", 2)
+    assert sorted(slower.others) == ["single", "third"]
+    assert [s.name for s in slower.sessions[0].sides] == ["fast", "other"]
+    for session_ in slower.sessions:
+        ratios = log_ratios(session_.rounds, "fast", "other")
+        assert ratios == pytest.approx([-0.6931] * 6, abs=1e-3)
+
+
+@pytest.mark.parametrize("ends", ["fails", "unsupported"])
+def test_a_side_that_ends_takes_its_own_comparisons_with_it(
+    fake: Path, tmp_path: Path, ends: str
+) -> None:
+    sides = [side(tmp_path, name) for name in (ends, "single", "fast", "other")]
+    pairs = [("single", ends), ("fast", ends), ("fast", "single"), ("other", "single")]
+    found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    assert {pair: (run.ended_by, len(run.sessions)) for pair, run in found.items()} == {
+        ("single", ends): (ends, 0),
+        ("fast", ends): (ends, 0),
+        ("fast", "single"): (None, 2),
+        ("other", "single"): (None, 2),
+    }
+
+
+def test_a_comparison_with_a_side_that_takes_no_turns_is_refused() -> None:
+    assert pairs_of(None, ["a", "b", "c"]) == [("b", "a"), ("c", "a")]
+    assert pairs_of(["b/c"], ["a", "b", "c"]) == [("c", "b")]
+    with pytest.raises(ValueError, match="--pairs b/d: REFERENCE/VARIANT of a, b, c"):
+        pairs_of(["b/d"], ["a", "b", "c"])
+
+
 def test_the_budget_is_for_two_sides() -> None:
     comparing = Comparing(precision=1e-6, budget=12.0, pairs=len(session(1.1).rounds))
     rounds = session(1.1).rounds
-    assert enough("single", ["fast"], comparing)(rounds, 6.5)
-    assert not enough("single", ["fast", "fast"], comparing)(rounds, 6.5)
-    assert enough("single", ["fast", "fast"], comparing)(rounds, 9.5)
+    assert enough([FAST], comparing)(rounds, 6.5)
+    three = [FAST, ("other", "single"), ("other", "fast")]
+    assert not enough(three, comparing)(rounds, 6.5)
+    assert enough(three, comparing)(rounds, 9.5)
 
 
 def test_the_desk_may_stand_elsewhere(fake: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Which variants are compared with which."""
 
+import random
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.errors import ConfigError
-from transformer_core.plan.compared_pairs import compared_pairs, turn_groups
+from transformer_core.plan.compared_pairs import TurnGroup, compared_pairs, turn_groups
 
 
 def study(**fields: Any) -> Study:
@@ -38,23 +39,59 @@ PAIRS = [("a", "single"), ("b", "single"), ("b", "a"), ("c", "single"), ("d", "s
 
 
 def test_a_job_has_as_many_variants_as_there_is_room_for() -> None:
-    assert turn_groups(PAIRS, together=4) == {
-        "single/1": ("single", ["a", "b", "c"]),
-        "a/1": ("a", ["b"]),
-        "single/2": ("single", ["d"]),
+    with_single = [("a", "single"), ("b", "single"), ("c", "single"), ("d", "single")]
+    assert turn_groups(with_single, together=4) == {
+        "single/1": TurnGroup(("single", "a", "b", "c"), tuple(with_single[:3])),
+        "single/2": TurnGroup(("single", "d"), (("d", "single"),)),
     }
+
+
+def test_the_same_turns_serve_comparisons_among_the_variants_of_a_job() -> None:
+    linked = [*PAIRS, ("d", "b")]
+    assert turn_groups(linked, together=4) == {
+        "single/1": TurnGroup(
+            ("single", "a", "b", "d"),
+            (("a", "single"), ("b", "single"), ("b", "a"), ("d", "single"), ("d", "b")),
+        ),
+        "single/2": TurnGroup(("single", "c"), (("c", "single"),)),
+    }
+
+
+def test_comparisons_that_fit_into_no_job_have_their_own() -> None:
+    linked = [("a", "single"), ("b", "single"), ("c", "single"), ("b", "a"), ("c", "b"), ("e", "a")]
+    assert turn_groups(linked, together=3) == {
+        "single/1": TurnGroup(("single", "a", "b"), (("a", "single"), ("b", "single"), ("b", "a"))),
+        "single/2": TurnGroup(("single", "c"), (("c", "single"),)),
+        "b/1": TurnGroup(("b", "c"), (("c", "b"),)),
+        "a/1": TurnGroup(("a", "e"), (("e", "a"),)),
+    }
+
+
+@pytest.mark.parametrize("together", range(2, 9))
+def test_every_comparison_is_made_once_and_no_job_is_too_large(together: int) -> None:
+    rng = random.Random(together)
+    names = [f"v{number}" for number in range(12)]
+    for _ in range(50):
+        drawn = [(rng.choice(names), rng.choice(names)) for _ in range(20)]
+        pairs = list(dict.fromkeys((one, two) for one, two in drawn if one != two))
+        found = turn_groups(pairs, together, alone=rng.choices(names, k=2))
+        assert sorted(pair for group in found.values() for pair in group.pairs) == sorted(pairs)
+        for group in found.values():
+            assert len(set(group.sides)) == len(group.sides) <= together
+            assert {name for pair in group.pairs for name in pair} == set(group.sides)
 
 
 @pytest.mark.parametrize(("together", "alone"), [(2, []), (9, ["a", "b", "c", "d"])])
 def test_pairs_by_themselves(together: int, alone: list[str]) -> None:
     found = turn_groups(PAIRS, together, alone)
-    assert [(variant, reference) for reference, (variant,) in found.values()] == PAIRS
+    assert [group.pairs for group in found.values()] == [(pair,) for pair in PAIRS]
+    assert [group.sides for group in found.values()] == [(b, a) for a, b in PAIRS]
 
 
 def test_one_that_must_be_alone_does_not_part_the_others() -> None:
     found = turn_groups(PAIRS, together=4, alone=["b"])
-    assert found["single/1"] == ("single", ["a", "c", "d"])
-    assert found["single/2"] == ("single", ["b"])
+    assert found["single/1"].sides == ("single", "a", "c", "d")
+    assert found["single/2"].sides == ("single", "b")
 
 
 @pytest.mark.parametrize(

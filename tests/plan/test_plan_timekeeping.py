@@ -129,6 +129,16 @@ def test_what_took_long_before_is_expected_to_take_long() -> None:
     assert both.low < 30 + 2 < both.high
 
 
+def test_trainings_that_ended_narrow_what_others_are_guessed_to_take() -> None:
+    guessed = {"train": Range(2.0, 32.0), "profile": Range(1.0, 16.0), "turns": Range(1.0, 16.0)}
+    known = {"train": JobTimes(count=2, seconds=16.0)}
+    found = expected("profile", known, guessed, start=1.0)
+    assert found.low < 4.0 < found.high  # in the middle, as 8 is of 2 to 32
+    assert found.high < 16.0
+    assert expected("turns", known, guessed, start=1.0) == guessed["turns"]
+    assert expected("profile", {}, guessed, start=1.0) == guessed["profile"]
+
+
 def test_a_guess_grows_with_the_model_and_the_steps() -> None:
     def guess(width: int, steps: int) -> Range:
         study = Study.model_validate(

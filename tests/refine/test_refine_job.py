@@ -57,7 +57,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     runs = compare(sides, COMPARING, folder, tmp_path / "first", "the command")
     for name, run in runs.items():
         text, target = run.model_dump_json(), folder / f"pairs/single/{name}.json"
-        write_sealed(folder / f"turns/single/1/{name}.json", text, of=target)
+        write_sealed(folder / f"turns/single/1/single/{name}.json", text, of=target)
     return folder
 
 
@@ -75,7 +75,7 @@ def refine(
     names = ("single", *VARIANTS)
     arguments = ["--study", results / "study.json", "--data", results]
     arguments += ["--specs", *(results / f"runs/{name}/spec.json" for name in names)]
-    arguments += ["--pairs", *(results / f"turns/single/1/{name}.json" for name in VARIANTS)]
+    arguments += ["--pairs", *(results / f"turns/single/1/single/{name}.json" for name in VARIANTS)]
     arguments += ["--certificates", *(results / f"equivalence/{name}.json" for name in names)]
     arguments += ["--claimed", json.dumps([["fast", "single"]]), "--code", "some"]
     arguments += ["--clock", results / ".clock.json", "--sessions", results / "refined.sessions"]

@@ -2,10 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from schemas.config.families import Family, Member
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, nearest
+
+Pair = tuple[str, str]
+"""A comparison: its variant and its reference."""
 
 
 def compared_pairs(
@@ -67,26 +71,65 @@ def family_pairs(families: Mapping[str, Family], study: Study) -> list[tuple[str
     return list(dict.fromkeys(pairs))
 
 
-def turn_groups(
-    pairs: Sequence[tuple[str, str]], together: int, alone: Iterable[str] = ()
-) -> dict[str, tuple[str, list[str]]]:
-    """The jobs that time ``pairs`` of (variant, reference): name, reference, its variants.
+@dataclass(frozen=True)
+class TurnGroup:
+    """Sides that take turns in one job, and the comparisons that their turns are used for."""
 
-    A job has as many variants as ``together`` leaves room for beside the reference; one of those
-    that must be ``alone``, as reference or as variant, has a job for each pair.
+    sides: tuple[str, ...]
+    """Variants, the reference of most comparisons first: it has its turn in the middle."""
+    pairs: tuple[Pair, ...]
+
+    def records(self) -> list[str]:
+        """<reference>/<variant> of every comparison."""
+        return [f"{reference}/{variant}" for variant, reference in self.pairs]
+
+
+def turn_groups(
+    pairs: Sequence[Pair], together: int, alone: Iterable[str] = ()
+) -> dict[str, TurnGroup]:
+    """The jobs that time ``pairs`` of (variant, reference), by name.
+
+    A job has a reference and as many of its variants as ``together`` leaves room for. Variants that
+    are compared with each other too share a job where they fit into one, so that the same turns
+    serve both comparisons. A pair with one of those that must be ``alone`` has a job to itself.
     """
-    groups: dict[str, tuple[str, list[str]]] = {}
-    open_groups: dict[str, str] = {}
-    count: dict[str, int] = defaultdict(int)
     single = set(alone)
-    for variant, reference in pairs:
-        lonely = not single.isdisjoint((variant, reference))
-        name = open_groups.get(reference)
-        if lonely or name is None or len(groups[name][1]) >= together - 1:
-            count[reference] += 1
-            name = f"{reference}/{count[reference]}"
-            groups[name] = reference, []
-            if not lonely:
-                open_groups[reference] = name
-        groups[name][1].append(variant)
-    return groups
+    groups = [TurnGroup((pair[1], pair[0]), (pair,)) for pair in pairs if single & {*pair}]
+    left = [pair for pair in pairs if not single & {*pair}]
+    variants = defaultdict(list)
+    for variant, reference in left:
+        variants[reference].append(variant)
+    # The reference with the most variants first: its groups have room for comparisons of others.
+    for reference in sorted(variants, key=lambda name: -len(variants[name])):
+        waiting = [name for name in variants[reference] if (name, reference) in left]
+        for crew in _crews(waiting, left, together - 1):
+            sides = (reference, *crew)
+            served = tuple(pair for pair in left if {*pair} <= {*sides})
+            groups.append(TurnGroup(sides, served))
+            left = [pair for pair in left if pair not in served]
+    groups.sort(key=lambda group: min(map(pairs.index, group.pairs)))
+    named: dict[str, TurnGroup] = {}
+    count: dict[str, int] = defaultdict(int)
+    for group in groups:
+        reference = group.sides[0]
+        count[reference] += 1
+        named[f"{reference}/{count[reference]}"] = group
+    return named
+
+
+def _crews(names: Sequence[str], pairs: Iterable[Pair], room: int) -> list[list[str]]:
+    """``names`` in groups of at most ``room``, those that ``pairs`` link in one where they fit."""
+    linked = {name: [name] for name in names}
+    for pair in pairs:
+        one, other = (linked.get(name) for name in pair)
+        if one and other and one is not other and len(one) + len(other) <= room:
+            one += other
+            linked |= dict.fromkeys(other, one)
+    blocks = {id(block): block for block in linked.values()}.values()
+    crews: list[list[str]] = []
+    for block in sorted(blocks, key=lambda block: -len(block)):
+        crew = next((crew for crew in crews if len(crew) + len(block) <= room), None)
+        if crew is None:
+            crews.append(crew := [])
+        crew += block
+    return [sorted(crew, key=names.index) for crew in crews]

@@ -48,10 +48,10 @@ Claimed = list[tuple[str, str]]
 
 
 def first_round(file: Path) -> PairedRun:
-    """results/turns/<reference>/<number>/<variant>.json, which is sealed as the target that it was
+    """results/turns/<group>/<reference>/<variant>.json, which is sealed as the target that it was
     going to be."""
     content = file.read_bytes()
-    check(file, content, of=Path("results/pairs", file.parents[1].name, file.name))
+    check(file, content, of=Path("results/pairs", file.parent.name, file.name))
     return PairedRun.model_validate_json(content)
 
 

@@ -137,11 +137,7 @@ SEVERAL_HOSTS = [
     name for name, spec in SPECS.items() if spec.machine.nodes > 1 and spec.machine.link is None
 ]
 TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
-GROUP_OF = {
-    f"{reference}/{variant}": group
-    for group, (reference, variants) in TURNS.items()
-    for variant in variants
-}
+GROUP_OF = {pair: group for group, turns in TURNS.items() for pair in turns.records()}
 PAIRED_RUNS = [f"results/pairs/{reference}/{variant}.json" for variant, reference in PAIRS]
 TRAJECTORIES = "results/equivalence/trajectories"
 REPEATS = range(1, STUDY.repeats + 1)
@@ -193,7 +189,7 @@ def keep_time():
     from transformer_core.plan.timekeeping.beginning import begin
 
     quiet = {Quietness.ALL, Quietness.PROGRESS} & {*(workflow.output_settings.quiet or ())}
-    groups = [len(variants) for _, variants in TURNS.values()]
+    groups = [len(turns.sides) for turns in TURNS.values()]
     jobs = [*workflow.dag.needrun_jobs()]
     keeper, said = begin(jobs, CORES, STUDY, SPECS, groups, show=not quiet)
     logger.info(said)
@@ -355,10 +351,9 @@ def measured(wildcards):
     """The record of a comparison, as its first round left it or as it went on."""
     if STUDY.time is not None:
         return Path(f"results/refined/{wildcards.pair}.json")
-    return Path(f"results/turns/{GROUP_OF[wildcards.pair]}/{Path(wildcards.pair).name}.json")
+    return Path(f"results/turns/{GROUP_OF[wildcards.pair]}/{wildcards.pair}.json")
 
 
 def sides(wildcards):
     """The run specs that take turns in a group, the reference first."""
-    reference, variants = TURNS[wildcards.group]
-    return [SPECS[name] for name in (reference, *variants)]
+    return [SPECS[name] for name in TURNS[wildcards.group].sides]

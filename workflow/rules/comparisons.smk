@@ -29,18 +29,19 @@ rule turns:
         # Without what only judges, or only groups, what is measured.
         comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
         variants=lambda wildcards, input: input.specs[1:],
+        # <reference>/<variant>
+        pairs=lambda wildcards: TURNS[wildcards.group].records(),
         files=lambda wildcards, output: [
-            f"{output[0]}/{spec.variant}.json" for spec in sides(wildcards)[1:]
+            f"{output[0]}/{pair}.json" for pair in TURNS[wildcards.group].records()
         ],
         targets=lambda wildcards: [
-            f"results/pairs/{TURNS[wildcards.group][0]}/{variant}.json"
-            for variant in TURNS[wildcards.group][1]
+            f"results/pairs/{pair}.json" for pair in TURNS[wildcards.group].records()
         ],
     message:
         "Time in turns for {params.targets}"
     shell:
         "python -m transformer_core.measure.turns.job --reference {input.specs[0]}"
-        " --variant {params.variants} --comparing {params.comparing:q} --data {params.data}"
+        " --variant {params.variants} --pairs {params.pairs} --comparing {params.comparing:q} --data {params.data}"
         " --output {params.files} --target {params.targets} --sessions {output}.sessions"
         " --code {params.code}"
         " --log-file {log}"
@@ -79,9 +80,9 @@ if STUDY.time is not None:
             own=own_models(SPECS.values()),
             data=lambda wildcards, input: Path(input.shards[0]).parents[2],
             firsts=[
-                f"results/turns/{group}/{variant}.json"
-                for group, (reference, variants) in TURNS.items()
-                for variant in variants
+                f"results/turns/{group}/{pair}.json"
+                for group, turns in TURNS.items()
+                for pair in turns.records()
             ],
             claimed=as_text(json.dumps(claim_pairs(CLAIMS, STUDY))),
         message:

@@ -85,7 +85,8 @@ rule evaluate:
         "Translate the test split with {wildcards.variant}"
     shell:
         "python -m transformer_core.measure.processes.gpu_leases --count 1 --"
-        " python -m transformer_core.measure.evaluation.job --spec {input.spec} --run {input.run}"
+        " python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.measure.evaluation.job --spec {input.spec} --run {input.run}"
         " --weights {input.weights} --data {params.data} --output {output} --log-file {log}"
 
 

@@ -1,4 +1,4 @@
-"""All sessions of variants against their reference, and a record for each variant."""
+"""All sessions of sides that take turns, and a record for each comparison of two of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from transformer_core.measure.turns.kept_sessions import Kept
 from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
 from transformer_core.measure.turns.session_ratio import session_ratio
 from transformer_core.measure.turns.sides import Side, for_devices
-from transformer_core.measure.turns.stopping_rule import Stopped, enough, stop
+from transformer_core.measure.turns.stopping_rule import Pair, Stopped, enough, stop
 from transformer_core.measure.turns.turn_taking import Desk
 
 
@@ -27,36 +27,53 @@ def compare(
     code: str = "",
     again: Callable[[], None] = lambda: None,
 ) -> dict[str, PairedRun]:
-    """All sessions of the sides against the first, below ``folder``; a record for each side.
+    """:func:`compare_pairs` of every side but the first with the first; by name of the side."""
+    reference, *variants = (side.name for side in sides)
+    pairs = [(variant, reference) for variant in variants]
+    found = compare_pairs(sides, pairs, comparing, data, folder, command, code, again)
+    return {variant: run for (variant, _), run in found.items()}
 
-    Sessions of the same ``code`` that are there already count, unless they have been recorded with
-    the same settings: then the comparison is asked for anew.
 
-    A variant that cannot train gets its status, and the others begin anew without it. Where the
-    reference cannot, none of them can be compared. ``again`` is called where a side ended for a
-    reason that may be gone.
+def compare_pairs(
+    sides: Sequence[Side],
+    pairs: Sequence[Pair],
+    comparing: Comparing,
+    data: Path,
+    folder: Path,
+    command: str,
+    code: str = "",
+    again: Callable[[], None] = lambda: None,
+) -> dict[Pair, PairedRun]:
+    """All sessions of the sides, below ``folder``; a record for each of ``pairs``.
+
+    The first side is the one that says how many steps a turn has. Sessions of the same ``code``
+    that are there already count, unless they have been recorded with the same settings: then the
+    comparisons are asked for anew.
+
+    A side that cannot train gives its status to all of its pairs, and the others begin anew without
+    it. ``again`` is called where a side ended for a reason that may be gone.
     """
     started = datetime.now(UTC)
     comparing = for_devices(comparing, [side.spec for side in sides])
-    reference, *variants = sides
-    found: dict[str, PairedRun] = {}
-    while variants:
-        kept = Kept(folder, [reference, *variants], comparing, code)
-        found |= _sessions(kept, [reference, *variants], comparing, data, command, started, again)
-        variants = [side for side in variants if side.name not in found]
+    found: dict[Pair, PairedRun] = {}
+    while left := [pair for pair in pairs if pair not in found]:
+        needed = [side for side in sides if any(side.name in pair for pair in left)]
+        kept = Kept(folder, needed, comparing, code)
+        found |= _sessions(kept, needed, left, comparing, data, command, started, again)
     return found
 
 
 def _sessions(
     kept: Kept,
     sides: Sequence[Side],
+    pairs: Sequence[Pair],
     comparing: Comparing,
     data: Path,
     command: str,
     started: datetime,
     again: Callable[[], None],
-) -> dict[str, PairedRun]:
-    """The records of all sides but the first, or of the side that ended before the others."""
+) -> dict[Pair, PairedRun]:
+    """The records of ``pairs``, or of those with a side that ended before the others."""
     lines = SessionLines(f"{', '.join(side.name for side in sides[1:])} against {sides[0].name}")
     folder = kept.folder
     if kept.recorded(comparing):
@@ -70,31 +87,35 @@ def _sessions(
     with Desk(folder / DESK, several_hosts) as desk:
         sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)
         try:
-            stopped = _until_enough(sessions, lines, kept, done)
+            stopped = _until_enough(sessions, pairs, lines, kept, done)
         except SessionEndedError as error:
             ended = error
             if error.outcome.again:
                 again()
             log.info("%s: %s", lines.name, error)
     provenance = sessions.provenance or _provenance(sides, command, started)
-    return _records(sides, done, stopped, ended, provenance)
+    over = [pair for pair in pairs if ended is None or ended.side in pair]
+    return {pair: _record(pair, sides, done, stopped, ended, provenance) for pair in over}
 
 
 def _until_enough(
-    sessions: Sessions, lines: SessionLines, kept: Kept, done: list[Session]
+    sessions: Sessions,
+    pairs: Sequence[Pair],
+    lines: SessionLines,
+    kept: Kept,
+    done: list[Session],
 ) -> Stopped:
     """Make sessions, keep them and add them to ``done``; why there are no more of them."""
-    reference, *variants = (side.name for side in sessions.sides)
-    judge = enough(reference, variants, sessions.comparing)
-    while not (stopped := stop(done, reference, variants, sessions.comparing)):
+    judge = enough(pairs, sessions.comparing)
+    while not (stopped := stop(done, pairs, sessions.comparing)):
         lines.session = len(done) + 1
         session = sessions.run(lines.session, judge)
         kept.add(session)
         done.append(session)
         said = []
-        for name in variants:
-            ratio = session_ratio(session.rounds, reference, name)
-            said.append(f"{name} {ratio.estimate:+.4f} +- {2 * ratio.error:.4f}")
+        for variant, reference in pairs:
+            ratio = session_ratio(session.rounds, reference, variant)
+            said.append(f"{variant}/{reference} {ratio.estimate:+.4f} +- {2 * ratio.error:.4f}")
         log.info(
             "%s, session %d: %.2f s, log ratios %s",
             *(lines.name, session.number, session.seconds, ", ".join(said)),
@@ -102,32 +123,28 @@ def _until_enough(
     return stopped
 
 
-def _records(
+def _record(
+    pair: Pair,
     sides: Sequence[Side],
     done: Sequence[Session],
     stopped: Stopped | None,
     ended: SessionEndedError | None,
     provenance: Mapping[str, Provenance],
-) -> dict[str, PairedRun]:
-    """The record of each variant; of one that ended before the others, only its own."""
-    reference, *variants = (side.name for side in sides)
-    if ended is not None and ended.side != reference:
-        variants = [ended.side]
+) -> PairedRun:
+    """The record of a pair, without sessions where one of its sides ``ended`` before the others."""
+    variant, reference = pair
     outcome = ended.outcome if ended else Outcome(status="ok", reason=None)
-    return {
-        name: PairedRun(
-            reference=reference,
-            variant=name,
-            **outcome.of_a_result,
-            ended_by=ended.side if ended else None,
-            sessions=[] if ended else [of_two(session, reference, name) for session in done],
-            others=[side.name for side in sides[1:] if side.name != name],
-            stopped=stopped,
-            seconds=sum(session.seconds for session in done),
-            provenance={side: provenance[side] for side in (reference, name)},
-        )
-        for name in variants
-    }
+    return PairedRun(
+        reference=reference,
+        variant=variant,
+        **outcome.of_a_result,
+        ended_by=ended.side if ended else None,
+        sessions=[] if ended else [of_two(session, reference, variant) for session in done],
+        others=[side.name for side in sides if side.name not in pair],
+        stopped=stopped,
+        seconds=sum(session.seconds for session in done),
+        provenance={side: provenance[side] for side in (reference, variant)},
+    )
 
 
 def of_two(session: Session, reference: str, variant: str) -> Session:

@@ -31,10 +31,11 @@ from transformer_core.measure.processes.job_options import add_data, add_log_fil
 from transformer_core.measure.processes.launcher import lends_processes_only, spans_machines
 from transformer_core.measure.processes.order import shard_manifests
 from transformer_core.measure.processes.supervisor import end_on_request, exclusive
-from transformer_core.measure.turns.comparison import compare
+from transformer_core.measure.turns.comparison import compare_pairs
 from transformer_core.measure.turns.kept_sessions import leave_sessions
 from transformer_core.measure.turns.session import DESK
 from transformer_core.measure.turns.sides import Side, start_side
+from transformer_core.measure.turns.stopping_rule import Pair
 from transformer_core.measure.turns.turn_taking import POLL_SECONDS
 
 
@@ -75,8 +76,7 @@ def read_side(file: Path) -> Side:
     return Side(spec.variant, spec)
 
 
-@program
-def main() -> None:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.measure.turns.job",
         description="Time variants against their reference, in turns.",
@@ -88,7 +88,13 @@ def main() -> None:
     parser.add_argument("--comparing", required=True, help="comparison of the study, as JSON")
     add_data(parser)
     parser.add_argument(
-        "--output", type=Path, required=True, nargs="+", help="file of the record of each variant"
+        "--pairs",
+        nargs="+",
+        metavar="REFERENCE/VARIANT",
+        help="comparisons of two of them (default: each variant with the reference)",
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, nargs="+", help="file of each comparison's record"
     )
     parser.add_argument(
         "--target", type=Path, nargs="+", help="what is asked for instead of each OUTPUT"
@@ -100,28 +106,53 @@ def main() -> None:
         "--code", default="", help="what the sources say: sessions of others do not count"
     )
     add_log_file(parser)
+    return parser
+
+
+def pairs_of(asked: Sequence[str] | None, names: Sequence[str]) -> list[Pair]:
+    """The comparisons of a command line, each of two of ``names``, the reference first of them;
+    ValueError for one that is not."""
+    reference, *variants = names
+    pairs: list[Pair] = []
+    for text in asked or [f"{reference}/{variant}" for variant in variants]:
+        two, _, one = text.partition("/")
+        if {one, two} - {*names}:
+            raise ValueError(f"--pairs {text}: REFERENCE/VARIANT of {', '.join(names)}")
+        pairs.append((one, two))
+    return pairs
+
+
+@program
+def main() -> None:
+    parser = _parser()
     arguments = parser.parse_args()
-    targets: list[Path] = arguments.target or arguments.output
-    if not len(arguments.variant) == len(arguments.output) == len(targets):
-        parser.error("--output, --target: as many files as variants")
+    outputs: list[Path] = arguments.output
+    targets: list[Path] = arguments.target or outputs
+    files = [arguments.reference, *arguments.variant]
+    sides = [read_side(file) for file in files]
+    file_of = dict(zip((side.name for side in sides), files, strict=True))
+    try:
+        pairs = pairs_of(arguments.pairs, list(file_of))
+    except ValueError as error:
+        parser.error(str(error))
+    if not len(pairs) == len(outputs) == len(targets):
+        parser.error("--output, --target: as many files as comparisons")
     log_to(arguments.log_file)
     end_on_request()
-    outputs: list[Path] = arguments.output
     folder: Path = arguments.sessions or outputs[0].with_suffix("")
-    sides = [read_side(file) for file in (arguments.reference, *arguments.variant)]
     comparing = Comparing.model_validate_json(arguments.comparing)
     command = reproducing_command(targets[0])
     if lends_processes_only():
         lend(sides, arguments.data, folder, outputs[-1], command)
         return
     with exclusive(folder):
-        again = partial(count_failure, outputs[0].parent)
-        runs = compare(sides, comparing, arguments.data, folder, command, arguments.code, again)
-        for side, side_file, output, target in zip(
-            sides[1:], arguments.variant, outputs, targets, strict=True
-        ):
-            run = asked_for(runs[side.name], reproducing_command(target))
-            inputs = [side_file, arguments.reference, *shard_manifests(arguments.data)]
+        again = partial(count_failure, folder.with_suffix(""))
+        runs = compare_pairs(
+            sides, pairs, comparing, arguments.data, folder, command, arguments.code, again
+        )
+        for pair, output, target in zip(pairs, outputs, targets, strict=True):
+            run = asked_for(runs[pair], reproducing_command(target))
+            inputs = [*(file_of[name] for name in pair), *shard_manifests(arguments.data)]
             write_sealed(output, run.model_dump_json(indent=1) + "\n", inputs, of=target)
         leave_sessions(folder, comparing)
 

@@ -59,7 +59,7 @@ def measure(
     done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]
     if done:
         log.info("self-test: going on after %d sessions", len(done))
-    judge = enough(REFERENCE, [side.name for side in sides[1:]], comparing)
+    judge = enough([(side.name, REFERENCE) for side in sides[1:]], comparing)
     lines = SessionLines("self-test")
     began, first = time.monotonic(), len(done)
     with Desk(folder / DESK, spans_machines(sides[0].spec)) as desk:

@@ -164,20 +164,17 @@ class Sessions:
         return machine_state(probes)
 
     def _warm_up(self, ask: Ask) -> tuple[dict[str, float], int]:
-        """Seconds that the first steps of every side take, and how many steps a turn has."""
+        """Seconds that the first steps of every side take, and how many steps a turn has: as many
+        as the first side needs for a window."""
         self.progress("warm-up")
         comparing = self.comparing
         warm = {
             side.name: _slowest(ask(side, Turn(0, comparing.warmup_steps))).seconds
             for side in self.sides
         }
-        steps = 1
-        for side in self.sides:
-            pilot = ask(side, Turn(comparing.lead_steps, PILOT_STEPS))[0]
-            if side is self.sides[0]:
-                steps = ceil(comparing.window_seconds / (pilot.seconds / PILOT_STEPS))
-                steps = max(steps, comparing.window_steps)
-        return warm, steps
+        pilot = ask(self.sides[0], Turn(comparing.lead_steps, PILOT_STEPS))[0]
+        steps = ceil(comparing.window_seconds / (pilot.seconds / PILOT_STEPS))
+        return warm, max(steps, comparing.window_steps)
 
     def _rounds(self, ask: Ask, began: float, steps: int, enough: Enough) -> dict[str, Any]:
         """All rounds, and what of the processor others took during them."""

@@ -10,13 +10,15 @@ from schemas.results import Round, Session
 from transformer_core.measure.turns.session import Enough
 from transformer_core.measure.turns.session_ratio import session_ratio
 
+Pair = tuple[str, str]
+"""A comparison: the names of its variant and its reference."""
 Stopped = Literal["precision", "sessions", "budget"]
 
 
 def stop(
-    sessions: Sequence[Session], reference: str, variants: Sequence[str], comparing: Comparing
+    sessions: Sequence[Session], pairs: Sequence[Pair], comparing: Comparing
 ) -> Stopped | None:
-    """Why no further session is needed; None if one is.
+    """Why no further session is needed for ``pairs``; None if one is.
 
     Only the error within the sessions decides, never how far sessions are apart: to stop where two
     happen to agree would make all intervals too narrow.
@@ -25,37 +27,39 @@ def stop(
         return None
     if len(sessions) >= comparing.sessions_most:
         return "sessions"
-    if all(_error(sessions, reference, name) < comparing.precision for name in variants):
+    if all(_error(sessions, pair) < comparing.precision for pair in pairs):
         return "precision"
     spent = [session.seconds for session in sessions]
-    if sum(spent) + fmean(spent) > _budget(comparing, variants):
+    if sum(spent) + fmean(spent) > _budget(comparing, pairs):
         return "budget"
     return None
 
 
-def enough(reference: str, variants: Sequence[str], comparing: Comparing) -> Enough:
+def enough(pairs: Sequence[Pair], comparing: Comparing) -> Enough:
     """When a session has its part of the precision, or of the budget."""
-    part = _budget(comparing, variants) / comparing.sessions_least
+    part = _budget(comparing, pairs) / comparing.sessions_least
 
-    def precise(rounds: Sequence[Round], variant: str) -> bool:
+    def precise(rounds: Sequence[Round], pair: Pair) -> bool:
         """Whether this session, with all others like it, would be precise enough."""
+        variant, reference = pair
         error = session_ratio(rounds, reference, variant).error
         return 2 * error < comparing.precision * sqrt(comparing.sessions_least)
 
     def judge(rounds: Sequence[Round], seconds: float) -> bool:
         if len(rounds) < comparing.pairs:
             return False
-        return seconds > part or all(precise(rounds, variant) for variant in variants)
+        return seconds > part or all(precise(rounds, pair) for pair in pairs)
 
     return judge
 
 
-def _error(sessions: Sequence[Session], reference: str, variant: str) -> float:
+def _error(sessions: Sequence[Session], pair: Pair) -> float:
     """Twice the standard error of the ratio, from the windows alone."""
+    variant, reference = pair
     errors = [session_ratio(session.rounds, reference, variant).error for session in sessions]
     return 2 * sqrt(fmean(error**2 for error in errors) / len(errors))
 
 
-def _budget(comparing: Comparing, variants: Sequence[str]) -> float:
-    """Seconds for all sessions of ``variants`` and their reference."""
-    return comparing.budget * (1 + len(variants)) / 2
+def _budget(comparing: Comparing, pairs: Sequence[Pair]) -> float:
+    """Seconds for all sessions of the sides that are compared."""
+    return comparing.budget * len({name for pair in pairs for name in pair}) / 2

@@ -37,7 +37,7 @@ def begin(
 ) -> tuple[Timekeeper, str]:
     """Start the clock for Snakemake's ``jobs``; what keeps it, and what to say at the start.
 
-    ``groups`` are the variants of each comparison job.
+    ``groups`` are the sides of each comparison job.
     """
     counts: dict[str, int] = {}
     shares: dict[str, float] = {}

@@ -1,13 +1,15 @@
 """How long jobs are expected to take: as others of their rule took on this host, else a guess.
 
 A guess is a range. It rests on what this host does at the time: how fast it multiplies matrices,
-and how long this very program took to start.
+and how long this very program took to start. Once jobs that train have ended, those of the other
+rules that train are expected at the same place of their ranges.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import log, prod
+from statistics import fmean
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
@@ -17,8 +19,13 @@ from transformer_core.plan.reservations import step_flops
 STARTS = (0.3, 2.0)
 """Least and most that a job takes to start, in times of this program's start: a fork of a process
 that has imported everything, and an import from a slow disk."""
-EFFICIENCY = (0.7, 0.05)
-"""Most and least of the rate of a matrix product that a training reaches."""
+EFFICIENCY = (1.5, 0.3)
+"""Most and least of the rate of a matrix product that a training would reach if all its rows were
+as long as they may be: the shorter they are, the faster it seems."""
+TRAINS = ("train", "train_again", "short_run", "evaluate", "profile", "memory")
+"""Rules whose jobs are about as long as a training."""
+ALIKE = (0.6, 1.7)
+"""Range around the place where others that train were in their ranges."""
 LARGE = 512
 """Width of the matrices that are multiplied."""
 TRIES = 20
@@ -60,7 +67,7 @@ def guesses(
 ) -> dict[str, Range]:
     """A guess for a job of each rule that trains or is budgeted; of others, see :func:`expected`.
 
-    ``groups`` are the variants of each comparison job, ``start`` the seconds that this program took
+    ``groups`` are the sides of each comparison job, ``start`` the seconds that this program took
     to start, ``rate`` what :func:`matrix_rate` says.
     """
     flops = [step_flops(spec, study.tokenizer.vocabulary) for spec in specs.values()]
@@ -68,11 +75,9 @@ def guesses(
     # A step is computed, a training runs its steps.
     training = Range(*(study.training.steps * step / share for share in EFFICIENCY))
     begin = Range(*(factor * start for factor in STARTS))
-    trains = ("train", "train_again", "short_run", "evaluate", "profile", "memory")
-    found = dict.fromkeys(trains, begin + training)
+    found = dict.fromkeys(TRAINS, begin + training)
     if groups:
-        sides = sum(1 + variants for variants in groups) / len(groups)
-        budget = study.comparison.budget * sides / 2
+        budget = study.comparison.budget * sum(groups) / len(groups) / 2
         found["turns"] = begin + Range(budget / 2, 1.5 * budget)
     if study.search is not None:
         budget = study.search.budget
@@ -89,7 +94,22 @@ def expected(
     """Seconds of a job of a rule."""
     if rule in known and known[rule].count:
         return Range(*(factor * known[rule].mean for factor in SPREAD))
+    if rule in TRAINS and rule in guessed:
+        return _as_others(guessed[rule], known, guessed)
     return guessed.get(rule, Range(*(factor * start for factor in STARTS)))
+
+
+def _as_others(guess: Range, known: Mapping[str, JobTimes], guessed: Mapping[str, Range]) -> Range:
+    """A guess for jobs that train, narrowed to where those that have ended were in theirs."""
+    places = [
+        log(known[rule].mean / guessed[rule].low) / log(guessed[rule].high / guessed[rule].low)
+        for rule in TRAINS
+        if rule in guessed and rule in known and known[rule].seconds > 0
+    ]
+    if not places or guess.low <= 0:
+        return guess
+    mean = guess.low * (guess.high / guess.low) ** fmean(places)
+    return Range(*(factor * mean for factor in ALIKE))
 
 
 def total(

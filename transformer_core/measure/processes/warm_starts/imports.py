@@ -20,6 +20,7 @@ IMPORTS = (
 
 JOBS = (
     "transformer_core.measure.alone.job",
+    "transformer_core.measure.evaluation.job",
     "transformer_core.measure.memory.anatomy.job",
     "transformer_core.measure.trajectory.job",
     "transformer_core.profiling.capture.job",
