@@ -41,9 +41,8 @@ rule short_run:
         f"{TRAJECTORIES}/{{run}}/run.log",
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
-    # Not timed, so that two share the cores, each with as many threads as the timed run has: what
-    # was timed is what is certified.
-    threads: (CORES + 1) // 2
+    # As many threads as the timed run has: what was timed is what is certified.
+    threads: CORES
     resources:
         **needs(lambda wildcards: [SHORT_RUNS[wildcards.run].spec]),
     params:
