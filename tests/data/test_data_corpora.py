@@ -9,10 +9,13 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from schemas.config.corpus import AnyCorpus, Filter
+from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
 from schemas.results import CorpusSplit
 from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.corpus_rows import Pair
 from transformer_core.data.corpus.job import SCHEMA, main, read_split
+from transformer_core.data.corpus.pair_filter import PairFilter
+from transformer_core.data.corpus.readers import open_split
 
 
 def corpus(folder: Path, source: str, target: str) -> AnyCorpus:
@@ -146,6 +149,33 @@ def test_empty_files_and_nothing_left_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"none of 2 pairs is left \(too_long 2; the first: .*:1"):
         read(tmp_path, corpus(tmp_path, "abc\nabc\n", "x\ny\n"), max_characters=2)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_columns_are_filtered_as_rows_are(tmp_path: Path) -> None:
+    corpus = GrammarCorpus(kind="grammar", train_pairs=12_345, names=500)
+    found = []
+    for rules in ({}, {"max_characters": 80, "too_long": "skip"}):
+        report, table = read(tmp_path, corpus, **rules)
+        pair_filter = PairFilter(Filter(**rules), open_split(corpus, "train"))
+        kept = pair_filter.keep(list(open_split(corpus, "train").rows()))
+        assert [Pair(**row) for row in table.to_pylist()] == kept
+        assert (report.pairs_read, report.skipped) == (12_345, pair_filter.skipped)
+        assert report.examples == pair_filter.examples
+        found.append(report.pairs_kept)
+    assert found[0] == 12_345 > found[1] > 0
+
+
+@pytest.mark.parametrize("odd", ["", " b", "b\u2003", "b\x1f", "bbbbb", "ü" * 4])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_columns_with_something_odd_are_looked_at_one_by_one(odd: str, side: str) -> None:
+    texts = {"source": ["a", "üüü"], "target": ["üüü", "a"]}
+    reader = open_split(GrammarCorpus(kind="grammar"), "train")
+    pair_filter = PairFilter(Filter(max_characters=3), reader)
+    schema = pa.schema(dict.fromkeys(texts, pa.large_string()))
+    assert pair_filter.keep_columns(pa.record_batch(texts, schema=schema))
+    assert pair_filter.read == 2
+    assert not pair_filter.keep_columns(pa.record_batch(texts | {side: ["a", odd]}, schema=schema))
+    assert pair_filter.read == 2
 
 
 def arguments(folder: Path, found: str, rules: str = "{}", split: str = "train") -> list[str]:

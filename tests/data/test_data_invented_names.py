@@ -1,12 +1,15 @@
 """Invented names: the same in both languages, many of them, and few that are frequent."""
 
 import re
+from bisect import bisect
 from collections import Counter
+from itertools import accumulate, islice
+from random import Random
 
 import pytest
 
 from transformer_core.data.grammar import generate
-from transformer_core.data.grammar.invented_names import invented_names
+from transformer_core.data.grammar.invented_names import draw_names, invented_names, rename
 from transformer_core.data.grammar.proper_names import FIRST_NAMES
 
 NAMES = 60_000
@@ -68,3 +71,21 @@ def test_the_vocabulary_grows(plain, renamed) -> None:
         for pairs in (plain, renamed)
     ]
     assert sizes[1] > 1.3 * sizes[0]
+
+
+def test_every_name_of_both_sentences_is_replaced_by_the_next_one() -> None:
+    pair = "Anna's Jonas met Mia, Annas and Paris.", "Annas Jonas traf Mia, Anna und Parisien."
+    found = rename(pair, iter(["One", "Two", "Three"]))
+    assert found == (
+        "One's Two met Three, Ones and Paris.",
+        "Ones Two traf Three, One und Parisien.",
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, NAMES])
+def test_names_are_drawn_one_by_one_or_together_alike(count: int) -> None:
+    sums = list(accumulate(1 / rank for rank in range(1, count + 1)))
+    random = Random("seed").random
+    ranks = (bisect(sums, random() * sums[-1], hi=count - 1) for _ in range(2_500))
+    one_by_one = [invented_names(count)[rank] for rank in ranks]
+    assert list(islice(draw_names(Random("seed").random, count), 2_500)) == one_by_one

@@ -255,12 +255,18 @@ def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path: Path) -> Non
         list(datasets_reader(tmp_path).rows())
 
 
-def test_a_grammar_corpus_is_the_same_from_several_processes() -> None:
+@pytest.mark.parametrize("size", [999, 1_000, 10_000])
+def test_a_grammar_corpus_is_the_same_from_several_processes(size: int) -> None:
     data = {"kind": "grammar", "train_pairs": 2_500, "seed": 5}
     corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
-    alone = list(open_split(corpus, "train").rows())
-    assert len(alone) == 2_500
-    assert list(open_split(corpus, "train", processes=2).rows()) == alone
+    expected = [row[1:] for row in open_split(corpus, "train").rows()]
+    for processes in (1, 2):
+        columns = open_split(corpus, "train", processes=processes).columns
+        assert columns is not None
+        batches = list(columns(size))
+        assert max(batch.num_rows for batch in batches) == min(size, 2_500)
+        texts = pa.Table.from_batches(batches).to_pydict()
+        assert list(zip(texts["source"], texts["target"], strict=True)) == expected
 
 
 def test_grammar_corpus_knows_its_size_and_splits() -> None:

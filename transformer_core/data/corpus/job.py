@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
@@ -21,11 +22,12 @@ from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, sha256
 from transformer_core.common.progress import Progress
 from transformer_core.common.seals import seal, write_sealed
+from transformer_core.data.arrays import arrow_array
 from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.corpus_rows import Pair, Row
 from transformer_core.data.corpus.length_histogram import Counts, add_counts, count_lengths
 from transformer_core.data.corpus.pair_filter import PairFilter, check_any_left
-from transformer_core.data.corpus.readers import open_split
+from transformer_core.data.corpus.readers import Reader, open_split
 
 LOG = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ def read_split(
     schema = SCHEMA.with_metadata(metadata)
     with atomic_path(pairs_path) as temporary:
         with Progress(f"{corpus.name} {split}", "pairs", reader.total) as progress:
-            lengths = _write_pairs(temporary, schema, reader.rows(), pair_filter, progress)
+            lengths = _write_pairs(temporary, schema, reader, pair_filter, progress)
         kept = sum(lengths.source.values())
         check_any_left(pair_filter, kept, reader)
     report = CorpusSplit(
@@ -87,26 +89,40 @@ def read_split(
 def _write_pairs(
     path: Path,
     schema: pa.Schema,
-    rows: Iterator[Row],
+    reader: Reader,
     pair_filter: PairFilter,
     progress: Progress,
 ) -> LengthHistogram:
-    """Write the pairs of ``rows`` that are kept; how long they are, in characters."""
+    """Write the pairs of ``reader`` that are kept; how long they are, in characters."""
     lengths: dict[str, Counts] = {"source": {}, "target": {}}
     with (
         _no_collector(),
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(sink, schema) as writer,
     ):
-        for chunk in _chunks(rows):
-            kept = pair_filter.keep(chunk)
-            if kept:
-                batch = _batch(kept, schema)
+        for batch in _kept(reader, schema, pair_filter):
+            if batch.num_rows:
                 writer.write_batch(batch)
                 for side, total in lengths.items():
                     lengths[side] = add_counts([total, _characters(batch.column(side))])
-            progress.update(len(chunk))
+            progress.update(pair_filter.read - progress.done)
     return LengthHistogram(unit="characters", source=lengths["source"], target=lengths["target"])
+
+
+def _kept(reader: Reader, schema: pa.Schema, pair_filter: PairFilter) -> Iterator[pa.RecordBatch]:
+    """What is kept of every ``BATCH_PAIRS`` rows, which may be nothing."""
+    if reader.columns is None:
+        for chunk in _chunks(reader.rows()):
+            yield _batch(pair_filter.keep(chunk), schema)
+        return
+    for columns in reader.columns(BATCH_PAIRS):
+        lines = np.arange(pair_filter.read + 1, pair_filter.read + 1 + columns.num_rows)
+        if pair_filter.keep_columns(columns):
+            yield pa.record_batch([*columns.columns, arrow_array(lines)], schema=schema)
+        else:
+            texts = (column.to_pylist() for column in columns.columns)
+            rows = [Pair(*row) for row in zip(lines.tolist(), *texts, strict=True)]
+            yield _batch(pair_filter.keep(rows), schema)
 
 
 @contextmanager
@@ -127,7 +143,7 @@ def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
 
 
 def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:
-    lines, sources, targets = zip(*kept, strict=True)
+    lines, sources, targets = zip(*kept, strict=True) if kept else ((), (), ())
     columns = [
         pa.array(sources, pa.large_string()),
         pa.array(targets, pa.large_string()),

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from schemas.config.corpus import Filter, Problem
 from schemas.results import SkippedPair
 from transformer_core.data.corpus.corpus_error import CorpusError, snippet, where
@@ -46,6 +49,19 @@ class PairFilter:
             else:
                 kept.append(Pair(row.line, source, target))
         return kept
+
+    def keep_columns(self, columns: pa.RecordBatch) -> bool:
+        """Whether all pairs of the columns source and target can be used as they are; they are then
+        read. If not, :meth:`keep` has to look at each."""
+        limit = self._rules.max_characters
+        for texts in columns.columns:
+            lengths = pc.utf8_length(texts)
+            shortest, longest = pc.min_max(lengths).as_py().values()
+            inner = pc.utf8_length(pc.utf8_trim_whitespace(texts))
+            if not 0 < shortest <= longest <= limit or not inner.equals(lengths):
+                return False
+        self.read += columns.num_rows
+        return True
 
     def _empty(self, row: Pair, source: str) -> None:
         of_target = source or not self._reader.paired

@@ -9,6 +9,8 @@ from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
 
+import pyarrow as pa
+
 from schemas.config.corpus import (
     AnyCorpus,
     DatasetsCorpus,
@@ -53,6 +55,9 @@ class Reader:
     """Number of rows, where it is known beforehand."""
     paired: bool = True
     """Whether a row is a pair; else it is a text, and its source is empty."""
+    columns: Callable[[int], Iterator[pa.RecordBatch]] | None = None
+    """The same rows as columns source and target, at most so many at a time, where all are pairs
+    and that is quicker than one by one."""
 
 
 def open_split(
@@ -120,23 +125,37 @@ def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:
     name = f"grammar (seed {corpus.seed})"
 
     def rows() -> Iterator[Row]:
-        made = chain.from_iterable(_grammar_chunks(corpus, split, count, processes))
-        return (Pair(line, *pair) for line, pair in enumerate(islice(made, count), start=1))
+        made = grammar.generate(corpus.seed, split, count, corpus.names)
+        return (Pair(line, *pair) for line, pair in enumerate(made, start=1))
 
-    return Reader([name], name, name, rows, count)
+    columns = partial(_grammar_columns, corpus, split, count, processes)
+    return Reader([name], name, name, rows, count, columns=columns)
 
 
-def _grammar_chunks(
-    corpus: GrammarCorpus, split: Split, count: int, processes: int
-) -> Iterator[list[tuple[str, str]]]:
-    make = partial(grammar.generate_chunk, corpus.seed, split, names=corpus.names)
-    chunks = range(-(-count // grammar.CHUNK))
-    if processes == 1 or len(chunks) < processes:
-        yield from map(make, chunks)
+def _grammar_columns(
+    corpus: GrammarCorpus, split: Split, count: int, processes: int, size: int
+) -> Iterator[pa.RecordBatch]:
+    make = partial(_generated, corpus, split)
+    batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    if processes == 1 or len(batches) < processes:
+        yield from map(make, batches)
         return
     # Not forked: Arrow may have started threads.
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=gc.disable) as workers:
-        yield from in_order(workers, make, chunks, 4 * processes)
+        yield from in_order(workers, make, batches, 4 * processes)
+
+
+def _generated(corpus: GrammarCorpus, split: Split, numbers: range) -> pa.RecordBatch:
+    """The generated pairs of these ``numbers``, from 0."""
+    first = numbers.start // grammar.CHUNK
+    chunks = range(first, -(-numbers.stop // grammar.CHUNK))
+    made = chain.from_iterable(
+        grammar.generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in chunks
+    )
+    before = first * grammar.CHUNK
+    sides = zip(*islice(made, numbers.start - before, numbers.stop - before), strict=True)
+    texts = [pa.array(side, pa.large_string()) for side in sides]
+    return pa.record_batch(texts, names=["source", "target"])
 
 
 def _text(source: Path, target: Path, names: list[str], limits: ReadingLimits) -> Reader:

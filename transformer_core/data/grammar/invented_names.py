@@ -7,9 +7,12 @@ of about 1/n (Zipf, Human Behavior and the Principle of Least Effort, 1949).
 """
 
 import re
-from bisect import bisect
+from collections.abc import Iterator
 from functools import cache
 from itertools import accumulate, product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from transformer_core.data.grammar.phrases import Random
 from transformer_core.data.grammar.proper_names import CITIES, FIRST_NAMES
@@ -35,8 +38,13 @@ _STRIDE = 1_000_003
 """A prime that does not divide the number of combinations, so that names next to each other in rank
 look different."""
 
-_KNOWN = frozenset([*FIRST_NAMES, *(english for english, german in CITIES if english == german)])
-_CAPITALISED = re.compile("[A-Z][a-z]+")
+_AT_ONCE = 1_000
+"""Names that are looked up together: one alone is slowly found among many."""
+
+_KNOWN = {*FIRST_NAMES, *(english for english, german in CITIES if english == german)}
+# A word that is a name, or the genitive of one (Annas) and no name itself.
+_NAMES = {f"{name}s": name for name in _KNOWN} | {name: name for name in _KNOWN}
+_WORD = re.compile(f"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?![a-z])")
 
 
 @cache
@@ -45,45 +53,52 @@ def invented_names(count: int) -> list[str]:
     if count > MOST_NAMES:
         raise ValueError(f"there are {MOST_NAMES} invented names, not {count}")
     parts = list(product(_ONSETS, _VOWELS, _MIDDLES, _ENDS))
-    # Some come about in two ways.
-    names = dict.fromkeys("".join(parts[rank * _STRIDE % len(parts)]) for rank in range(len(parts)))
-    return list(names)[:count]
+    names: dict[str, None] = {}
+    for rank in range(len(parts)):
+        if len(names) == count:
+            break
+        # Some come about in two ways.
+        names["".join(parts[rank * _STRIDE % len(parts)])] = None
+    return list(names)
 
 
 @cache
-def _up_to(count: int) -> list[float]:
-    """Sums of 1/n over the ranks of ``count`` names."""
-    return list(accumulate(1 / rank for rank in range(1, count + 1)))
+def _up_to(count: int) -> NDArray[np.float64]:
+    """[count] sums of 1/n over the ranks of ``count`` names."""
+    return np.array(list(accumulate(1 / rank for rank in range(1, count + 1))))
 
 
-def draw_name(random: Random, count: int) -> str:
-    """One of the first ``count`` invented names, by Zipf's law."""
-    sums = _up_to(count)
-    return invented_names(count)[bisect(sums, random() * sums[-1], hi=count - 1)]
+def draw_names(random: Random, count: int) -> Iterator[str]:
+    """Names without end, of the first ``count`` invented ones, by Zipf's law."""
+    names, sums = invented_names(count), _up_to(count)
+    while True:
+        drawn = np.array([random() for _ in range(_AT_ONCE)]) * sums[-1]
+        # What rounding takes beyond the last sum is the last name.
+        for rank in np.searchsorted(sums[:-1], drawn, side="right").tolist():
+            yield names[rank]
 
 
-def rename(pair: tuple[str, str], random: Random, count: int) -> tuple[str, str]:
-    """A sentence pair with an invented name for every name that both sentences have.
+def rename(pair: tuple[str, str], names: Iterator[str]) -> tuple[str, str]:
+    """A sentence pair with the next of ``names`` for every name that both sentences have.
 
     A name keeps its place, its ending (``Anna's``, ``Annas``) and its twin in the other sentence.
     """
-    english, german = pair
-    named = dict.fromkeys(filter(None, map(_name, _CAPITALISED.findall(english))))
-    if not named:
+    # Names are at the odd places.
+    english = _WORD.split(pair[0])
+    if len(english) == 1:
         return pair
-    german_names = set(map(_name, _CAPITALISED.findall(german)))
-    others = {name: draw_name(random, count) for name in named if name in german_names}
-
-    def other(found: re.Match[str]) -> str:
-        word = found[0]
-        name = _name(word)
-        return others[name] + word[len(name) :] if name in others else word
-
-    return _CAPITALISED.sub(other, english), _CAPITALISED.sub(other, german)
+    german = _WORD.split(pair[1])
+    german_names = {_NAMES[word] for word in german[1::2]}
+    named = dict.fromkeys(_NAMES[word] for word in english[1::2])
+    others = {name: next(names) for name in named if name in german_names}
+    return _replaced(english, others), _replaced(german, others)
 
 
-def _name(word: str) -> str:
-    """The known name in a word, which may be a genitive (``Annas``); empty if there is none."""
-    if word in _KNOWN:
-        return word
-    return word[:-1] if word.endswith("s") and word[:-1] in _KNOWN else ""
+def _replaced(pieces: list[str], others: dict[str, str]) -> str:
+    """The sentence of these pieces, of which those at odd places are names."""
+    for place in range(1, len(pieces), 2):
+        word = pieces[place]
+        name = _NAMES[word]
+        if name in others:
+            pieces[place] = others[name] + word[len(name) :]
+    return "".join(pieces)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from random import Random
 
 from schemas.config.corpus import Split
-from transformer_core.data.grammar.invented_names import rename
+from transformer_core.data.grammar.invented_names import draw_names, rename
 from transformer_core.data.grammar.patterns import pattern_table
 
 CHUNK = 1_000
@@ -26,10 +26,10 @@ def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[
     patterns = pattern_table()
     # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
     random = Random(f"{seed}/{split}/{chunk}").random
-    draw_names = Random(f"{seed}/{split}/{chunk}/names").random
+    new_names = draw_names(Random(f"{seed}/{split}/{chunk}/names").random, names)
     pairs = []
     for _ in range(CHUNK):
         english, german = patterns[int(random() * len(patterns))](random)
         pair = (english[0].upper() + english[1:], german[0].upper() + german[1:])
-        pairs.append(rename(pair, draw_names, names) if names else pair)
+        pairs.append(rename(pair, new_names) if names else pair)
     return pairs
