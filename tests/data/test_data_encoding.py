@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, proce
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import PIECES, adversarial_lines
-from transformer_core.data.arrays import evenly_spaced, ranges
+from transformer_core.data.arrays import evenly_spaced, ranges, utf8
+from transformer_core.data.tokenizing.distinct_words import distinct_words
 from transformer_core.data.tokenizing.encoding import (
     Encoded,
     Encoder,
@@ -78,6 +79,41 @@ def test_equals_the_tokenizer_id_for_id(bpe, shared, values):
     assert lists(encoded) == expected(bpe, values)
     assert encoded.offsets[0] == 0
     assert encoded.offsets[-1] == len(encoded.ids)
+
+
+@steady
+@given(values=st.lists(texts | punctuated), start=st.integers(0, 2))
+def test_words_that_are_not_kept_have_the_same_ids(bpe, shared, values, start):
+    column_of_all = column(values)[start:]
+    found = Encoder(bpe, keep=False).encode(column_of_all)
+    kept = shared.encode(column_of_all)
+    assert found.ids.tolist() == kept.ids.tolist()
+    assert found.offsets.tolist() == kept.offsets.tolist()
+    assert found.ids.dtype == kept.ids.dtype
+
+
+@pytest.mark.parametrize("kind", BY_WORD)
+def test_other_tokenizers_are_equalled_without_a_table(kind):
+    values = adversarial_lines(300)
+    assert lists(Encoder(tokenizer(kind), keep=False).encode(column(values))) == expected(
+        tokenizer(kind), values
+    )
+
+
+@steady
+@given(values=st.lists(texts | punctuated, min_size=1), punctuation=st.booleans())
+def test_distinct_words_are_those_of_the_table(values, punctuation):
+    if not any(values):
+        return
+    data, limits = utf8(column(values))
+    table = WordTable(1 << 10, 1 << 16, np.dtype(np.uint16), punctuation)
+    entries = table.find(data, limits)
+    words = table.add(data, entries).to_pylist()
+    found = distinct_words(data, limits, punctuation)
+    by_number = found.words.to_pylist()
+    assert len(set(by_number)) == len(by_number)
+    assert [by_number[n] for n in found.numbers] == [words[n] for n in entries.entries]
+    assert found.firsts.tolist() == entries.firsts.tolist()
 
 
 @pytest.mark.parametrize("kind", BY_WORD)

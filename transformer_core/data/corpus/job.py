@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.config.corpus import SPLITS, AnyCorpus, Filter, Split
-from schemas.results import CorpusSplit, LengthHistogram
+from schemas.results.data import CorpusSplit, LengthHistogram
 from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, sha256
 from transformer_core.common.progress import Progress

@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.results import CorpusSplit
+from schemas.results.data import CorpusSplit
 from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import check
 from transformer_core.data.corpus.corpus_error import CorpusError

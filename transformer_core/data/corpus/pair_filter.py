@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.config.corpus import Filter, Problem
-from schemas.results import SkippedPair
+from schemas.results.data import SkippedPair
 from transformer_core.data.corpus.corpus_error import CorpusError, snippet, where
 from transformer_core.data.corpus.corpus_rows import Invalid, Pair, Row
 from transformer_core.data.corpus.readers import Reader

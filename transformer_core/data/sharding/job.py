@@ -21,19 +21,19 @@ from typing import Any
 
 import pyarrow as pa
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
 from schemas.config.corpus import Filter
 from schemas.errors import ConfigError, from_validation
-from schemas.results import CorpusSplit, LengthHistogram, ShardManifest, ShardProgress, TextRows
+from schemas.results.data import CorpusSplit, LengthHistogram, ShardManifest, TextRows
 from transformer_core.common.endings import in_words, program
 from transformer_core.common.files import sha256
 from transformer_core.common.progress import Progress
-from transformer_core.common.sources.fingerprint import Sources
 from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.pair_file import PairFile
 from transformer_core.data.in_order import in_order
 from transformer_core.data.sharding.shard_manifest import check_any_left, write_manifest
-from transformer_core.data.sharding.shard_writer import ShardWriter, unfinished
+from transformer_core.data.sharding.shard_writer import Done, ShardWriter, unfinished
 from transformer_core.data.texts.context_rows import context_rows, no_texts
 from transformer_core.data.tokenizing.encoding import Encoded, Encoder
 from transformer_core.data.tokenizing.job import load_tokenizer
@@ -42,7 +42,9 @@ PAIRS_PER_SHARD = 500_000
 _PIECE = 1 << 22
 """Bytes of text that a thread works on at a time."""
 _LITTLE = 1 << 22
-"""Bytes of pairs that are encoded before the table of words would be compiled."""
+"""Bytes of pairs that are encoded before words are told apart."""
+_MUCH = 1 << 25
+"""Bytes of pairs from which on the table of words, which is compiled code, is worth its import."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,13 @@ def write_shards(
     manifest_path.unlink(missing_ok=True)
     description = pairs.description()
     tokenizer = load_tokenizer(tokenizer_path)
-    encoder = Encoder(tokenizer, by_word=description.bytes // part.of >= _LITTLE)
+    encoder = _encoder(tokenizer, description.bytes // part.of)
     first, end = part.pairs(len(pairs))
     vocabulary = tokenizer.get_vocab_size()
     nothing = _empty_manifest(description, encoder, vocabulary, tokenizer_path, context)
     settings = [rules.canonical_json(), pairs_per_shard, first, end, context]
-    work = _digest([description.sha256, nothing.tokenizer_sha256, *settings, _code()])
-    done = unfinished(output, work) or ShardProgress(work=work, next_pair=first, manifest=nothing)
+    work = partial(_work, [description.sha256, nothing.tokenizer_sha256, *settings])
+    done = unfinished(output, work) or Done(first, nothing, work)
     writer = ShardWriter(output, done, rules, description.files, pairs_per_shard)
     encode, add = partial(_encode, encoder), writer.add
     if context is not None:
@@ -112,6 +114,11 @@ def write_shards(
         check_any_left(manifest, pairs.path, rules)
     write_manifest(manifest, manifest_path)
     return manifest
+
+
+def _encoder(tokenizer: Tokenizer, size: int) -> Encoder:
+    """The one that is soonest done with so many bytes of pairs."""
+    return Encoder(tokenizer, by_word=size >= _LITTLE, keep=size >= _MUCH)
 
 
 def _empty_manifest(
@@ -150,13 +157,16 @@ def _encode(encoder: Encoder, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, En
     return piece, encoder.encode(piece.column("source")), encoder.encode(piece.column("target"))
 
 
-def _digest(content: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+def _work(inputs: list[Any]) -> str:
+    return hashlib.sha256(json.dumps([*inputs, _code()]).encode()).hexdigest()
 
 
 @cache
 def _code() -> str:
     """What this job depends on among the sources: what other code began is not gone on with."""
+    # To find that takes as long as a small corpus, which ends before anybody asks.
+    from transformer_core.common.sources.fingerprint import Sources
+
     return Sources().fingerprint(["transformer_core.data.sharding.job"])
 
 

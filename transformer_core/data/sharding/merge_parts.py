@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from schemas.config.corpus import Filter
 from schemas.errors import ConfigError
-from schemas.results import LengthHistogram, ShardManifest
+from schemas.results.data import LengthHistogram, ShardManifest
 from transformer_core.common.endings import in_words, program
 from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import check

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from schemas.config.corpus import Filter
-from schemas.results import LengthHistogram, Shard, ShardManifest
+from schemas.results.data import LengthHistogram, Shard, ShardManifest
 from transformer_core.common.seals import write_sealed
 from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.length_histogram import add_counts, count_lengths

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError
-from schemas.results import Shard, ShardManifest
+from schemas.results.data import Shard, ShardManifest
 from transformer_core.common import seals
 from transformer_core.common.files import sha256
 from transformer_core.common.reproducing import remake

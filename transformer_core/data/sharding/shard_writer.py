@@ -1,6 +1,8 @@
 """Writing of shards, each followed by the progress from which a killed job goes on."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.config.corpus import Filter
-from schemas.results import Shard, ShardManifest, ShardProgress, SkippedPair
+from schemas.results.data import Shard, ShardManifest, ShardProgress, SkippedPair
 from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.seals import digest
 from transformer_core.data.arrays import arrow_array
@@ -24,21 +26,40 @@ _TOKENS_PER_SHARD = 1 << 26
 """A shard has hardly more tokens, however long its sentences: it is made in memory."""
 
 
-def unfinished(folder: Path, work: str) -> ShardProgress | None:
+@dataclass(frozen=True)
+class Done:
+    """How far a job is."""
+
+    next_pair: int
+    """The first pair of the split that no finished shard holds or leaves out."""
+    manifest: ShardManifest
+    """The manifest as far as it is known."""
+    work: Callable[[], str]
+    """What is being done: checksum of input, settings and code."""
+
+    def write(self, folder: Path) -> None:
+        """Keep it in ``folder``, for a job that goes on from here."""
+        kept = ShardProgress(
+            work=self.work(), next_pair=self.next_pair, manifest=self.manifest
+        ).model_dump_json()
+        write_text(folder / PROGRESS, kept)
+
+
+def unfinished(folder: Path, work: Callable[[], str]) -> Done | None:
     """What an earlier job left of the same work, if its shards are as it left them."""
     for torn in folder.glob(".shard-*.tmp"):
         torn.unlink()
     try:
         text = (folder / PROGRESS).read_bytes()
         found = ShardProgress.model_validate_json(text)
-        if found.work != work or any(
+        if found.work != work() or any(
             sha256(folder / s.file) != s.sha256 for s in found.manifest.shards
         ):
             return None
     except (OSError, ValidationError):
         return None
     logger.info("%s: goes on after %s finished shards", folder, len(found.manifest.shards))
-    return found
+    return Done(found.next_pair, found.manifest, work)
 
 
 class ShardWriter:
@@ -50,7 +71,7 @@ class ShardWriter:
     def __init__(
         self,
         folder: Path,
-        done: ShardProgress,
+        done: Done,
         rules: Filter,
         files: list[str],
         pairs_per_shard: int,
@@ -88,7 +109,7 @@ class ShardWriter:
             start = stop
             if self._pairs == self._full or self._tokens >= _TOKENS_PER_SHARD:
                 self._flush()
-                write_text(self._folder / PROGRESS, self._done.model_dump_json())
+                self._done.write(self._folder)
 
     def add_rows(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
         """Append rows of the texts of ``batch``; their source is empty. A full shard is written.
@@ -103,7 +124,7 @@ class ShardWriter:
         self._bytes += int(pc.sum(pc.binary_length(batch.column("target"))).as_py() or 0)
         if self._pairs >= self._full or self._tokens >= _TOKENS_PER_SHARD:
             self._flush()
-            write_text(self._folder / PROGRESS, self._done.model_dump_json())
+            self._done.write(self._folder)
 
     def finish(self, seconds: float) -> ShardManifest:
         """Write what is left; the manifest, with the ``seconds`` that this job took."""
@@ -173,11 +194,8 @@ class ShardWriter:
                 remedy="make room, then run the same command again: finished shards are kept",
             ) from None
         logger.info("%s: %s pairs", path, f"{self._pairs:,}")
-        self._done = ShardProgress(
-            work=self._done.work,
-            next_pair=self._next_pair,
-            manifest=with_shard(self._manifest(), shard, source, target),
-        )
+        manifest = with_shard(self._manifest(), shard, source, target)
+        self._done = Done(self._next_pair, manifest, self._done.work)
         self._pending, self._pairs, self._tokens = [], 0, 0
         self._texts = self._bytes = 0
 

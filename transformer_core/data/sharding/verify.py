@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.results import CheckedSplit, DataCheck
+from schemas.results.data import CheckedSplit, DataCheck
 from transformer_core.common.endings import program
 from transformer_core.common.progress import Progress
 from transformer_core.common.seals import write_sealed

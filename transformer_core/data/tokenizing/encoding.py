@@ -3,7 +3,8 @@
 Where the words of a text are independent
 (:mod:`transformer_core.data.tokenizing.word_boundaries`), one that was met
 before needs no tokenizer. Words are found in the raw UTF-8 bytes by
-:mod:`transformer_core.data.tokenizing.word_table`; new ones alone reach the tokenizer
+:mod:`transformer_core.data.tokenizing.word_table`, or by
+:mod:`transformer_core.data.tokenizing.distinct_words`; new ones alone reach the tokenizer
 (:mod:`transformer_core.data.tokenizing.new_words`).
 """
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from transformer_core.data.arrays import ranges, utf8
+from transformer_core.data.tokenizing.distinct_words import distinct_words
 from transformer_core.data.tokenizing.new_words import NewWords, encode_texts
 from transformer_core.data.tokenizing.word_boundaries import (
     punctuation_is_independent,
@@ -70,7 +72,9 @@ class Encoder:
     Args:
         tokenizer: any tokenizer; one whose configuration does not allow to encode words by
             themselves is used as it is, without the table of words.
-        by_word: False for little text, which is done before the table is there.
+        by_word: False for little text, which is done before the words are told apart.
+        keep: whether words are kept from one call of :meth:`encode` to the next, in a table of
+            compiled code, which takes its time to import.
         words: most words that are kept; the table is emptied when it is full.
         size: most bytes of all words that are kept, and most of their ids.
     """
@@ -81,18 +85,20 @@ class Encoder:
         by_word: bool = True,
         words: int = 1 << 20,
         size: int = 1 << 24,
+        keep: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self.id_type = np.min_scalar_type(max(tokenizer.get_vocab().values(), default=0))
         self.by_word = by_word and words_are_independent(tokenizer)
+        self._keep = keep
         if self.by_word:
-            # Compiled code takes its time to import, which the plain path need not wait for.
+            self._punctuation = punctuation = punctuation_is_independent(tokenizer)
+            self._new_words = NewWords(tokenizer, self.id_type)
+        if self.by_word and keep:
             from transformer_core.data.tokenizing.word_table import WordTable
 
-            punctuation = punctuation_is_independent(tokenizer)
             self._new_table = lambda: WordTable(words, size, self.id_type, punctuation)
             self._table = self._new_table()
-            self._new_words = NewWords(tokenizer, self.id_type)
             self._changed = threading.Condition()
 
     def encode(self, texts: pa.Array) -> Encoded:
@@ -102,12 +108,25 @@ class Encoder:
         if not self.by_word or not len(texts):
             return self._encode_plainly(texts.to_pylist())
         data, limits = utf8(texts.cast(pa.large_string()))
+        if not self._keep:
+            return self._encode_distinct(data, limits)
         for _ in range(_TRIES):
             table = self._table
             found = table.find(data, limits)
             if not len(found.missing) or self._learn(table, data, found):
                 return Encoded(*table.gather(found))
         return self._encode_plainly(texts.to_pylist())
+
+    def _encode_distinct(self, data: NDArray[np.uint8], limits: NDArray[np.int64]) -> Encoded:
+        """The ids of texts without the table: text i is ``data[limits[i]:limits[i + 1]]``."""
+        if limits[0] == limits[-1]:
+            return Encoded(np.empty(0, self.id_type), np.zeros(len(limits), np.int64))
+        found = distinct_words(data, limits, self._punctuation)
+        ids, lengths = self._new_words.encode(found.words)
+        starts = np.cumsum(lengths) - lengths
+        of_words = lengths[found.numbers]
+        places = ranges(starts[found.numbers], of_words)
+        return Encoded(ids[places], _offsets(of_words)[found.firsts])
 
     def _learn(self, table: "WordTable", data: NDArray[np.uint8], found: "Found") -> bool:
         """Let the table have all words of ``found``, with their ids.

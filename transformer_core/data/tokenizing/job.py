@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Bpe
 
 from schemas.config.tokenizer import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
 from schemas.errors import ConfigError, from_validation
-from schemas.results import TokenizerReport
+from schemas.results.data import TokenizerReport
 from transformer_core.common.endings import in_words, program
 from transformer_core.common.files import sha256
 from transformer_core.common.progress import Progress
