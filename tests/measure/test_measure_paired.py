@@ -71,10 +71,11 @@ def test_sides_take_turns_and_the_ratio_is_theirs(fake: Path, tmp_path: Path) ->
     first = found.sessions[0]
     assert [s.name for s in first.sides] == ["single", "fast"]
     assert log_ratios(first.rounds, "single", "fast") == pytest.approx([0.6931] * 6, abs=1e-3)
-    # Warm-up by itself, a pilot, then turns of three steps: 10 ms each, 25 ms a window.
+    # Warm-up by itself, the last of it a pilot, then turns of three steps: 10 ms each, 25 ms a
+    # window.
     lines = fake.read_text().splitlines()
     session_lines = lines[: len(lines) // 2]
-    assert session_lines[:3] == ["single 0 3", "fast 0 3", "single 1 3"]
+    assert session_lines[:3] == ["single 0 2", "single 0 1", "fast 0 3"]
     names = [line.split()[0] for line in session_lines[3:]]
     assert names == ["single", "fast"] * 4 + ["fast", "single"] * 2
     assert set(session_lines[3:]) == {"single 1 3", "fast 1 3"}
@@ -248,7 +249,7 @@ def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: 
     assert list(found) == ["fast", "other", "third"]
     lines = fake.read_text().splitlines()
     names = [line.split()[0] for line in lines[: len(lines) // 2]]
-    # Warm-ups and a pilot, then rounds with the reference in the middle.
+    # Warm-ups, then rounds with the reference in the middle.
     assert (
         names[5:]
         == ["fast", "single", "other", "third"] * 4

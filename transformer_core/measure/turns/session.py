@@ -48,7 +48,7 @@ from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
 DESK = "desk.json"
 """File that tells the processes where the desk is, in the folder of a comparison."""
 PILOT_STEPS = 3
-"""Steps of the turn that tells how long a step takes."""
+"""Last steps of the warm-up, at most, that tell how long a step takes."""
 ROUNDS_IN_A_ROW = 4
 """Rounds in one order before the order is turned round: a steady drift cancels, and seldom has a
 side two turns one after the other, the second of which finds its caches warm."""
@@ -167,14 +167,16 @@ class Sessions:
         """Seconds that the first steps of every side take, and how many steps a turn has: as many
         as the first side needs for a window."""
         self.progress("warm-up")
-        comparing = self.comparing
-        warm = {
-            side.name: _slowest(ask(side, Turn(0, comparing.warmup_steps))).seconds
-            for side in self.sides
-        }
-        pilot = ask(self.sides[0], Turn(comparing.lead_steps, PILOT_STEPS))[0]
-        steps = ceil(comparing.window_seconds / (pilot.seconds / PILOT_STEPS))
-        return warm, max(steps, comparing.window_steps)
+        first, *others = self.sides
+        # As many for each side: in a round all train on the same batches.
+        count = max(2, self.comparing.warmup_steps)
+        last = min(PILOT_STEPS, count // 2)
+        begun = _slowest(ask(first, Turn(0, count - last)))
+        pilot = _slowest(ask(first, Turn(0, last)))
+        warm = {first.name: begun.seconds + pilot.seconds}
+        warm |= {side.name: _slowest(ask(side, Turn(0, count))).seconds for side in others}
+        steps = ceil(self.comparing.window_seconds / (pilot.seconds / last))
+        return warm, max(steps, self.comparing.window_steps)
 
     def _rounds(self, ask: Ask, began: float, steps: int, enough: Enough) -> dict[str, Any]:
         """All rounds, and what of the processor others took during them."""
