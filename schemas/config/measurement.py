@@ -40,7 +40,8 @@ class Comparing(Schema):
 
     warmup_steps: Steps = 10
     """First steps of each side in each session, compilation included; reported by themselves. Two
-    at least are taken: the last of them tell how many steps a turn has. More than the steps after which a variant changes its ways (PowerSGD's start_step)."""
+    at least are taken: the last of them tell how many steps a turn has. More than the steps after
+    which a variant changes its ways (PowerSGD's start_step)."""
     window_seconds: Annotated[float, Field(ge=1e-6, le=3_600.0), Unit("seconds")] = 0.02
     """Least time of the steps that a side trains in a turn; it takes as many as the reference needs
     for that. Many short windows see less of a machine's drift than a few long ones."""
