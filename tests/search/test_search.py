@@ -347,10 +347,30 @@ def test_a_variant_without_parent_changes_the_study_not_the_baseline() -> None:
     effects = own_effects(study, adam, measured)
     assert effects["ddp"] == pytest.approx(log(0.9))
     assert effects["bf16"] == pytest.approx(log(1.1))
-    trials, together = shortlist(study, adam, ["single", "ddp", "bf16"], effects)
+    trials, together = shortlist(study, adam, ["single", "ddp", "bf16"], effects, effects)
     # What only says that there is one process stands in no combination.
     assert [trial.parts for trial in trials] == [("bf16",), ("ddp", "bf16"), ("ddp",)]
     assert together == 3
+
+
+def test_what_was_not_decided_alone_is_tried_beside_what_was() -> None:
+    names = ["single", "ddp", "bf16", "rare"]
+    study = STUDY.model_copy(update={"variants": names})
+    intervals = {"ddp": (0.7, 0.6, 0.9), "bf16": (1.4, 1.2, 1.6), "rare": (0.96, 0.8, 1.15)}
+    measured = [
+        Comparison(
+            variant=name, reference="single", certificate="equivalent", counts=True,
+            effects=[Effect(quantity="throughput", verdict="UNDECIDED",
+                            ratio=Interval(median=ratio, low=low, high=high, samples=4))],
+        )
+        for name, (ratio, low, high) in intervals.items()
+    ]  # fmt: skip
+    effects = own_effects(study, VARIANTS, measured)
+    most = own_effects(study, VARIANTS, measured, "high")
+    assert most["rare"] == pytest.approx(log(1.15))
+    trials, _ = shortlist(study, VARIANTS, names[1:], effects, most)
+    assert [set(trial.parts) for trial in trials[:2]] == [{"bf16"}, {"bf16", "rare"}]
+    assert trials[1].predicted == pytest.approx(1.4 * 0.96)
 
 
 def test_the_winner_is_compared_even_where_its_stages_find_no_room(

@@ -1,15 +1,16 @@
 """Which combinations enter a search: those whose single effects promise most."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import exp, log
+from typing import Literal
 
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison
 from transformer_core.plan.combinations import candidates, combine, fitting
 from transformer_core.plan.resolve import lineage
-from transformer_core.search.trials import Trial
+from transformer_core.search.trials import Parts, Trial
 
 _MOST_PARTS = 16
 """Parts that combinations are made of: those that promise most. Their subsets can be counted."""
@@ -25,22 +26,29 @@ def eligible(study: Study, certificates: Mapping[str, Certificate]) -> list[str]
 
 
 def own_effects(
-    study: Study, variants: Mapping[str, Variant], comparisons: Sequence[Comparison]
+    study: Study,
+    variants: Mapping[str, Variant],
+    comparisons: Sequence[Comparison],
+    end: Literal["median", "high"] = "median",
 ) -> dict[str, float]:
-    """Logarithm of what each variant's own change does to the throughput, as far as measured.
+    """Logarithm of what each variant's own change does to the throughput, as far as measured: the
+    estimate, or the upper ``end`` of its interval.
 
     The effect of a variant without that of its parent; 0 where one of them was not measured. A
     variant without a parent changes the study itself, which is what the oldest ancestor of the
     baseline runs.
     """
-    measured = {
-        comparison.variant: log(comparison.speedup.median)
+    found = {
+        comparison.variant: comparison.speedup
         for comparison in comparisons
         if comparison.reference == study.baseline and comparison.speedup
-    } | {study.baseline: 0.0}
+    }
+    measured = {name: log(ratio.median) for name, ratio in found.items()} | {study.baseline: 0.0}
+    asked = {name: log(getattr(ratio, end)) for name, ratio in found.items()}
+    asked[study.baseline] = 0.0
     origin = lineage(study.baseline, variants)[0]
     return {
-        name: measured[name] - measured[parent]
+        name: asked[name] - measured[parent]
         for name in study.variants
         if (parent := variants[name].parent or origin) in measured and name in measured
     }
@@ -51,26 +59,35 @@ def shortlist(
     variants: Mapping[str, Variant],
     parts: Sequence[str],
     effects: Mapping[str, float],
+    most: Mapping[str, float],
 ) -> tuple[list[Trial], int]:
     """The combinations that the first round measures, and how many fit together.
 
-    Those whose parts' effects promise most; of two with the same promise, the simpler one.
+    In turn one whose parts' ``effects`` promise most, and one whose parts could gain most, by the
+    upper ends of their intervals: what was not decided alone may pay beside others, and what costs
+    is left out later (optimism in the face of uncertainty; Auer, Cesa-Bianchi and Fischer, 2002).
+    Of two with the same promise, the simpler one.
     """
     assert study.search is not None, "somebody asked for a search"
     known = [(combine(study, variants, (part,), "candidate"), part) for part in parts]
     baseline = combine(study, variants, (), "candidate")
     # One that says what the baseline does anyway would stand in every combination.
     useful = [part for spec, part in known if spec != baseline]
-    most = sorted(useful, key=lambda part: -effects.get(part, 0.0))[:_MOST_PARTS]
-    found = [
-        (-sum(effects.get(part, 0.0) for part in chosen), len(chosen), chosen)
-        for chosen in fitting(
-            variants, [part for part in useful if part in most], study.search.largest
-        )
-    ]
-    found.sort()
-    ranked = candidates(study, variants, (chosen for _, _, chosen in found))
+    first = sorted(useful, key=lambda part: -most.get(part, 0.0))[:_MOST_PARTS]
+    found = list(
+        fitting(variants, [part for part in useful if part in first], study.search.largest)
+    )
+    lists = (_ranked(found, effects), _ranked(found, most))
+    ranked = candidates(study, variants, chain.from_iterable(zip(*lists, strict=True)))
     return [
         Trial(chosen, spec, exp(sum(effects.get(part, 0.0) for part in chosen)))
         for chosen, spec in islice(ranked, study.search.candidates)
     ], len(found)
+
+
+def _ranked(found: Sequence[Parts], effects: Mapping[str, float]) -> list[Parts]:
+    """The combinations in the order of what the effects of their parts promise together."""
+    return sorted(
+        found,
+        key=lambda parts: (-sum(effects.get(part, 0.0) for part in parts), len(parts), parts),
+    )

@@ -77,7 +77,8 @@ def search(
     if not parts:
         return record.ended("not_searched", "no variant of the study has a certificate")
     effects = own_effects(study, variants, comparisons)
-    trials, record.known["considered"] = shortlist(study, variants, parts, effects)
+    most = own_effects(study, variants, comparisons, "high")
+    trials, record.known["considered"] = shortlist(study, variants, parts, effects, most)
     bench = Bench(
         study, baseline, data, folder, command, started, began + asked.budget, certificates
     )
