@@ -23,6 +23,8 @@ import psutil
 
 _PACKAGES = ("numba", "numpy", "pyarrow", "snakemake", "tokenizers")
 _MB = 1_000_000
+_QUICK_START = "transformer_core.measure.processes.quick_start"
+"""Starts another module."""
 
 
 @dataclass
@@ -129,12 +131,14 @@ def _look(command: psutil.Process, jobs: dict[int, Job], now: float) -> float:
 
 
 def _job(command: list[str], now: float) -> Job | None:
+    if command[1:3] == ["-m", _QUICK_START]:
+        command = [*command[:2], *command[3:]]
     if len(command) < 3 or command[1] != "-m" or not command[2].startswith("transformer_core."):
         return None
     outputs = [
         command[place + 1]
         for place, word in enumerate(command[:-1])
-        if word == "--output" or (word == "--pairs" and command[2].endswith(".corpora"))
+        if word == "--output" or (word == "--pairs" and command[2].endswith(".corpus.job"))
     ]
     return Job(command[2], outputs[0] if outputs else "", now, now)
 

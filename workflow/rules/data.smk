@@ -53,6 +53,8 @@ rule tokenizer:
         " 2>&1 | tee {log}"
 
 
+# Started quickly, for small corpora; not warmly: a server that has imported what a new process imports in
+# 0.2 s is asked in no less.
 rule shards:
     input:
         pairs=f"results/data/{CORPUS}/pairs/{{split}}.arrow",
@@ -73,7 +75,8 @@ rule shards:
     message:
         "Tokenize the {wildcards.split} split into Arrow shards"
     shell:
-        "python -m transformer_core.data.sharding.job --tokenizer {input.tokenizer} --threads {threads}"
+        "WARM_STARTS=off python -m transformer_core.measure.processes.quick_start"
+        " transformer_core.data.sharding.job --tokenizer {input.tokenizer} --threads {threads}"
         " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"
         " 2>&1 | tee {log}"
 
@@ -98,7 +101,8 @@ if SCATTERED:
         message:
             "Tokenize part {wildcards.scatteritem} of the training pairs into Arrow shards"
         shell:
-            "python -m transformer_core.data.sharding.job --tokenizer {input.tokenizer}"
+            "WARM_STARTS=off python -m transformer_core.measure.processes.quick_start"
+            " transformer_core.data.sharding.job --tokenizer {input.tokenizer}"
             " --threads {threads} --part {wildcards.scatteritem}"
             " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"
             " 2>&1 | tee {log}"
