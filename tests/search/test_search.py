@@ -208,7 +208,7 @@ def test_it_finds_what_pays_only_together(
 def test_each_round_keeps_the_better_half(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(combinations_search, "eliminate", lambda *_: None)
+    monkeypatch.setattr(combinations_search, "improve", lambda *_: None)
     found = run(tmp_path, monkeypatch)
     survived = sorted((len(item.rounds) for item in found.contenders), reverse=True)
     assert survived == [3, 3, 2, 2, 1, 1, 1, 1]
@@ -243,6 +243,29 @@ def test_what_pays_alone_and_costs_beside_others_is_left_out(
     tried = [set(item.parts) for item in found.contenders]
     assert {"bf16", "ddp", "rare"} in tried, "what promises most by single effects"
     assert found.parts == ["bf16"]
+
+
+def test_what_shows_nothing_alone_and_pays_beside_others_is_added(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part with a single effect below 1, whose interval reaches above it."""
+
+    def alone(_: Any, __: Any, ___: Any, end: str = "median") -> dict[str, float]:
+        return {"bf16": 0.3, "ddp": -0.5, "rare": 0.1 if end == "high" else -0.05}
+
+    monkeypatch.setattr(combinations_search, "own_effects", alone)
+    few = STUDY.search.model_copy(update={"candidates": 1, "largest": 3})
+    study = STUDY.model_copy(update={"search": few, "variants": ["single", "bf16", "ddp", "rare"]})
+
+    def helped(spec: RunSpec) -> float:
+        both = spec.training.precision.kind == "bf16" and spec.training.log_every == 50
+        return 1.5 if both else 1.2 if spec.training.precision.kind == "bf16" else 0.95
+
+    bench.speed = bench.final_speed = helped
+    found = run(tmp_path, monkeypatch, study)
+    assert set(found.parts) == {"bf16", "rare"}
+    tried = [set(item.parts) for item in found.contenders]
+    assert {"bf16", "ddp"} not in tried, "it cannot gain"
 
 
 def test_what_is_recommended_is_the_fastest_stage_that_is_shown(
@@ -347,30 +370,10 @@ def test_a_variant_without_parent_changes_the_study_not_the_baseline() -> None:
     effects = own_effects(study, adam, measured)
     assert effects["ddp"] == pytest.approx(log(0.9))
     assert effects["bf16"] == pytest.approx(log(1.1))
-    trials, together = shortlist(study, adam, ["single", "ddp", "bf16"], effects, effects)
+    trials, together = shortlist(study, adam, ["single", "ddp", "bf16"], effects)
     # What only says that there is one process stands in no combination.
     assert [trial.parts for trial in trials] == [("bf16",), ("ddp", "bf16"), ("ddp",)]
     assert together == 3
-
-
-def test_what_was_not_decided_alone_is_tried_beside_what_was() -> None:
-    names = ["single", "ddp", "bf16", "rare"]
-    study = STUDY.model_copy(update={"variants": names})
-    intervals = {"ddp": (0.7, 0.6, 0.9), "bf16": (1.4, 1.2, 1.6), "rare": (0.96, 0.8, 1.15)}
-    measured = [
-        Comparison(
-            variant=name, reference="single", certificate="equivalent", counts=True,
-            effects=[Effect(quantity="throughput", verdict="UNDECIDED",
-                            ratio=Interval(median=ratio, low=low, high=high, samples=4))],
-        )
-        for name, (ratio, low, high) in intervals.items()
-    ]  # fmt: skip
-    effects = own_effects(study, VARIANTS, measured)
-    most = own_effects(study, VARIANTS, measured, "high")
-    assert most["rare"] == pytest.approx(log(1.15))
-    trials, _ = shortlist(study, VARIANTS, names[1:], effects, most)
-    assert [set(trial.parts) for trial in trials[:2]] == [{"bf16"}, {"bf16", "rare"}]
-    assert trials[1].predicted == pytest.approx(1.4 * 0.96)
 
 
 def test_the_winner_is_compared_even_where_its_stages_find_no_room(

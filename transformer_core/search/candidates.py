@@ -1,7 +1,7 @@
 """Which combinations enter a search: those whose single effects promise most."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from math import exp, log
 from typing import Literal
 
@@ -10,7 +10,7 @@ from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison
 from transformer_core.plan.combinations import candidates, combine, fitting
 from transformer_core.plan.resolve import lineage
-from transformer_core.search.trials import Parts, Trial
+from transformer_core.search.trials import Trial
 
 _MOST_PARTS = 16
 """Parts that combinations are made of: those that promise most. Their subsets can be counted."""
@@ -59,35 +59,26 @@ def shortlist(
     variants: Mapping[str, Variant],
     parts: Sequence[str],
     effects: Mapping[str, float],
-    most: Mapping[str, float],
 ) -> tuple[list[Trial], int]:
     """The combinations that the first round measures, and how many fit together.
 
-    In turn one whose parts' ``effects`` promise most, and one whose parts could gain most, by the
-    upper ends of their intervals: what was not decided alone may pay beside others, and what costs
-    is left out later (optimism in the face of uncertainty; Auer, Cesa-Bianchi and Fischer, 2002).
-    Of two with the same promise, the simpler one.
+    Those whose parts' effects promise most; of two with the same promise, the simpler one.
     """
     assert study.search is not None, "somebody asked for a search"
     known = [(combine(study, variants, (part,), "candidate"), part) for part in parts]
     baseline = combine(study, variants, (), "candidate")
     # One that says what the baseline does anyway would stand in every combination.
     useful = [part for spec, part in known if spec != baseline]
-    first = sorted(useful, key=lambda part: -most.get(part, 0.0))[:_MOST_PARTS]
-    found = list(
-        fitting(variants, [part for part in useful if part in first], study.search.largest)
-    )
-    lists = (_ranked(found, effects), _ranked(found, most))
-    ranked = candidates(study, variants, chain.from_iterable(zip(*lists, strict=True)))
+    most = sorted(useful, key=lambda part: -effects.get(part, 0.0))[:_MOST_PARTS]
+    found = [
+        (-sum(effects.get(part, 0.0) for part in chosen), len(chosen), chosen)
+        for chosen in fitting(
+            variants, [part for part in useful if part in most], study.search.largest
+        )
+    ]
+    found.sort()
+    ranked = candidates(study, variants, (chosen for _, _, chosen in found))
     return [
         Trial(chosen, spec, exp(sum(effects.get(part, 0.0) for part in chosen)))
         for chosen, spec in islice(ranked, study.search.candidates)
     ], len(found)
-
-
-def _ranked(found: Sequence[Parts], effects: Mapping[str, float]) -> list[Parts]:
-    """The combinations in the order of what the effects of their parts promise together."""
-    return sorted(
-        found,
-        key=lambda parts: (-sum(effects.get(part, 0.0) for part in parts), len(parts), parts),
-    )

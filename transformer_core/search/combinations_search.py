@@ -16,10 +16,10 @@ from transformer_core.measure.machine.provenance import collect
 from transformer_core.plan.combinations import combine
 from transformer_core.search.candidates import eligible, own_effects, shortlist
 from transformer_core.search.combination_certificates import certified, holds, timed_otherwise
-from transformer_core.search.elimination import eliminate
 from transformer_core.search.final_comparison import compare_stages
 from transformer_core.search.halving import halve
 from transformer_core.search.profile_of_winner import profile_of
+from transformer_core.search.stepwise import improve
 from transformer_core.search.trials import NAME, Bench, Trial
 
 
@@ -77,13 +77,13 @@ def search(
     if not parts:
         return record.ended("not_searched", "no variant of the study has a certificate")
     effects = own_effects(study, variants, comparisons)
-    most = own_effects(study, variants, comparisons, "high")
-    trials, record.known["considered"] = shortlist(study, variants, parts, effects, most)
+    trials, record.known["considered"] = shortlist(study, variants, parts, effects)
     bench = Bench(
         study, baseline, data, folder, command, started, began + asked.budget, certificates
     )
     halve(bench, trials)
-    eliminate(bench, variants, trials, effects)
+    most = own_effects(study, variants, comparisons, "high")
+    improve(bench, variants, trials, effects, {part: most.get(part, 0.0) for part in parts})
     trials.sort(key=lambda trial: trial.rank, reverse=True)
     best = certified(
         bench, variants, [trial for trial in trials if trial.status == "ok"], reference
