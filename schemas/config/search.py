@@ -19,7 +19,7 @@ class Search(Schema):
     budget: Seconds = 60.0
     """Seconds for rounds of the search and for the final comparison; 0 searches nothing. A round
     that would not end within it does not begin."""
-    candidates: Annotated[int, Field(ge=2, le=64)] = 6
+    candidates: Annotated[int, Field(ge=1, le=64)] = 6
     """Combinations that the first round measures; each further round keeps the better half."""
     largest: Annotated[int, Field(ge=1, le=64)] = 4
     """Techniques in a combination at most."""
