@@ -11,7 +11,8 @@ class Search(Schema):
     """The search for the fastest combination whose certificate holds: results/recommended.yaml.
 
     Combinations that promise most by their single effects take turns with the baseline, the better
-    half stays, and the best one is freed of techniques that it is faster without.
+    half stays, and the best one loses techniques that it is faster without, and gets those that it
+    is faster with.
 
     Not a part of the run spec: it changes no training.
     """

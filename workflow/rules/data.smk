@@ -53,8 +53,8 @@ rule tokenizer:
         " 2>&1 | tee {log}"
 
 
-# Started quickly, for small corpora; not warmly: a server that has imported what a new process imports in
-# 0.2 s is asked in no less.
+# Started quickly, for small corpora; not warmly: what a new process imports here takes no longer than asking
+# a server that has imported it.
 rule shards:
     input:
         pairs=f"results/data/{CORPUS}/pairs/{{split}}.arrow",
