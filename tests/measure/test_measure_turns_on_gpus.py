@@ -19,7 +19,7 @@ from transformer_core.measure.memory.predicted.sides_together import (
     keeping_here,
 )
 from transformer_core.measure.turns import session
-from transformer_core.measure.turns.session import SessionEndedError, Sessions
+from transformer_core.measure.turns.session import PILOT_STEPS, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.turn_taking import Leave, Report, Turn
 from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
@@ -65,7 +65,9 @@ def test_a_turn_has_enough_steps_and_enough_time(
     made = sessions(comparing, tmp_path)
     _, found = made._warm_up(ask)
     assert found == steps
-    assert asked[0] == Turn(0, 30)
+    first, *others = (asked[0].steps + asked[1].steps, *(turn.steps for turn in asked[2:]))
+    assert [first, *others] == [30] * len(made.sides)
+    assert asked[1] == Turn(0, PILOT_STEPS)
     made._rounds(ask, 0.0, found, lambda rounds, seconds: len(rounds) > 0)
     assert asked[-1] == Turn(comparing.lead_steps, steps)
 

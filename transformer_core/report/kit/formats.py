@@ -92,8 +92,14 @@ def plain_size(count: int) -> str:
 
 def _tagged(value: Any, text: str, unit: str = "") -> Markup:
     return Markup('<data value="{}" title="{}{}">{}</data>').format(
-        repr(value), _longer(value), unit, text
+        exact(value), _longer(value), unit, text
     )
+
+
+def exact(value: float) -> str:
+    """A number for programs and for sorting: all digits of a count, nine of a measured one. The
+    files beside the page have all of them."""
+    return str(value) if isinstance(value, int) else f"{value:.9g}"
 
 
 def _longer(value: float) -> str:
@@ -112,7 +118,7 @@ def _with_limits(value: Interval, median: str, low: str, high: str) -> Markup:
     title = f"{middle}, interval {least} to {most}, {value.samples} samples"
     return Markup(
         '<data value="{}" title="{}">{}</data> <span class="interval">[{}, {}]</span>'
-    ).format(repr(value.median), title, median, low, high)
+    ).format(exact(value.median), title, median, low, high)
 
 
 FILTERS = {
