@@ -13,6 +13,7 @@ from schemas.results import LinkUse
 from transformer_core.analysis.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
+from transformer_core.report.kit.formats import exact
 from transformer_core.report.kit.svg import Picture
 from transformer_core.report.page import environment
 from transformer_core.report.sections.scaling.read import (
@@ -142,7 +143,7 @@ def test_a_strategy_that_was_measured_otherwise_has_no_curve(results: StudyResul
         # Once for each link in the table, or once where it says why there is no curve.
         assert html.count(f">{words}<") == (1 if strategy == wrong else len(links))
         assert (words in drawn) == (strategy != wrong)
-    assert f'value="{error!r}"' in html
+    assert f'value="{exact(error)}"' in html
 
 
 def test_one_disturbed_run_does_not_take_a_curve_away(results: StudyResults) -> None:
