@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,54 +12,13 @@ from schemas.errors import ConfigError, Unsupported
 from transformer_core.measure.alone.order import TimedRunOrder
 from transformer_core.measure.processes.allocators import KEPT, allocator_environment
 from transformer_core.measure.processes.order import Order
-from transformer_core.measure.processes.supervisor import exclusive, run_workers
+from transformer_core.measure.processes.supervisor import run_workers
 
 
 def spec(parallel: str, **machine: int | str) -> RunSpec:
     return RunSpec.model_validate(
         {"variant": "v", "parallel": {"kind": parallel}, "machine": machine}
     )
-
-
-def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
-    holder = (
-        "import pathlib, sys\n"
-        "from transformer_core.measure.processes.supervisor import exclusive\n"
-        "with exclusive(pathlib.Path(sys.argv[1])):\n"
-        "    print('held', flush=True)\n"
-        "    sys.stdin.readline()\n"
-        "    pathlib.Path(sys.argv[1], 'done').touch()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        assert other.stdout.readline().strip() == "held"
-        waiting = (
-            "import pathlib, sys\n"
-            "from transformer_core.measure.processes.supervisor import exclusive\n"
-            "with exclusive(pathlib.Path(sys.argv[1])):\n"
-            "    print(pathlib.Path(sys.argv[1], 'done').exists())\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", waiting, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as second:
-            time.sleep(0.5)
-            assert second.poll() is None, "it did not wait"
-            other.stdin.write("\n")
-            other.stdin.flush()
-            assert second.stdout is not None
-            assert second.stdout.readline().strip() == "True"
-
-
-def test_the_lock_is_free_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        with exclusive(tmp_path):
-            pass
 
 
 def test_workers_get_their_share_of_threads_whatever_the_workflow_set(

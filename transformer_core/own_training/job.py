@@ -18,10 +18,11 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.folder_locks import exclusive
 from transformer_core.measure.processes.job_options import add_log_file
 from transformer_core.measure.processes.launcher import uses_gpus
 from transformer_core.measure.processes.statuses import Outcome
-from transformer_core.measure.processes.supervisor import end_on_request, exclusive
+from transformer_core.measure.processes.supervisor import end_on_request
 from transformer_core.own_training.advice.own_report import own_report
 from transformer_core.own_training.advice.script_changes import script_changes
 from transformer_core.own_training.best_together import OWN, Timing, best_together

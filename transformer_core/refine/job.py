@@ -30,10 +30,11 @@ from transformer_core.common.records import check_option, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import check, write_sealed
 from transformer_core.common.study_clock import CLOCK, read_clock
+from transformer_core.measure.processes.folder_locks import exclusive
 from transformer_core.measure.processes.job_options import add_data, add_log_file
 from transformer_core.measure.processes.launcher import spans_machines
 from transformer_core.measure.processes.order import shard_manifests
-from transformer_core.measure.processes.supervisor import end_on_request, exclusive
+from transformer_core.measure.processes.supervisor import end_on_request
 from transformer_core.measure.turns.kept_sessions import Kept
 from transformer_core.measure.turns.session import DESK, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices

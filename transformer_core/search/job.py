@@ -16,7 +16,6 @@ baseline anew, stage by stage: the rounds that it won are no evidence, because i
 """
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,8 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_as, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
-from transformer_core.measure.processes.supervisor import end_on_request, exclusive
+from transformer_core.measure.processes.folder_locks import workplace
+from transformer_core.measure.processes.supervisor import end_on_request
 from transformer_core.search.combinations_search import search
 from transformer_core.search.recommended import recommended_yaml
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    with exclusive(folder):
+    with workplace(folder):
         result = search(
             study,
             variants,
@@ -79,7 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         write_sealed(options.recommended, recommended_yaml(result))
         write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
     print(f"recommended: {' + '.join(result.parts) or result.baseline} ({result.reason})")
     return 0
 

@@ -26,10 +26,11 @@ from transformer_core.common.seals import seal, seal_file
 from transformer_core.measure.alone.order import TimedRunOrder
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.memory.predicted.fit_warning import warn_before
+from transformer_core.measure.processes.folder_locks import exclusive
 from transformer_core.measure.processes.job_options import job_parser
 from transformer_core.measure.processes.order import shard_manifests
 from transformer_core.measure.processes.statuses import CHECKPOINTS, Outcome
-from transformer_core.measure.processes.supervisor import attempt, exclusive, lend_processes
+from transformer_core.measure.processes.supervisor import attempt, lend_processes
 from transformer_core.train.history import History
 
 WORKER = "transformer_core.measure.alone.worker"

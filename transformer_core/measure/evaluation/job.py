@@ -3,7 +3,6 @@
 Like a run it always has a result: BLEU and translations, or a status that says why there are none.
 """
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -18,8 +17,9 @@ from transformer_core.common.records import check_together, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
+from transformer_core.measure.processes.folder_locks import workplace
 from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.supervisor import attempt, exclusive
+from transformer_core.measure.processes.supervisor import attempt
 
 WORKER = "transformer_core.measure.evaluation.worker"
 
@@ -88,10 +88,9 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    with exclusive(order.output):
+    with workplace(order.output):
         found = evaluation(order, run, output)
         write_sealed(output, found.model_dump_json(indent=2) + "\n", made_from)
-    shutil.rmtree(order.output, ignore_errors=True)
     return 0
 
 

@@ -3,13 +3,10 @@
 It waits: what it imports only delays the run, so nothing here imports torch.
 """
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,23 +30,6 @@ from transformer_core.measure.processes.worker_environment import (
     threads_per_process,
     worker_environment,
 )
-
-
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process; wait while another one works on it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            log.info("%s is in use by process %s: waiting for it", folder, lock.read().strip())
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
 
 
 def end_on_request() -> None:

@@ -7,7 +7,6 @@ A speed-up says how much sooner the same steps are done, a certificate that they
 This shows what both come to. It always has a result: where a side fails, it says why.
 """
 
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -26,8 +25,9 @@ from transformer_core.common.progress import log, log_to
 from transformer_core.common.records import check_together, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
+from transformer_core.measure.processes.folder_locks import workplace
 from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.supervisor import end_on_request, exclusive
+from transformer_core.measure.processes.supervisor import end_on_request
 from transformer_core.measure.quality.race import Runner, for_race, race
 from transformer_core.measure.turns.session import DESK, Sessions
 from transformer_core.measure.turns.sides import Side
@@ -128,7 +128,7 @@ def main() -> int:
         goal = Quality.model_validate_json(given.goal)
         baseline = read_record(given.spec, RunSpec)
         found = read_record(given.search, SearchResult)
-        with exclusive(folder):
+        with workplace(folder):
             result = time_to_quality(
                 baseline, found, goal, given.data, folder, reproducing_command(output)
             )
@@ -136,7 +136,6 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    shutil.rmtree(folder, ignore_errors=True)
     log.info("quality: %s", result.reason)
     return 0
 

@@ -20,10 +20,11 @@ from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import seal, seal_file
 from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.folder_locks import exclusive
 from transformer_core.measure.processes.job_options import job_parser
 from transformer_core.measure.processes.order import shard_manifests
 from transformer_core.measure.processes.statuses import Outcome
-from transformer_core.measure.processes.supervisor import attempt, exclusive, lend_processes
+from transformer_core.measure.processes.supervisor import attempt, lend_processes
 from transformer_core.measure.trajectory.order import ShortRunOrder
 
 WORKER = "transformer_core.measure.trajectory.worker"

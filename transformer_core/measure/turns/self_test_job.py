@@ -9,7 +9,6 @@ comparison has as many sessions as those of a study have at least. A session tha
 kept: a job that was killed goes on with the next one.
 """
 
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -26,9 +25,10 @@ from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.folder_locks import workplace
 from transformer_core.measure.processes.job_options import job_parser
 from transformer_core.measure.processes.launcher import spans_machines
-from transformer_core.measure.processes.supervisor import end_on_request, exclusive
+from transformer_core.measure.processes.supervisor import end_on_request
 from transformer_core.measure.turns.kept_sessions import Kept
 from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
@@ -104,14 +104,13 @@ def main() -> None:
     folder: Path = given.output.with_suffix("")
     count = asked.comparisons * comparing.sessions_least
     command = reproducing_command(given.command_target)
-    with exclusive(folder):
+    with workplace(folder):
         try:
             run = measure(sides, comparing, count, given.data, folder, command)
         except SessionEndedError as error:
             print(f"{given.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
             sys.exit(1)
         write_sealed(given.output, run.model_dump_json() + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.folder_locks import exclusive
 from transformer_core.measure.processes.job_options import add_log_file
 from transformer_core.measure.processes.statuses import Outcome
-from transformer_core.measure.processes.supervisor import attempt, end_on_request, exclusive
+from transformer_core.measure.processes.supervisor import attempt, end_on_request
 from transformer_core.own_training.order import OwnProfileOrder
 from transformer_core.own_training.techniques import plain_spec, with_techniques
 from transformer_core.profiling.breakdown.job import breakdown_of_files, write_events

@@ -31,6 +31,7 @@ from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.machine.provenance import collect
+from transformer_core.measure.processes.folder_locks import exclusive
 from transformer_core.measure.processes.job_options import job_parser
 from transformer_core.measure.processes.launcher import launcher, lends_processes_only
 from transformer_core.measure.processes.statuses import (
@@ -42,7 +43,6 @@ from transformer_core.measure.processes.statuses import (
 from transformer_core.measure.processes.supervisor import (
     attempt,
     end_as_stopped,
-    exclusive,
     how_ended,
     lend_processes,
     wait_for,

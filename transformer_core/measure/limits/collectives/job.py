@@ -6,7 +6,6 @@ ring, between the processes of a distributed run, with the backend of the study'
 """
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.measure.limits.collectives.order import CollectivesOrder
 from transformer_core.measure.limits.collectives.table import write_table
+from transformer_core.measure.processes.folder_locks import workplace
 from transformer_core.measure.processes.job_options import add_log_file
-from transformer_core.measure.processes.supervisor import attempt, exclusive, lend_processes
+from transformer_core.measure.processes.supervisor import attempt, lend_processes
 from transformer_core.plan.reservations import on_all_devices
 
 WORKER = "transformer_core.measure.limits.collectives.worker"
@@ -78,9 +78,8 @@ def main() -> None:
         table=output,
     )
     lend_processes(order, WORKER)
-    with exclusive(order.output):
+    with workplace(order.output):
         supervise(order)
-    shutil.rmtree(order.output, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ is for. Like a timed run it always has a result, with a status that says why the
 """
 
 import json
-import shutil
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -22,8 +21,9 @@ from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.memory.anatomy.order import AnatomyOrder, rank_file
+from transformer_core.measure.processes.folder_locks import workplace
 from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.supervisor import attempt, exclusive, lend_processes
+from transformer_core.measure.processes.supervisor import attempt, lend_processes
 
 WORKER = "transformer_core.measure.memory.anatomy.worker"
 
@@ -87,10 +87,9 @@ def main() -> None:
         steps=given.steps or steps_of(spec),
     )
     lend_processes(order, WORKER)
-    with exclusive(order.output):
+    with workplace(order.output):
         result = measure(order)
         write_sealed(given.output, result.model_dump_json(indent=1) + "\n")
-    shutil.rmtree(order.output, ignore_errors=True)
 
 
 if __name__ == "__main__":

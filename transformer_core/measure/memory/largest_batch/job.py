@@ -7,7 +7,6 @@ step larger must fail again.
 """
 
 import json
-import shutil
 import signal
 import sys
 import time
@@ -32,14 +31,10 @@ from transformer_core.measure.machine.hardware import read_hardware
 from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.memory.largest_batch.order import RESULT, BatchTrialOrder
 from transformer_core.measure.processes import oom
+from transformer_core.measure.processes.folder_locks import workplace
 from transformer_core.measure.processes.job_options import job_parser
 from transformer_core.measure.processes.statuses import classify, clear_outcomes, read_outcomes
-from transformer_core.measure.processes.supervisor import (
-    end_as_stopped,
-    exclusive,
-    how_ended,
-    run_workers,
-)
+from transformer_core.measure.processes.supervisor import end_as_stopped, how_ended, run_workers
 
 WORKER = "transformer_core.measure.memory.largest_batch.worker"
 STEPS_MORE = 4
@@ -248,10 +243,9 @@ def main() -> None:
     settings = LargestBatch.model_validate_json(given.settings)
     manifest = read_record(given.data / "shards/train/manifest.json", ShardManifest)
     folder: Path = given.output.with_suffix("")
-    with exclusive(folder):
+    with workplace(folder):
         result = measure(spec, settings, manifest, given.output)
         write_sealed(given.output, result.model_dump_json(indent=1) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

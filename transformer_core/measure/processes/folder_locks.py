@@ -1,0 +1,68 @@
+"""A job's folder belongs to one process at a time.
+
+A job whose Snakemake was killed works on, and the same command starts it a second time.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from transformer_core.common.progress import log
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process; wait while another one works on it."""
+    while (lock := _waited_for(folder)) is None:
+        pass
+    with lock:
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+@contextmanager
+def workplace(folder: Path) -> Iterator[None]:
+    """As :func:`exclusive`, for what is needed until the end and no longer: then ``folder`` is
+    removed. Where an error ends the work it stays, with all that the next attempt can use."""
+    with exclusive(folder):
+        yield
+        # Still held, and the lock last: who waits for it must not begin before all is gone.
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _LOCK:
+                path.unlink(missing_ok=True)
+        (folder / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody is already there
+            folder.rmdir()
+
+
+def _waited_for(folder: Path) -> IO[str] | None:
+    """The lock of ``folder``, held; None where it was removed with its folder in the meantime."""
+    path = folder / _LOCK
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir()
+    try:
+        lock = path.open("a+")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        log.info("%s is in use by process %s: waiting for it", folder, lock.read().strip())
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            return lock
+    lock.close()
+    return None
