@@ -14,6 +14,7 @@ from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import PIECES, adversarial_lines
 from transformer_core.data.arrays import evenly_spaced, ranges, utf8
+from transformer_core.data.tokenizing.described import Described
 from transformer_core.data.tokenizing.distinct_words import distinct_words
 from transformer_core.data.tokenizing.encoding import (
     Encoded,
@@ -134,8 +135,8 @@ def test_words_before_punctuation(bpe, shared, kind, values):
 
 
 def test_punctuation_is_cut_where_that_is_certain(bpe):
-    assert punctuation_is_independent(bpe)
-    others = {kind for kind in BY_WORD if punctuation_is_independent(tokenizer(kind))}
+    assert punctuation_is_independent(Described.of(bpe))
+    others = {kind for kind in BY_WORD if punctuation_is_independent(Described.of(tokenizer(kind)))}
     patterns = {kind for kind in BY_WORD if kind.startswith("pattern_")}
     assert others == {"gpt2", "gpt2_nfc", "gpt2_nfd", "whitespace", *patterns}
 
@@ -344,7 +345,7 @@ def test_unknown_configurations_fall_back(bpe):
     for change in changes:
         other = Tokenizer.from_str(bpe.to_str())
         other.encode_special_tokens = True
-        assert words_are_independent(other)
+        assert words_are_independent(Described.of(other))
         change(other)
         encoder = Encoder(other)
         assert not encoder.by_word, change.__name__

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers_of_all_kinds import BY_WORD
 
 from benchmarks._adversarial import PIECES
+from transformer_core.data.tokenizing.described import Described
 from transformer_core.data.tokenizing.job import load_tokenizer
 from transformer_core.data.tokenizing.new_words import SEPARATOR, NewWords, encode_texts
 
@@ -49,12 +50,12 @@ def expected(tokenizer: Tokenizer, values: list[str]) -> list[list[int]]:
 
 
 def in_a_row(tokenizer: Tokenizer) -> bool:
-    return NewWords(tokenizer, TYPE)._widths is not None
+    return NewWords(Described.of(tokenizer), TYPE)._widths is not None
 
 
 def separated(tokenizer: Tokenizer) -> NewWords:
     """A tokenizer whose tokens do not tell how many bytes they have."""
-    new_words = NewWords(tokenizer, TYPE)
+    new_words = NewWords(Described.of(tokenizer), TYPE)
     new_words._widths = None
     return new_words
 
@@ -66,7 +67,7 @@ def separated(tokenizer: Tokenizer) -> NewWords:
 def test_words_are_encoded_as_each_by_itself(bpe: Tokenizer, kind: str, values: list[str]) -> None:
     used = bpe if kind == "own" else tokenizer(kind)
     wanted = expected(used, values)
-    assert lists(NewWords(used, TYPE), values) == wanted
+    assert lists(NewWords(Described.of(used), TYPE), values) == wanted
     assert lists(separated(used), values) == wanted
 
 
@@ -90,16 +91,16 @@ class Spy:
 
 def test_the_cut_at_spaces_is_left_out_where_it_is_made_anyway(bpe: Tokenizer) -> None:
     assert "MergedWithNext" in bpe.to_str()
-    assert "MergedWithNext" not in NewWords(bpe, TYPE)._for_rows.to_str()
+    assert "MergedWithNext" not in NewWords(Described.of(bpe), TYPE)._for_rows.to_str()
     for kind in BY_WORD:
-        assert NewWords(tokenizer(kind), TYPE)._for_rows is tokenizer(kind)
+        assert NewWords(Described.of(tokenizer(kind)), TYPE)._for_rows is tokenizer(kind)
     other = Tokenizer.from_str(bpe.to_str().replace('"Isolated"', '"MergedWithPrevious"'))
-    assert NewWords(other, TYPE)._for_rows is other
+    assert NewWords(Described.of(other), TYPE)._for_rows is other
 
 
 def test_many_words_make_one_text(bpe: Tokenizer) -> None:
     values = ["One", *(f" word{number}" for number in range(100)), ",", " and", " \u00a0", " more"]
-    new_words = NewWords(bpe, TYPE)
+    new_words = NewWords(Described.of(bpe), TYPE)
     assert new_words._with_separator is not None
     others, separator = new_words._with_separator
     rows, apart = Spy(new_words._for_rows), Spy(others)
@@ -114,7 +115,7 @@ def test_many_words_make_one_text(bpe: Tokenizer) -> None:
 def test_tokens_of_other_widths_are_noticed(bpe: Tokenizer) -> None:
     values = column([" some", " words", " in", " a", " row"])
     for change in (1, -1):
-        new_words = NewWords(bpe, TYPE)
+        new_words = NewWords(Described.of(bpe), TYPE)
         assert new_words._widths is not None
         new_words._widths = new_words._widths + change
         assert new_words._in_a_row(values, new_words._widths) is None
@@ -122,7 +123,7 @@ def test_tokens_of_other_widths_are_noticed(bpe: Tokenizer) -> None:
 
 
 def test_no_words(bpe: Tokenizer) -> None:
-    for new_words in (NewWords(bpe, TYPE), separated(bpe)):
+    for new_words in (NewWords(Described.of(bpe), TYPE), separated(bpe)):
         ids, lengths = new_words.encode(column([]))
         assert (len(ids), len(lengths)) == (0, 0)
 

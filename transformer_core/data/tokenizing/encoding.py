@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from transformer_core.data.arrays import ranges, utf8
+from transformer_core.data.tokenizing.described import Described
 from transformer_core.data.tokenizing.distinct_words import distinct_words
 from transformer_core.data.tokenizing.new_words import NewWords, encode_texts
 from transformer_core.data.tokenizing.word_boundaries import (
@@ -88,12 +89,13 @@ class Encoder:
         keep: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self.id_type = np.min_scalar_type(max(tokenizer.get_vocab().values(), default=0))
-        self.by_word = by_word and words_are_independent(tokenizer)
+        described = Described.of(tokenizer)
+        self.id_type = np.min_scalar_type(max(described.vocabulary.values(), default=0))
+        self.by_word = by_word and words_are_independent(described)
         self._keep = keep
         if self.by_word:
-            self._punctuation = punctuation = punctuation_is_independent(tokenizer)
-            self._new_words = NewWords(tokenizer, self.id_type)
+            self._punctuation = punctuation = punctuation_is_independent(described)
+            self._new_words = NewWords(described, self.id_type)
         if self.by_word and keep:
             from transformer_core.data.tokenizing.word_table import WordTable
 

@@ -6,7 +6,6 @@ have a token after them that is no part of any word.
 """
 
 import itertools
-import json
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from transformer_core.data.arrays import arrow_array, ranges, utf8
+from transformer_core.data.tokenizing.described import Described, pre_tokenizer_of
 from transformer_core.data.tokenizing.word_boundaries import PIECES, SPACE, SPACES_BEYOND_ASCII
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
@@ -31,19 +31,19 @@ _MAYBE_SPACE = np.isin(np.arange(256), [*range(SPACE + 1), *SPACES_BEYOND_ASCII]
 
 
 class NewWords:
-    """Encodes words exactly as ``tokenizer`` encodes each by itself, without special tokens.
+    """Encodes words exactly as a tokenizer encodes each by itself, without special tokens.
 
     Args:
-        tokenizer: one whose words are independent
+        described: a tokenizer whose words are independent
             (:func:`transformer_core.data.tokenizing.word_boundaries.words_are_independent`).
         id_type: type of the ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, id_type: np.dtype) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, described: Described, id_type: np.dtype) -> None:
+        self._described = described
         self._id_type = id_type
-        self._for_rows = _without_cut_at_spaces(tokenizer)
-        self._widths = _bytes_of_tokens(tokenizer)
+        self._for_rows = _without_cut_at_spaces(described)
+        self._widths = _bytes_of_tokens(described)
 
     def encode(self, words: pa.LargeStringArray) -> Ids:
         """The ids of words, none of which is empty."""
@@ -89,7 +89,7 @@ class NewWords:
         ]
         in_words = sum(text.count(SEPARATOR[0]) for text in texts) - 2 * len(words)
         if in_words or self._with_separator is None:
-            return encode_texts(self._tokenizer, words, self._id_type)
+            return encode_texts(self._described.tokenizer, words, self._id_type)
         tokenizer, separator = self._with_separator
         flat, _ = encode_texts(tokenizer, texts, np.dtype(np.int64))
         ends = np.flatnonzero(flat == separator)
@@ -98,10 +98,10 @@ class NewWords:
     @cached_property
     def _with_separator(self) -> tuple[Tokenizer, int] | None:
         """The same tokenizer with one more token, and the id of that; None if it has it already."""
-        if SEPARATOR in self._tokenizer.get_vocab():
+        if SEPARATOR in self._described.vocabulary:
             return None
-        other = Tokenizer.from_str(self._tokenizer.to_str())
-        other.encode_special_tokens = self._tokenizer.encode_special_tokens
+        # Added tokens of the other are special, which stay text: they are no part of any word.
+        other = self._described.without_added_tokens()
         other.add_tokens([AddedToken(SEPARATOR, normalized=False)])
         (separator,) = other.encode(SEPARATOR, add_special_tokens=False).ids
         return other, separator
@@ -127,42 +127,38 @@ def _merged(chosen: NDArray[np.bool_], some: Ids, others: Ids) -> Ids:
     return ids, lengths
 
 
-def _without_cut_at_spaces(tokenizer: Tokenizer) -> Tokenizer:
+def _without_cut_at_spaces(described: Described) -> Tokenizer:
     """A tokenizer with the same ids where each space is followed by what is none; faster, if it can
     be: the expression of this project cuts before such a space anyway."""
-    settings = json.loads(tokenizer.to_str())
-    stage = settings["pre_tokenizer"] or {"type": None}
+    stage = described.pre_tokenizer
     if stage["type"] != "Sequence" or len(stage["pretokenizers"]) < 2:
-        return tokenizer
-    first, second = stage["pretokenizers"][:2]
+        return described.tokenizer
+    first, *others = stage["pretokenizers"]
     alike = {"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": False}
-    if first.get("pattern") != {"String": " "} or second != alike:
-        return tokenizer
-    del stage["pretokenizers"][0]
-    other = Tokenizer.from_str(json.dumps(settings))
-    other.encode_special_tokens = tokenizer.encode_special_tokens
+    if first.get("pattern") != {"String": " "} or others[0] != alike:
+        return described.tokenizer
+    other = described.without_added_tokens()
+    other.pre_tokenizer = pre_tokenizer_of({**stage, "pretokenizers": others})
     return other
 
 
-def _bytes_of_tokens(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
+def _bytes_of_tokens(described: Described) -> NDArray[np.int64] | None:
     """[vocabulary] how many bytes of a text each token stands for.
 
     None unless each character of a token is a byte: https://huggingface.co/docs/tokenizers/api/pre-tokenizers
     """
-    settings = json.loads(tokenizer.to_str())
-    model, stage = settings["model"], settings["pre_tokenizer"] or {"type": None}
+    model, stage = described.settings["model"], described.pre_tokenizer
     last = stage["pretokenizers"][-1] if stage["type"] == "Sequence" else stage
-    vocabulary = tokenizer.get_vocab()
     of_bytes = (
-        settings["normalizer"] is None
+        described.normalizer is None
         and last["type"] == "ByteLevel"
         and model["type"] == "BPE"
         and not (model["continuing_subword_prefix"] or model["end_of_word_suffix"])
-        and vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+        and described.vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
     )
     if not of_bytes:
         return None
-    widths = np.zeros(max(vocabulary.values()) + 1, np.int64)
-    for token, number in vocabulary.items():
-        widths[number] = len(token)
+    tokens, numbers = described.vocabulary.keys(), [*described.vocabulary.values()]
+    widths = np.zeros(max(numbers) + 1, np.int64)
+    widths[numbers] = [*map(len, tokens)]
     return widths

@@ -6,10 +6,9 @@ also cut for certain between a letter and punctuation: a word is then the same o
 and at the end of a sentence.
 """
 
-import json
 from typing import Any
 
-from tokenizers import Tokenizer
+from transformer_core.data.tokenizing.described import Described
 
 SPACE = 0x20
 """The byte of a space, which is never part of a longer character of UTF-8."""
@@ -30,7 +29,7 @@ KNOWN_PATTERNS = frozenset(
 )
 
 
-def words_are_independent(tokenizer: Tokenizer) -> bool:
+def words_are_independent(described: Described) -> bool:
     """Whether a text's ids are those of its words in a row, wherever it is cut before a space that
     a visible character follows.
 
@@ -38,31 +37,28 @@ def words_are_independent(tokenizer: Tokenizer) -> bool:
     look across a space, a first stage that always cuts there and needs nothing from the other side,
     a model that sees one pre-token at a time, and nothing that looks at the whole text.
     """
-    settings = json.loads(tokenizer.to_str())
-    model = settings["model"]
-    normalizer = settings["normalizer"] or {"type": None}
+    settings, model = described.settings, described.settings["model"]
     special = all(token["special"] for token in settings["added_tokens"])
+    stays_text = described.tokenizer.encode_special_tokens
     return (
-        normalizer["type"] in (None, "NFC", "NFD", "Lowercase")
-        and _cuts_before_spaces(settings["pre_tokenizer"] or {"type": None})
+        described.normalizer in (None, "NFC", "NFD", "Lowercase")
+        and _cuts_before_spaces(described.pre_tokenizer)
         and model["type"] in ("BPE", "Unigram", "WordPiece", "WordLevel")
         and not model.get("dropout")
         and (settings["post_processor"] or {"type": None})["type"] in (None, "ByteLevel")
         and settings["truncation"] is None
         and settings["padding"] is None
         # Added tokens are looked for in the whole text, across spaces.
-        and (not settings["added_tokens"] or (special and tokenizer.encode_special_tokens))
+        and (not settings["added_tokens"] or (special and stays_text))
     )
 
 
-def punctuation_is_independent(tokenizer: Tokenizer) -> bool:
+def punctuation_is_independent(described: Described) -> bool:
     """Whether the same holds, in a text of which :func:`words_are_independent` holds, where it is
     cut between an ASCII letter and one of ``. , ! ? ; :``."""
-    settings = json.loads(tokenizer.to_str())
-    normalizer = settings["normalizer"] or {"type": None}
     # How a letter is put in small letters may depend on what stands before a full stop.
-    return normalizer["type"] in (None, "NFC", "NFD") and _cuts_before_punctuation(
-        settings["pre_tokenizer"]
+    return described.normalizer in (None, "NFC", "NFD") and _cuts_before_punctuation(
+        described.pre_tokenizer
     )
 
 
