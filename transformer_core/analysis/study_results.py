@@ -270,9 +270,12 @@ class StudyResults:
         return self._read_as(self.folder / "utilisation.json", list[Utilisation])
 
     @cached_property
-    def collectives(self) -> tuple[CollectiveRun, pd.DataFrame]:
-        """Collective operations, a row per operation and size, and how they were measured."""
+    def collectives(self) -> tuple[CollectiveRun, pd.DataFrame] | None:
+        """Collective operations, a row per operation and size, and how they were measured; null
+        where they were not, since no variant has several processes."""
         path = self.folder / "machine" / "collectives.parquet"
+        if not path.exists() and all(spec.world_size == 1 for spec in self.specs.values()):
+            return None
         try:
             table = read_table(path, columns=list(COLLECTIVE_COLUMNS))
             run = CollectiveRun.model_validate_json((table.schema.metadata or {})[b"study"])

@@ -40,6 +40,12 @@ rule roofline:
         " --limits {params.limits:q} --output {output} 2>&1 | tee {log}"
 
 
+# Nobody asks how fast processes talk to one another where each variant has one.
+COLLECTIVES = ["results/machine/collectives.parquet"] * (
+    STUDY.projection is not None or any(spec.world_size > 1 for spec in SPECS.values())
+)
+
+
 rule collectives:
     output:
         "results/machine/collectives.parquet",

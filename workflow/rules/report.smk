@@ -12,7 +12,7 @@ STUDY_FILES = [
     "results/search.json",
     "results/machine/hardware.json",
     "results/machine/roofline.json",
-    "results/machine/collectives.parquet",
+    *COLLECTIVES,
     "results/utilisation.json",
     f"results/data/{CORPUS}/tokenizer.report.json",
     *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),

@@ -120,8 +120,8 @@ def _table(results: Path, file: Path) -> dict[str, Any]:
 
 
 def _collectives(results: Path, file: Path) -> list[Any]:
-    run, table = StudyResults(results).collectives
-    return [run, table.to_csv()]
+    found = StudyResults(results).collectives
+    return [found[0], found[1].to_csv()] if found else []
 
 
 READERS: dict[str, Reader] = {

@@ -19,9 +19,15 @@ _MARKERS = "os^Dv<>P"
 
 def collective_bandwidth(results: StudyResults) -> Drawing:
     """Bus bandwidth over message size, with the gradient buckets of the model."""
-    run, table = results.collectives
     title = say("Collective operations by message size")
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+    if results.collectives is None:
+        return Drawing(
+            nothing(figure, "Not measured"),
+            title,
+            say("Not measured: no variant has several processes."),
+        )
+    run, table = results.collectives
     if table.empty:
         reason = f"{run.status}: {run.reason}"
         words = say("Nothing was measured: %(reason)s", reason=reason)

@@ -21,7 +21,7 @@ class CollectiveRow:
 
 def context(results: StudyResults) -> dict[str, Any]:
     """The limits of the machine and how far the variants come."""
-    run, table = results.collectives
+    run, table = results.collectives or (None, None)
     rated = [rate for rate in results.roofline.matrix if rate.flops_per_second]
     return {
         "best": max(rated, key=lambda rate: rate.flops_per_second or 0.0, default=None),
@@ -29,7 +29,7 @@ def context(results: StudyResults) -> dict[str, Any]:
         "collective_run": run,
         "collectives": [
             _ends(str(name), of_one.sort_values("bytes"))
-            for name, of_one in table.groupby("collective", sort=False)
+            for name, of_one in (() if table is None else table.groupby("collective", sort=False))
         ],
         "utilisation": utilisation_in_turns(results),
     }

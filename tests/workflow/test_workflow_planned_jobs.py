@@ -1,4 +1,6 @@
-"""What the DAG plans for certificates, in dry runs."""
+"""What the DAG plans for certificates and for what variants need of the machine, in dry runs."""
+
+from pathlib import Path
 
 import pytest
 from project import TINY, Project
@@ -33,3 +35,18 @@ def test_seeds_come_from_the_class_of_the_variant(project: Project) -> None:
     # Three seeds, and where their losses do not decide, as many more.
     assert all("--seeds 6 " in command for command in commands)
     assert sum("--first-look 3 " in command for command in commands) == 1
+
+
+def test_collective_operations_where_they_are_of_use(tmp_path: Path) -> None:
+    alone = TINY | {"variants": ["single", "amp_bf16"], "projection": None}
+    studies = {
+        "alone": alone,
+        "several": alone | {"variants": ["single", "ddp"]},
+        "projected": alone | {"projection": {}},
+    }
+    measured = {
+        name
+        for name, study in studies.items()
+        if "collectives" in Project(tmp_path / name, study).planned("results/report.html")
+    }
+    assert measured == {"several", "projected"}
