@@ -20,7 +20,7 @@ from transformer_core.measure.turns.turn_taking import (
     TellMemory,
     Turn,
 )
-from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
+from transformer_core.measure.turns.worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.loop import train
@@ -73,6 +73,15 @@ def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any],
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
     return seat.answers, steps
+
+
+def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study() -> None:
+    spec = small_spec()
+    assert of_session(spec, 1) == spec
+    seeds = [of_session(spec, session).training.seed for session in (1, 2, 5)]
+    assert seeds == [spec.training.seed, spec.training.seed + 1, spec.training.seed + 4]
+    last = spec.training.model_copy(update={"seed": SEEDS - 1})
+    assert of_session(spec.model_copy(update={"training": last}), 2).training.seed == 0
 
 
 def test_steps_are_timed_turn_by_turn() -> None:

@@ -20,6 +20,7 @@ from transformer_core.measure.turns.turn_taking import (
     Seat,
     SideEndedError,
     Turn,
+    announced_session,
     connect,
 )
 
@@ -51,6 +52,18 @@ def sit(desk: Desk, side: str, rank: int, act: Callable[[Any], Any]) -> threadin
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
     return thread
+
+
+def test_who_comes_is_told_which_session_it_is(desk: Desk) -> None:
+    assert announced_session(desk.file) == 1
+    desk.announce(3)
+    assert announced_session(desk.file) == 3
+    assert desk.file.stat().st_mode & 0o077 == 0
+    lone = sit(desk, "a", 0, lambda task: "here")
+    desk.seat({"a": 1}, alive, timeout=10)
+    assert desk.ask("a", Turn(0, 1), alive, timeout=10) == ["here"]
+    desk.dismiss()
+    lone.join(10)
 
 
 def test_answers_come_in_the_order_of_ranks(desk: Desk) -> None:

@@ -191,6 +191,8 @@ def test_sides_take_turns_in_two_sessions(project: Project) -> None:
             ours, theirs = sorted(rnd.windows, key=lambda window: window.side)
             # Both trained on the same batches, in the same order.
             assert (ours.steps, ours.tokens) == (theirs.steps, theirs.tokens)
+    first, second = ([rnd.windows[0].tokens for rnd in s.rounds] for s in run.sessions)
+    assert first != second, "a ratio depends on batches: each session has its own"
     work = project.folder / "results/turns/single/1.sessions"
     left = {path.name for path in work.glob("[!.]*")}
     assert left == {"session-1.json", "session-2.json"}, "more time goes on from these"

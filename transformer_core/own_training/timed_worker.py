@@ -11,15 +11,16 @@ from transformer_core.measure.machine.core_affinity import keep_to
 from transformer_core.measure.machine.peak_memory import reset_peak
 from transformer_core.measure.processes.preamble import carry_out, take_place
 from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.turn_taking import Hello, Seat
-from transformer_core.measure.turns.worker import TurnsOver, TurnTaker
+from transformer_core.measure.turns.turn_taking import Hello, Seat, announced_session
+from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, of_session
 from transformer_core.own_training.own_step import build_trainer, first_tensor
 
 
 def run(order: TurnsOrder) -> None:
     """Take a seat, and train whenever it is this side's turn."""
     process = take_place(order)
-    trainer = build_trainer(order.spec, process)
+    spec = of_session(order.spec, announced_session(order.desk))
+    trainer = build_trainer(spec, process)
     strategy = trainer.strategy
     for device in strategy.devices:
         reset_peak(device)

@@ -2,8 +2,9 @@
 
 All sides are started at the same time. When all are ready they warm up one after the other, and
 then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ..., while the others
-wait. Of more than two sides, the first, which is the reference, has its turn in the middle, so that
-no other turn is far from its own.
+wait. In a round all train on the same batches; other sessions have others. Of more than two sides,
+the first, which is the reference, has its turn in the middle, so that no other turn is far from its
+own.
 """
 
 import subprocess
@@ -97,6 +98,7 @@ class Sessions:
     def run(self, number: int, enough: Enough) -> Session:
         """A whole session; SessionEndedError if a side does not reach its end."""
         started, began = datetime.now(UTC), time.monotonic()
+        self.desk.announce(number)
         with self.seated() as (ask, topologies):
             made = self._in_turns(ask, topologies, began, enough)
         return Session(

@@ -129,12 +129,8 @@ class Desk:
             self._listener = Listener(None, "AF_UNIX", backlog=64, authkey=key)
             address = self._listener.address
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Only this user may take a seat: what comes through a connection is unpickled.
-        previous = os.umask(0o177)
-        try:
-            write_text(file, json.dumps({"address": address, "key": key.hex()}))
-        finally:
-            os.umask(previous)
+        self._says = {"address": address, "key": key.hex()}
+        self.announce(1)
         self._arrivals: Queue[tuple[Any, Connection]] = Queue()
         self._seats: dict[str, dict[int, Connection]] = {}
         self._open = True
@@ -148,6 +144,15 @@ class Desk:
         self.dismiss()
         self._listener.close()
         self.file.unlink(missing_ok=True)
+
+    def announce(self, session: int) -> None:
+        """Tell those who come which session this is, from 1: before the first of them starts."""
+        # Only this user may take a seat: what comes through a connection is unpickled.
+        previous = os.umask(0o177)
+        try:
+            write_text(self.file, json.dumps(self._says | {"session": session}))
+        finally:
+            os.umask(previous)
 
     def seat(
         self, ranks: Mapping[str, int], check: Callable[[], None], timeout: float
@@ -214,6 +219,11 @@ class Desk:
                 self._arrivals.put((connection.recv(), connection))
             except (AuthenticationError, EOFError, OSError):
                 continue
+
+
+def announced_session(file: Path) -> int:
+    """The number of the session that the desk in ``file`` has begun."""
+    return int(json.loads(file.read_text())["session"])
 
 
 def connect(file: Path) -> Connection:

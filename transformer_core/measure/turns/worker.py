@@ -33,6 +33,7 @@ from transformer_core.measure.turns.turn_taking import (
     TellMemory,
     TellProvenance,
     Turn,
+    announced_session,
 )
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.train.assemble import Setup, assemble
@@ -41,6 +42,8 @@ from transformer_core.train.observer import Observer
 
 ENDLESS_STEPS = 1_000_000
 """More steps than any session has."""
+SEEDS = 2**32
+"""How many seeds there are."""
 
 
 class TurnsOver(Exception):
@@ -175,6 +178,13 @@ def endless(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"training": spec.training.model_copy(update=changes)})
 
 
+def of_session(spec: RunSpec, session: int) -> RunSpec:
+    """``spec`` with the seed of a session, the first of which has that of the study: how much
+    faster a side is depends on the batches, so each session has others."""
+    seed = (spec.training.seed + session - 1) % SEEDS
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"seed": seed})})
+
+
 def give_memory_back(setup: Setup) -> None:
     """Leave the devices to others, but for what the next step cannot do without."""
     # Each step begins without gradients anyway.
@@ -196,6 +206,8 @@ def take_turns(
     """Set the training of ``spec`` up, take a seat, and train whenever it is this side's turn;
     ``answer`` is for tasks that are none of comparisons."""
     process = take_place(order)
+    # After the meeting of all ranks: those of other hosts may have started before the session did.
+    spec = of_session(spec, announced_session(order.desk))
     shards = open_training_shards(order.data)
     setup = assemble(spec, process, shards.vocabulary, *shards.stores)
     strategy = setup.strategy
