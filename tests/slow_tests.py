@@ -74,7 +74,7 @@ SLOW = {
     "test_data_grammar.py::test_a_longer_corpus_begins_with_the_shorter_one",
     "test_data_local_copies.py::test_processes_of_a_host_share_one",
     "test_data_readers.py::test_a_grammar_corpus_is_the_same_from_several_processes",
-    "test_data_shards.py::test_kill_9_leaves_whole_shards_only",
+    "test_data_unfinished_shards.py::test_kill_9_leaves_whole_shards_only",
     "test_profiling_kineto.py::test_memory_stays_far_below_the_size_of_the_trace",
 }
 """Files and tests of more than some two seconds on an idle machine: left out of make fast."""

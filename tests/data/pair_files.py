@@ -1,7 +1,8 @@
 """Small files of sentence pairs and tokenizers for the tests of the data room."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from transformer_core.common.files import sha256
 from transformer_core.data.corpus.pair_file import PairFile
 from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
-from transformer_core.data.tokenizing.job import train
+from transformer_core.data.tokenizing.job import load_tokenizer, train
 
 steady = settings(deadline=None, derandomize=True)
 """Properties that do not depend on the load of the machine or on luck."""
@@ -80,3 +81,9 @@ def make_store(folder: Path, pairs: int = 60, pairs_per_shard: int = 25) -> Pair
     file = write_pairs(folder / "train.arrow", texts[::2], texts[1::2], batch=17)
     write_shards(file, write_tokenizer(folder), Filter(), folder / "shards", pairs_per_shard)
     return open_shards(folder / "shards" / "manifest.json")
+
+
+def decoded(tokenizer: Path, rows: Iterable[Any]) -> list[str]:
+    """The texts of rows of ids."""
+    bpe = load_tokenizer(tokenizer)
+    return [bpe.decode(ids.tolist()) for ids in rows]
