@@ -1,4 +1,5 @@
-"""How long what follows the comparisons takes: verdicts, the search, the report."""
+"""How long what follows the comparisons takes: verdicts, the search, trainings of what it found, the
+report."""
 
 from collections.abc import Mapping
 
@@ -25,7 +26,7 @@ def kept_for_the_rest(study: Study, pairs: int, jobs: Mapping[str, JobTimes]) ->
             total += _search(study, jobs)
         else:
             total += HEAVIER.get(rule, 1.0) * light
-    return total
+    return total + _quality(study, jobs)
 
 
 def _search(study: Study, jobs: Mapping[str, JobTimes]) -> float:
@@ -34,3 +35,11 @@ def _search(study: Study, jobs: Mapping[str, JobTimes]) -> float:
         return 0.0
     runs = [jobs[rule].mean for rule in ("short_run", "profile") if rule in jobs]
     return study.search.budget + 2 * sum(runs)
+
+
+def _quality(study: Study, jobs: Mapping[str, JobTimes]) -> float:
+    """The trainings to a quality, which begin anew with another recommendation: half of their
+    budget, until one has been timed."""
+    if study.quality is None:
+        return 0.0
+    return jobs["quality"].mean if "quality" in jobs else study.quality.budget / 2
