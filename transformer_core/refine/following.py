@@ -1,4 +1,4 @@
-"""How long what follows the comparisons takes: verdicts, the search, trainings of what it found, the
+"""How long what follows the comparisons takes: verdicts, the search and what it has trained, the
 report."""
 
 from collections.abc import Mapping
