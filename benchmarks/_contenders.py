@@ -12,10 +12,10 @@ from schemas.config.model import AnyModel, SizedModel
 from schemas.config.training import Training
 from transformer_core.data.batching.collate import Batch
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.model.registry import build_model
-from transformer_core.task.objective import Objective
-from transformer_core.train.optimization.optimizer import build_optimizer
-from transformer_core.train.precision.autocast import build_precision
+from transformer_core.models.objective import Objective
+from transformer_core.models.registry import build_model
+from transformer_core.training.optimization.optimizer import build_optimizer
+from transformer_core.training.precision.autocast import build_precision
 
 CPU = torch.device("cpu")
 PUBLISHED = "as published"

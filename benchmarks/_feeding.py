@@ -22,10 +22,10 @@ from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.parallel.communication.topology import Process
-from transformer_core.plan.resolve import check_study, resolve
-from transformer_core.plan.variants import read_variants
-from transformer_core.train.assemble import assemble
-from transformer_core.train.loop import optimizer_step
+from transformer_core.study.resolve import check_study, resolve
+from transformer_core.study.variants import read_variants
+from transformer_core.training.assemble import assemble
+from transformer_core.training.loop import optimizer_step
 
 PART = "feed, batches of 64 pairs"
 REFERENCE = "datasets + DataLoader"

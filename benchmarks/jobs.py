@@ -23,7 +23,7 @@ import psutil
 
 _PACKAGES = ("numba", "numpy", "pyarrow", "snakemake", "tokenizers")
 _MB = 1_000_000
-_QUICK_START = "transformer_core.measure.processes.quick_start"
+_QUICK_START = "transformer_core.run.quick_start"
 """Starts another module."""
 
 

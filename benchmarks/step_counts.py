@@ -29,10 +29,10 @@ from schemas.config.model import AnyModel
 from schemas.config.training import Training
 from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cuda
 from transformer_core.measure.memory.predicted.predictor import place
-from transformer_core.model.registry import build_model
-from transformer_core.task.objective import Objective
-from transformer_core.train.optimization.optimizer import build_optimizer
-from transformer_core.train.precision.autocast import build_precision
+from transformer_core.models.objective import Objective
+from transformer_core.models.registry import build_model
+from transformer_core.training.optimization.optimizer import build_optimizer
+from transformer_core.training.precision.autocast import build_precision
 
 _MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
 STEPS = {

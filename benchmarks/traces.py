@@ -32,7 +32,7 @@ print(json.dumps({{
 }}))
 """
 _OURS = """
-from transformer_core.profiling.__main__ import main
+from transformer_core.trace.__main__ import main
 main([sys.argv[1], "--output", sys.argv[1] + ".breakdown"])
 """
 _PEER = """

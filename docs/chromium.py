@@ -24,7 +24,7 @@ OPTIONS = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--disable-extensions", "--mute-audio", "--force-color-profile=srgb"),
 )
-START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"  # noqa: E501
+START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 SECONDS = 300.0
 """Longest wait for an answer: machines are slow, and may do something else too."""
 

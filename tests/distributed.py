@@ -23,7 +23,7 @@ def run_ranks(
     # A server that has imported everything forks the processes: they start in no time, and
     # without the threads of this one.
     mp.get_context("forkserver").set_forkserver_preload(
-        ["torch._dynamo", "transformer_core.train.loop"]
+        ["torch._dynamo", "transformer_core.training.loop"]
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

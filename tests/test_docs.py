@@ -1,6 +1,5 @@
 """What the documents show of the code is what the code says."""
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 from slow_tests import LONGEST_FIRST, SLOW
-from test_layers import ROOMS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -67,21 +65,6 @@ def test_the_citation_is_of_this_project() -> None:
         "version": project["version"],
         "license": project["license"],
     }
-
-
-def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
-    """By room, sub-room and direction between rooms; a new import alone changes nothing."""
-    script = ROOT / "docs/draw_architecture.py"
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    assert spec is not None
-    assert spec.loader is not None
-    drawing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drawing)
-    assert drawing.ORDER == ROOMS
-    drawn = drawing.PICTURE.read_text(encoding="utf-8")
-    assert drawn == drawing.picture(), "draw it again: python docs/draw_architecture.py"
-    planted = drawing.imports(ROOT / "transformer_core") | {("model", "report")}
-    assert drawn != drawing.draw(drawing.rooms(ROOT / "transformer_core"), planted)
 
 
 def test_what_is_marked_slow_exists() -> None:

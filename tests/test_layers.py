@@ -8,17 +8,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     "common",
-    "plan",
+    "study",
     "data",
-    "model",
-    "task",
+    "models",
     "parallel",
-    "train",
+    "training",
+    "machine",
+    "run",
     "measure",
-    "profiling",
-    "analysis",
-    "refine",
-    "search",
+    "trace",
+    "certify",
+    "decide",
     "own_training",
     "report",
     "faults",
@@ -85,14 +85,14 @@ def test_every_folder_is_a_room() -> None:
 
 
 PLANTED = {
-    "from transformer_core.train.loop import train": "model may not import transformer_core.train",
-    "import transformer_core.report.page": "model may not import transformer_core.report",
-    "from transformer_core import measure": "model may not import transformer_core.measure",
-    "from ..parallel import ddp": "model may not import transformer_core.parallel",
-    "from .. import analysis": "model may not import transformer_core.analysis",
-    "def late():\n    import transformer_core.train": "model may not import transformer_core.train",
+    "from transformer_core.training.loop import train": "models may not import transformer_core.training",
+    "import transformer_core.report.page": "models may not import transformer_core.report",
+    "from transformer_core import measure": "models may not import transformer_core.measure",
+    "from ..parallel import ddp": "models may not import transformer_core.parallel",
+    "from .. import decide": "models may not import transformer_core.decide",
+    "def late():\n    import transformer_core.training": "models may not import transformer_core.training",
     "from transformer_core.data import batching": None,
-    "from transformer_core.model.loss import loss": None,
+    "from transformer_core.models.loss import loss": None,
     "from . import layers\nimport schemas.config.model": None,
     "from transformer_core import sources\nimport torch, trainer": None,
 }
@@ -106,12 +106,12 @@ def plant(root: Path, name: str, text: str) -> None:
 
 @pytest.mark.parametrize(("code", "message"), PLANTED.items())
 def test_a_planted_import_is_judged(tmp_path: Path, code: str, message: str | None) -> None:
-    plant(tmp_path, "transformer_core/model/planted.py", f'"""Planted."""\n{code}\n')
+    plant(tmp_path, "transformer_core/models/planted.py", f'"""Planted."""\n{code}\n')
     found = offenders(tmp_path)
     assert len(found) == (message is not None), found
     if message is not None:
         line = 2 + code.count("\n")
-        assert found[0].startswith(f"transformer_core/model/planted.py:{line}: {message}")
+        assert found[0].startswith(f"transformer_core/models/planted.py:{line}: {message}")
 
 
 @pytest.mark.parametrize("module", ["torch", "torch.nn", "transformer_core.data.sharding.job"])

@@ -1,4 +1,4 @@
-"""Language models: what ``transformer_core.model`` builds of decoders alone."""
+"""Language models: what ``transformer_core.models`` builds of decoders alone."""
 
 from typing import Annotated, Literal
 

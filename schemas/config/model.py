@@ -1,4 +1,4 @@
-"""Models: what ``transformer_core.model`` builds."""
+"""Models: what ``transformer_core.models`` builds."""
 
 from typing import Annotated, Literal
 

@@ -217,7 +217,7 @@ def test_a_scaled_plan_is_that_of_the_scaled_size(lengths, size, scale):
         assert as_lists(plan(*lengths, batching)) == as_lists(plan(*lengths, plain))
 
 
-def test_plan_is_pinned(monkeypatch):
+def test_study_is_pinned(monkeypatch):
     """A checkpoint resumes in the middle of an epoch: the order must outlive versions."""
     sources, targets = np.arange(10) % 4, np.arange(10) % 3
     assert as_lists(plan(sources, targets, fixed(4))) == [[2, 6, 8, 3], [9, 5, 0, 1], [4, 7]]

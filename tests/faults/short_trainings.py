@@ -15,11 +15,11 @@ from schemas.config.equivalence import Bitwise, Statistical, Tolerance
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
 from schemas.results import Certificate, SeedTrajectory, Trajectory
-from tests.train.small_training import VOCABULARY, small_spec, small_store, small_texts
-from transformer_core.analysis.certificates.certify import certify
-from transformer_core.analysis.certificates.weight_distance import Weights, read_tensors
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.trajectory.worker import record
+from tests.training.small_training import VOCABULARY, small_spec, small_store, small_texts
+from transformer_core.certify.certificates.certify import certify
+from transformer_core.certify.certificates.weight_distance import Weights, read_tensors
+from transformer_core.certify.trajectory.worker import record
+from transformer_core.machine.provenance import collect
 from transformer_core.parallel.communication.topology import Process
 
 TINY: dict[str, Any] = {

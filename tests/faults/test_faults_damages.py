@@ -12,7 +12,7 @@ from transformer_core.common.seals import write_sealed
 from transformer_core.data.sharding import shard_store
 from transformer_core.faults.damages.job import run
 from transformer_core.faults.damages.kinds import KINDS
-from transformer_core.plan.variants import read_variants
+from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 

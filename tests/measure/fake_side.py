@@ -11,7 +11,6 @@ from pair_builders import provenance
 
 from schemas.errors import Unsupported
 from schemas.results import Topology
-from transformer_core.measure.processes.statuses import end_with_parent
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.turn_taking import (
     Hello,
@@ -23,6 +22,7 @@ from transformer_core.measure.turns.turn_taking import (
     TellProvenance,
     Turn,
 )
+from transformer_core.run.statuses import end_with_parent
 
 SECONDS = 0.004
 TOPOLOGY = Topology(
@@ -70,7 +70,7 @@ def main() -> None:
     order = TurnsOrder.read(Path(sys.argv[1]))
     if order.side in ("unsupported", "fails"):
         # Imports torch, which takes longer than all turns: only for sides that leave a reason.
-        from transformer_core.measure.processes.preamble import carry_out
+        from transformer_core.run.preamble import carry_out
 
         carry_out(TurnsOrder, run)
     else:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Parts, PredictedRank
-from tests.train.small_training import VOCABULARY, small_spec, small_store
+from tests.training.small_training import VOCABULARY, small_spec, small_store
 from transformer_core.measure.memory.anatomy.followed_training import Followed, Work, followed
 from transformer_core.measure.memory.anatomy.job import steps_of
 from transformer_core.measure.memory.predicted.predictor import predict_ranks

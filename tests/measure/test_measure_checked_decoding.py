@@ -8,12 +8,12 @@ import torch
 from schemas.config.run_spec import RunSpec
 from schemas.results.checks import DecodedTokens
 from tests.faults.families.planting import Patch, arguments, swap
-from transformer_core.measure.trajectory.checker import plain_function
-from transformer_core.measure.trajectory.independent.checked_decoding import checked_decoding
-from transformer_core.model.canonical_weights import canonical_state_dict
-from transformer_core.model.decoder_only import decoder
-from transformer_core.model.decoder_only.decoder import Decoder
-from transformer_core.model.registry import build_model
+from transformer_core.certify.trajectory.checker import plain_function
+from transformer_core.certify.trajectory.independent.checked_decoding import checked_decoding
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.decoder_only import decoder
+from transformer_core.models.decoder_only.decoder import Decoder
+from transformer_core.models.registry import build_model
 
 VOCABULARY = 30
 SMALL = {"d_model": 16, "heads": 4, "d_ff": 20}

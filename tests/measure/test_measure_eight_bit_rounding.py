@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from schemas.results.checks import Checks, TensorDistance
-from tests.train.small_training import VOCABULARY, small_setup, small_spec
-from transformer_core.analysis.certificates.checked_tensors import ROUNDING_FACTOR
-from transformer_core.measure.trajectory.checker import Checker
-from transformer_core.measure.trajectory.independent.eight_bit_rounding import (
+from tests.training.small_training import VOCABULARY, small_setup, small_spec
+from transformer_core.certify.certificates.checked_tensors import ROUNDING_FACTOR
+from transformer_core.certify.trajectory.checker import Checker
+from transformer_core.certify.trajectory.independent.eight_bit_rounding import (
     kept_moments,
     levels,
     rounded,
 )
-from transformer_core.measure.trajectory.worker import Recorder
-from transformer_core.train.loop import train
+from transformer_core.certify.trajectory.worker import Recorder
+from transformer_core.training.loop import train
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -72,7 +72,7 @@ def test_updates_follow_from_the_moments_that_are_kept(
     moment = next(u for u in updates if u.tensor == f"{large.tensor}, second moment")
     assert 1e-3 < moment.error < ROUNDING_FACTOR * moment.rounding < 0.5
 
-    from transformer_core.train.optimization import eight_bit_adamw
+    from transformer_core.training.optimization import eight_bit_adamw
 
     real = eight_bit_adamw.BlockwiseAdamW.step
 

@@ -12,7 +12,7 @@ from transformer_core.common.attempts import failures
 from transformer_core.common.records import read_record
 from transformer_core.measure.evaluation import job
 from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
-from transformer_core.measure.processes.statuses import Outcome
+from transformer_core.run.statuses import Outcome
 
 SPEC = RunSpec.model_validate({"variant": "small", "machine": {"threads": 3}})
 FOUND = job.not_evaluated("small", "ok", None).model_copy(update={"bleu": 3.5, "pairs": 3})

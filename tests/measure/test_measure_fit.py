@@ -10,7 +10,7 @@ import pytest
 
 from schemas.results import BatchShape, Parts, PredictedMemory, PredictedRank, Prediction
 from schemas.results.memory import PARTS
-from tests.train.small_training import small_spec
+from tests.training.small_training import small_spec
 from transformer_core.measure.memory.predicted import fit_warning
 from transformer_core.measure.memory.predicted.fit_warning import (
     available_bytes,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.measure.processes.folder_locks import exclusive, workplace
+from transformer_core.run.folder_locks import exclusive, workplace
 
 
 def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     holder = (
         "import pathlib, sys\n"
-        "from transformer_core.measure.processes.folder_locks import exclusive\n"
+        "from transformer_core.run.folder_locks import exclusive\n"
         "with exclusive(pathlib.Path(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.readline()\n"
@@ -32,7 +32,7 @@ def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
         assert other.stdout.readline().strip() == "held"
         waiting = (
             "import pathlib, sys\n"
-            "from transformer_core.measure.processes.folder_locks import exclusive\n"
+            "from transformer_core.run.folder_locks import exclusive\n"
             "with exclusive(pathlib.Path(sys.argv[1])):\n"
             "    print(pathlib.Path(sys.argv[1], 'done').exists())\n"
         )

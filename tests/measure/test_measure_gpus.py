@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_core.measure.processes import gpu_leases
-from transformer_core.measure.processes.gpu_leases import lease, visible_gpus
 from transformer_core.parallel.devices import nvml
+from transformer_core.run import gpu_leases
+from transformer_core.run.gpu_leases import lease, visible_gpus
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from schemas.results import Hardware
-from transformer_core.measure.machine import hardware
+from transformer_core.machine import hardware
 
 Tree = Callable[[dict[str, str]], Path]
 

@@ -7,17 +7,17 @@ import torch
 
 from schemas.base import merge
 from tests.faults.short_trainings import spec_of
-from tests.train.small_training import small_store
-from transformer_core.analysis.certificates.dropout_places import judge_dropout
-from transformer_core.measure.trajectory.dropout import known_dropout as module
-from transformer_core.measure.trajectory.dropout.known_dropout import enough_tokens
-from transformer_core.measure.trajectory.dropout.readable_dropout import (
+from tests.training.small_training import small_store
+from transformer_core.certify.certificates.dropout_places import judge_dropout
+from transformer_core.certify.trajectory.dropout import known_dropout as module
+from transformer_core.certify.trajectory.dropout.known_dropout import enough_tokens
+from transformer_core.certify.trajectory.dropout.readable_dropout import (
     known_dropout,
     readable,
     readable_vocabulary,
 )
 from transformer_core.parallel.communication.topology import Process
-from transformer_core.train.assemble import assemble
+from transformer_core.training.assemble import assemble
 
 ONE = Process(0, 1, 0, 1, torch.device("cpu"))
 

@@ -12,7 +12,7 @@ from schemas.config.batching import TokenBudget
 from schemas.config.memory import LargestBatch
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchTrial
-from tests.train.small_training import small_spec
+from tests.training.small_training import small_spec
 from transformer_core.measure.memory.largest_batch import job
 from transformer_core.measure.memory.largest_batch.job import (
     Trials,

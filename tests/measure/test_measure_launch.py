@@ -10,18 +10,18 @@ import pytest
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
+from transformer_core.machine.process_settings import CUDA_VARIABLES
 from transformer_core.measure.alone.job import WORKER
-from transformer_core.measure.machine.process_settings import CUDA_VARIABLES
-from transformer_core.measure.processes import launcher as launch
-from transformer_core.measure.processes import worker_environment
-from transformer_core.measure.processes.hosts import interfaces, namespaces, one_host
-from transformer_core.measure.processes.hosts.one_host import AGENT
-from transformer_core.measure.processes.launcher import (
+from transformer_core.run import launcher as launch
+from transformer_core.run import worker_environment
+from transformer_core.run.hosts import interfaces, namespaces, one_host
+from transformer_core.run.hosts.one_host import AGENT
+from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
     spans_machines,
 )
-from transformer_core.measure.processes.worker_environment import threads_per_process
+from transformer_core.run.worker_environment import threads_per_process
 
 CLUSTER = ("NODE_RANK", "RENDEZVOUS", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES")
 LINK = {"bandwidth": "100Mbit/s"}
@@ -57,7 +57,7 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_run_is_plain_python() -> None:
-    quick = [sys.executable, "-m", "transformer_core.measure.processes.quick_start", WORKER]
+    quick = [sys.executable, "-m", "transformer_core.run.quick_start", WORKER]
     assert launcher(spec("single"), WORKER) == quick
     assert launcher(spec("single"), WORKER, anew=True) == [sys.executable, "-m", WORKER]
 
@@ -70,7 +70,7 @@ def test_one_process_per_device_through_torchrun(
     command = launcher(spec("ddp", devices_per_node=3), WORKER, anew=anew)
     assert AGENT in command
     assert {"--nproc-per-node=3", "--rdzv-endpoint=127.0.0.1:0"} <= set(command)
-    quick = [] if anew else ["transformer_core.measure.processes.quick_start"]
+    quick = [] if anew else ["transformer_core.run.quick_start"]
     assert command[command.index("-m", 3) :] == ["-m", *quick, WORKER]
 
 
@@ -79,7 +79,7 @@ def test_without_gpus_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> N
     command = launcher(spec("ddp", devices_per_node=3), WORKER)
     assert command[1:] == [
         "-m",
-        "transformer_core.measure.processes.quick_start",
+        "transformer_core.run.quick_start",
         "--fork=3",
         WORKER,
     ]
@@ -100,7 +100,7 @@ def test_by_hand_every_host_starts_its_own_processes(monkeypatch: pytest.MonkeyP
     assert command[:3] == [
         sys.executable,
         "-m",
-        "transformer_core.measure.processes.hosts.one_host",
+        "transformer_core.run.hosts.one_host",
     ]
     assert command[-1] == WORKER
     assert lends_processes_only()
@@ -130,14 +130,14 @@ def test_a_slurm_job_starts_all_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert srun[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(srun)
     assert "--cpus-per-task=6" in srun, "srun would give each task one CPU"
-    assert "transformer_core.measure.processes.hosts.one_host" in command
+    assert "transformer_core.run.hosts.one_host" in command
 
 
 def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     command = launcher(spec("ddp", devices_per_node=2), WORKER)
     assert command[0] == sys.executable
-    assert "transformer_core.measure.processes.hosts.one_host" not in command
+    assert "transformer_core.run.hosts.one_host" not in command
 
 
 def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert command[:3] == [
         sys.executable,
         "-m",
-        "transformer_core.measure.processes.hosts.one_host",
+        "transformer_core.run.hosts.one_host",
     ]
 
 
@@ -192,7 +192,7 @@ def test_one_host_becomes_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         "--nnodes=2",
         "--rdzv-conf=rank=1,timeout=7",
         "-m",
-        "transformer_core.measure.processes.quick_start",
+        "transformer_core.run.quick_start",
         WORKER,
         "--option",
         "value",

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from transformer_core.measure.processes.hosts import interfaces
-from transformer_core.measure.processes.hosts.one_address import listening
-from transformer_core.measure.processes.launcher import launcher
-from transformer_core.measure.processes.worker_environment import worker_environment
+from transformer_core.run.hosts import interfaces
+from transformer_core.run.hosts.one_address import listening
+from transformer_core.run.launcher import launcher
+from transformer_core.run.worker_environment import worker_environment
 
 WORKER = """
 import os, sys, time

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from transformer_core.measure.processes.hosts import namespaces
-from transformer_core.measure.processes.order import Order
-from transformer_core.measure.processes.statuses import Outcome, read_outcomes
-from transformer_core.measure.processes.supervisor import run_workers
+from transformer_core.run.hosts import namespaces
+from transformer_core.run.order import Order
+from transformer_core.run.statuses import Outcome, read_outcomes
+from transformer_core.run.supervisor import run_workers
 
 TIMEOUT = 4.0
 
 WORKER = """
 import os, signal, time
 import torch
-from transformer_core.measure.processes.order import Order
-from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.run.order import Order
+from transformer_core.run.preamble import carry_out, take_place
 from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
 
 def work(order):

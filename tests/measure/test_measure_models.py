@@ -11,11 +11,17 @@ from safetensors.torch import load_file, load_model, save_file
 
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
-from tests.train.small_training import VOCABULARY, run_small, small_setup, small_spec, small_store
-from transformer_core.analysis.certificates.weight_distance import UNDETERMINED
-from transformer_core.measure.trajectory.worker import canonical_weights, record
-from transformer_core.model.decoding.beam_search import beam_search
-from transformer_core.model.registry import build_model
+from tests.training.small_training import (
+    VOCABULARY,
+    run_small,
+    small_setup,
+    small_spec,
+    small_store,
+)
+from transformer_core.certify.certificates.weight_distance import UNDETERMINED
+from transformer_core.certify.trajectory.worker import canonical_weights, record
+from transformer_core.models.decoding.beam_search import beam_search
+from transformer_core.models.registry import build_model
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.sharded_weights import whole_weights
 

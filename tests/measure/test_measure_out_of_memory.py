@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_core.measure.processes import oom
-from transformer_core.measure.processes.oom import free_bytes, kernel_kills, reason_of
+from transformer_core.run import oom
+from transformer_core.run.oom import free_bytes, kernel_kills, reason_of
 
 MIB = 2**20
 CUDA = (
@@ -57,7 +57,7 @@ def test_other_errors_are_none_of_it(error: Exception) -> None:
 def test_a_limit_of_a_process_bounds_what_is_free() -> None:
     code = (
         "import resource\n"
-        "from transformer_core.measure.processes.oom import *\n"
+        "from transformer_core.run.oom import *\n"
         f"limit = data_bytes() + {64 * MIB}\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))\n"
         "print(free_bytes())\n"

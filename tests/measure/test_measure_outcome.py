@@ -14,9 +14,9 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Diverged, PeerLost, Unsupported
 from transformer_core.common.attempts import count_failure, failures
 from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.measure.processes import supervisor
-from transformer_core.measure.processes.order import Order
-from transformer_core.measure.processes.statuses import (
+from transformer_core.run import supervisor
+from transformer_core.run.order import Order
+from transformer_core.run.statuses import (
     Outcome,
     classify,
     clear_outcomes,
@@ -82,7 +82,7 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     worker = (
         "import os, pathlib, sys, time\n"
-        "from transformer_core.measure.processes.statuses import supervised\n"
+        "from transformer_core.run.statuses import supervised\n"
         "with supervised(pathlib.Path('.')):\n"
         "    pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\n"
         "    time.sleep(120)\n"

@@ -10,12 +10,12 @@ from schemas.config.decoder_only import HuggingFaceCausal
 from schemas.config.model import HuggingFace
 from schemas.config.task import LanguageModel
 from tests.measure.test_measure_models import recorded
-from tests.train.small_training import small_spec
+from tests.training.small_training import small_spec
+from transformer_core.certify.trajectory.independent.number_formats import EXACT
+from transformer_core.certify.trajectory.independent.own_model import OwnModel
 from transformer_core.data.tokenizing.special_tokens import BOS
-from transformer_core.measure.trajectory.independent.number_formats import EXACT
-from transformer_core.measure.trajectory.independent.own_model import OwnModel
-from transformer_core.model.canonical_weights import canonical_state_dict
-from transformer_core.model.registry import build_language_model, build_model
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.registry import build_language_model, build_model
 
 pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ from small_training import small_setup, small_spec
 
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
-from transformer_core.measure.machine.step_kernels import FirstStep
+from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.turns.planted_slowdown import PlantedDelay
 from transformer_core.measure.turns.turn_taking import (
     Leave,
@@ -23,8 +23,8 @@ from transformer_core.measure.turns.turn_taking import (
 from transformer_core.measure.turns.worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.train.loop import train
-from transformer_core.train.optimization.learning_rate import learning_rate
+from transformer_core.training.loop import train
+from transformer_core.training.optimization.learning_rate import learning_rate
 
 NOWHERE = Path("/nowhere")
 

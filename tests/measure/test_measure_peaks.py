@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from transformer_core.measure.machine import peak_memory
+from transformer_core.machine import peak_memory
 
 MIB = 1 << 20
 
@@ -26,7 +26,7 @@ def test_peak_rss_grows_with_touched_memory_and_never_shrinks() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent() -> None:
-    child = "from transformer_core.measure.machine.peak_memory import *; print(peak_rss_bytes())"
+    child = "from transformer_core.machine.peak_memory import *; print(peak_rss_bytes())"
     parent = (
         "import os, sys; held = b'x' * (1 << 30);"
         f"os.execv(sys.executable, [sys.executable, '-c', {child!r}])"

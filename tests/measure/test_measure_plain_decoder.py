@@ -5,12 +5,12 @@ import torch
 
 from schemas.config.decoder_only import DecoderOnly
 from schemas.config.task import LanguageModel
+from transformer_core.certify.trajectory.independent.number_formats import EXACT
+from transformer_core.certify.trajectory.independent.own_model import OwnModel
+from transformer_core.certify.trajectory.independent.plain_decoder import PlainDecoder
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
-from transformer_core.measure.trajectory.independent.number_formats import EXACT
-from transformer_core.measure.trajectory.independent.own_model import OwnModel
-from transformer_core.measure.trajectory.independent.plain_decoder import PlainDecoder
-from transformer_core.model.canonical_weights import canonical_state_dict
-from transformer_core.model.registry import build_model
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.registry import build_model
 
 VOCABULARY, SMOOTHING = 30, 0.1
 MODELS = {

@@ -14,14 +14,14 @@ from schemas.errors import Unsupported
 from schemas.results import PARTS, Parts, PredictedMemory, Prediction
 from tests.distributed import run_ranks
 from tests.measure.memory_cases import measure_all, memory_spec, predict
-from tests.train.small_training import VOCABULARY
+from tests.training.small_training import VOCABULARY
 from transformer_core.measure.memory.predicted import job
 from transformer_core.measure.memory.predicted.predictor import _without_tf32, predict_ranks
-from transformer_core.model.registry import build_model
+from transformer_core.models.registry import build_model
 from transformer_core.parallel.strategies.fsdp import repeated_layers
-from transformer_core.plan.resolve import check_study, resolve
-from transformer_core.plan.variants import read_variants
-from transformer_core.train.precision.matmul_mode import set_matmul
+from transformer_core.study.resolve import check_study, resolve
+from transformer_core.study.variants import read_variants
+from transformer_core.training.precision.matmul_mode import set_matmul
 
 ROOT = Path(__file__).parents[2]
 VARIANTS_FILE = ROOT / "config/variants.yaml"

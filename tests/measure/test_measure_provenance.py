@@ -13,7 +13,7 @@ import torch
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Provenance
-from transformer_core.measure.machine import provenance
+from transformer_core.machine import provenance
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -106,7 +106,7 @@ def test_collect() -> None:
 def test_versions_are_told_without_an_import_of_torch() -> None:
     program = """
 import sys
-from transformer_core.measure.machine.provenance import package_versions
+from transformer_core.machine.provenance import package_versions
 found = package_versions()
 imported = "torch" in sys.modules
 import torch

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, models
 from schemas.config.quality import Quality
 from schemas.config.study import Study
 from schemas.results.search import BASELINE, BEST
-from transformer_core.measure.processes.statuses import Outcome
 from transformer_core.measure.quality import job
 from transformer_core.measure.quality.looks import Look, Seen
 from transformer_core.measure.quality.race import Runner, for_race, race
@@ -19,7 +18,8 @@ from transformer_core.measure.quality.worker import look
 from transformer_core.measure.turns.session import SessionEndedError
 from transformer_core.measure.turns.sides import Side
 from transformer_core.measure.turns.turn_taking import Report, Turn
-from transformer_core.train.evaluation import validation_loss
+from transformer_core.run.statuses import Outcome
+from transformer_core.training.evaluation import validation_loss
 
 GOAL = Quality(bleu=50, steps=100, every=10, max_pairs=20)
 

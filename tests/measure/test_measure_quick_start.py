@@ -40,7 +40,7 @@ def main():
 def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen[bytes]:
     (folder / "worker_of_this_test.py").write_text(WORKER)
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
-    launcher = [sys.executable, "-m", "transformer_core.measure.processes.quick_start"]
+    launcher = [sys.executable, "-m", "transformer_core.run.quick_start"]
     launcher += [] if fork is None else [f"--fork={fork}"]
     return subprocess.Popen(
         [*launcher, "worker_of_this_test", str(folder), *options],

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from schemas.results import SeedTrajectory, Trajectory
-from tests.train.small_training import small_setup, small_spec
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.trajectory import worker
-from transformer_core.measure.trajectory.order import ShortRunOrder
+from tests.training.small_training import small_setup, small_spec
+from transformer_core.certify.trajectory import worker
+from transformer_core.certify.trajectory.order import ShortRunOrder
+from transformer_core.machine.provenance import collect
 
 REFERENCE = [[8.0, 6.0, 6.0 + 0.1 * number] for number in range(6)]
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from schemas.results.kernels import StepKernels
-from tests.train.small_training import VOCABULARY, small_setup, small_spec, small_store
-from transformer_core.measure.machine.step_kernels import FirstStep
-from transformer_core.measure.trajectory.worker import STEPS_AS_TIMED, record
+from tests.training.small_training import VOCABULARY, small_setup, small_spec, small_store
+from transformer_core.certify.trajectory.worker import STEPS_AS_TIMED, record
+from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.communication.topology import Process
-from transformer_core.train.loop import train
-from transformer_core.train.observer import Observer
+from transformer_core.training.loop import train
+from transformer_core.training.observer import Observer
 
 
 class Watch(Observer):

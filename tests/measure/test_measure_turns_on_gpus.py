@@ -24,7 +24,7 @@ from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.turn_taking import Leave, Report, Turn
 from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
 from transformer_core.parallel.devices import nvml
-from transformer_core.train.loop import train
+from transformer_core.training.loop import train
 
 GIB = 2**30
 

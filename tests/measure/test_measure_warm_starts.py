@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from transformer_core.measure.processes.warm_starts import places, server
-from transformer_core.measure.processes.warm_starts.imports import IMPORTS, JOBS, is_job
-from transformer_core.measure.processes.warm_starts.server import touched_gpu
-from transformer_core.measure.processes.warm_starts.thread_variables import THREADS
+from transformer_core.run.warm_starts import places, server
+from transformer_core.run.warm_starts.imports import IMPORTS, JOBS, is_job
+from transformer_core.run.warm_starts.server import touched_gpu
+from transformer_core.run.warm_starts.thread_variables import THREADS
 
 WORKER = f"""
 import ctypes, importlib, json, os, random, signal, sys, time
@@ -102,7 +102,7 @@ class Starts:
         self, name: str, what: str, *more: str, offer: str | None = None, deaf: bool = False
     ) -> subprocess.Popen[bytes]:
         """``deaf``: as nohup and a shell's background start it."""
-        module = "transformer_core.measure.processes.quick_start"
+        module = "transformer_core.run.quick_start"
         command = [sys.executable, "-m", module, *more, "worker_of_this_test"]
         return subprocess.Popen(
             [*command, str(self.folder / name), what],

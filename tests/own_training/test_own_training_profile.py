@@ -18,10 +18,10 @@ from schemas.results.own_training import (
     TriedTogether,
 )
 from transformer_core.common.tables import read_table
-from transformer_core.measure.machine.provenance import collect
+from transformer_core.machine.provenance import collect
 from transformer_core.own_training.profiled.job import profiles
-from transformer_core.plan.resolve import resolve
 from transformer_core.report.own_training import own_page
+from transformer_core.study.resolve import resolve
 
 TASK = {
     "kind": "import",

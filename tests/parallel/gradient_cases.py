@@ -10,9 +10,9 @@ from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
-from tests.train.small_training import small_setup, small_spec
-from transformer_core.train.assemble import Setup
-from transformer_core.train.loop import optimizer_step
+from tests.training.small_training import small_setup, small_spec
+from transformer_core.training.assemble import Setup
+from transformer_core.training.loop import optimizer_step
 
 PAIRS = 13
 """Pairs of a global batch: no number of ranks divides it. The last of an epoch has one pair."""

@@ -39,7 +39,7 @@ def test_processes_share_the_last_cores(
 PROGRAM = """
 import os, threading, torch
 torch.set_num_threads(2)
-from transformer_core.measure.machine.process_settings import affinity
+from transformer_core.machine.process_settings import affinity
 from transformer_core.parallel.devices.core_shares import bind_threads
 
 bind_threads(0, 1)

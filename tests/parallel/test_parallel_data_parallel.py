@@ -9,14 +9,14 @@ import torch
 from schemas.config.parallel import DataParallel, Machine
 from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import find, reference, spec_of
-from tests.train.small_training import VOCABULARY, small_setup, small_store
+from tests.training.small_training import VOCABULARY, small_setup, small_store
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.data_parallel import (
     DataParallelObjective,
     DataParallelStrategy,
 )
-from transformer_core.train.assemble import assemble
-from transformer_core.train.loop import optimizer_step
+from transformer_core.training.assemble import assemble
+from transformer_core.training.loop import optimizer_step
 
 KINDS = {"gathered": {}, "local_loss": {"local_loss": True}}
 

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from schemas.config.parallel import Ddp
 from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import spec_of
-from tests.train.small_training import small_setup
-from transformer_core.train.loop import optimizer_step
+from tests.training.small_training import small_setup
+from transformer_core.training.loop import optimizer_step
 
 STEPS = 3
 MICRO_BATCHES = 2

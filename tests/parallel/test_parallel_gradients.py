@@ -19,7 +19,7 @@ from tests.parallel.gradient_cases import (
 )
 from transformer_core.parallel.hooks.base_hook import Hook
 from transformer_core.parallel.strategies.ddp import DdpStrategy
-from transformer_core.train.assemble import Setup
+from transformer_core.training.assemble import Setup
 
 EXACT = 1e-6  # another order of float32 sums
 SMALL = 0.01  # MiB: several buckets even in a tiny model

@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import reference, spec_of
-from tests.train.small_training import VOCABULARY, small_store
+from tests.training.small_training import VOCABULARY, small_store
 from transformer_core.parallel.communication.topology import Process
-from transformer_core.train.assemble import assemble
-from transformer_core.train.loop import optimizer_step
+from transformer_core.training.assemble import assemble
+from transformer_core.training.loop import optimizer_step
 
 SMALL = {"kind": "ddp", "bucket_mb": 0.01}
 CASES: dict[str, tuple[dict[str, Any], float]] = {

@@ -15,15 +15,15 @@ from schemas.results import Gpu
 from transformer_core.measure.evaluation import job as evaluation_job
 from transformer_core.measure.evaluation import worker as evaluation_worker
 from transformer_core.measure.evaluation.order import EvaluationOrder
-from transformer_core.measure.processes import preamble
-from transformer_core.measure.processes.order import Order
-from transformer_core.measure.processes.preamble import take_place
-from transformer_core.measure.processes.statuses import classify
 from transformer_core.parallel.communication.topology import Process, this_process
 from transformer_core.parallel.devices import nvml, settling, shared_gpus, usable_gpus
 from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
 from transformer_core.parallel.devices.usable_gpus import has_kernels, require_usable_gpus
-from transformer_core.train import __main__ as train_alone
+from transformer_core.run import preamble
+from transformer_core.run.order import Order
+from transformer_core.run.preamble import take_place
+from transformer_core.run.statuses import classify
+from transformer_core.training import __main__ as train_alone
 
 GPU = Gpu(
     index=0,

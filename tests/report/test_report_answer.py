@@ -9,10 +9,9 @@ import pytest
 from report_builders import EVIL, SPEED
 
 from schemas.results import Answer, Refinement, Unsettled
-from transformer_core.analysis.study_results import StudyResults
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock, JobTimes
-from transformer_core.plan.resolve import resolve_all
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.sections.recommendation.brief import brief, cell
@@ -21,6 +20,7 @@ from transformer_core.report.sections.recommendation.read import (
     read_answer,
     training_command,
 )
+from transformer_core.study.resolve import resolve_all
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
 
@@ -89,7 +89,7 @@ def test_brief_is_one_page_and_nothing_of_others_is_markup(text: str) -> None:
     assert "1 hold here: true" in text
     assert "undecided: open" in text
     assert "open. More time settles them" in text
-    assert "python -m transformer_core.train --spec results/recommended.yaml" in text
+    assert "python -m transformer_core.training --spec results/recommended.yaml" in text
 
 
 def test_a_cell_has_no_markup() -> None:

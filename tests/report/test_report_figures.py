@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from report_builders import EVIL_LANGUAGE
 
 from schemas.errors import ConfigError
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.figures import FIGURES, draw, main
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import legend_below

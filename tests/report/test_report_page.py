@@ -7,8 +7,8 @@ import pytest
 from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 
 from schemas.results import PairedRun
-from transformer_core.analysis.comparisons import compare
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.comparisons import compare
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import figures
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.page import main

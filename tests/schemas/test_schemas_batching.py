@@ -9,8 +9,8 @@ from schemas.config.batching import FixedSize, PackedRows, PaddedRows, TokenBudg
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from transformer_core.plan.resolve import resolve
-from transformer_core.plan.variants import read_variants
+from transformer_core.study.resolve import resolve
+from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 DDP = {"parallel": {"kind": "ddp"}}

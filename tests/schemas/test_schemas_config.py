@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from transformer_core.common.yaml_files import read_yaml
-from transformer_core.plan.resolve import check_study, resolve, resolve_all
-from transformer_core.plan.variants import read_variants
+from transformer_core.study.resolve import check_study, resolve, resolve_all
+from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "config").rglob("*.y*ml"))

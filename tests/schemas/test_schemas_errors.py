@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from schemas.results import Interval
-from transformer_core.plan.resolve import check_study, resolve
-from transformer_core.plan.variants import read_variants
+from transformer_core.study.resolve import check_study, resolve
+from transformer_core.study.variants import read_variants
 
 STUDY = {"name": "tiny", "variants": ["single"]}
 MODEL = {"kind": "transformer"}

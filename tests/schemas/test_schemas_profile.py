@@ -5,8 +5,8 @@ import pytest
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.errors import ConfigError
-from transformer_core.plan.resolve import check_study
-from transformer_core.plan.targets import check_targets, known_targets
+from transformer_core.study.resolve import check_study
+from transformer_core.study.targets import check_targets, known_targets
 
 STUDY = {"name": "mine", "variants": ["single"]}
 

@@ -21,8 +21,8 @@ import yaml
 from schemas.config.corpus import SPLITS
 from transformer_core.common.sources.cache import FOLDER
 from transformer_core.common.sources.fingerprint import Sources
-from transformer_core.measure.processes.warm_starts import places
-from transformer_core.plan import staleness
+from transformer_core.run.warm_starts import places
+from transformer_core.study import staleness
 
 # pytest's would give each test fork servers of its own.
 NOT_PASSED_ON = {"PYTHONDONTWRITEBYTECODE", "PYTEST_CURRENT_TEST"}

@@ -148,7 +148,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
 @pytest.mark.parametrize(
     ("source", "stale", "fresh"),
     [
-        ("transformer_core/model/layers/sublayers.py", {"train", "evaluate", "page"}, {"shards"}),
+        ("transformer_core/models/layers/sublayers.py", {"train", "evaluate", "page"}, {"shards"}),
         ("transformer_core/data/sharding/job.py", {"shards", "train"}, {"tokenizer"}),
         (
             "transformer_core/report/sections/summary/section.py",
@@ -161,7 +161,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
             {"turns", "pair", "compare", "page"},
             {"train"},
         ),
-        ("transformer_core/analysis/statistics/verdicts.py", {"compare"}, {"train", "turns"}),
+        ("transformer_core/decide/statistics/verdicts.py", {"compare"}, {"train", "turns"}),
     ],
 )
 def test_editing_a_source_reruns_what_it_changes(

@@ -12,8 +12,8 @@ import yaml
 from project import ROOT, TINY, Project, know_sources
 
 from schemas.config.study import Study
-from transformer_core.plan.targets import known_targets
 from transformer_core.report.contents import FIGURES, TABLES
+from transformer_core.study.targets import known_targets
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from project import TINY, Project
 
 from transformer_core.common.sources.cache import FOLDER
 from transformer_core.common.sources.fingerprint import Sources
-from transformer_core.plan.staleness import fingerprints, rules_of_files
+from transformer_core.study.staleness import fingerprints, rules_of_files
 
 # As slow as Snakemake's start, eight times.
 pytestmark = pytest.mark.slow
@@ -110,11 +110,11 @@ def test_neither_does_a_clone_of_the_project(finished: Project) -> None:
 # A change of what stands in one file, and rules of which it can change the results, or cannot.
 CHANGES = {
     "allocator": (
-        ("transformer_core/measure/processes/allocators.py", "1 << 30", "1 << 29"),
+        ("transformer_core/run/allocators.py", "1 << 30", "1 << 29"),
         ({"train", "turns", "profile"}, {"claims", "page", "tokenizer"}),
     ),
     "Slurm": (
-        ("transformer_core/measure/processes/hosts/slurm.py", "--overlap", "--exact"),
+        ("transformer_core/run/hosts/slurm.py", "--overlap", "--exact"),
         ({"train", "turns", "profile"}, {"claims", "page", "tokenizer"}),
     ),
     "template": (

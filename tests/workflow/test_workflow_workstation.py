@@ -73,7 +73,7 @@ def test_gpus_are_shared_out_and_timed_jobs_are_alone(
     assert len(timed) == 3
     workers = (
         "transformer_core.measure.alone.worker",
-        "transformer_core.measure.processes.gpu_leases",
+        "transformer_core.run.gpu_leases",
     )
     for one in timed:
         others = [job for job in jobs if job is not one and job[0] not in workers]

@@ -17,18 +17,18 @@ from transformer_core.common.files import write_text
 from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.processes.folder_locks import exclusive
-from transformer_core.measure.processes.job_options import add_log_file
-from transformer_core.measure.processes.launcher import uses_gpus
-from transformer_core.measure.processes.statuses import Outcome
-from transformer_core.measure.processes.supervisor import end_on_request
+from transformer_core.machine.provenance import collect
 from transformer_core.own_training.advice.own_report import own_report
 from transformer_core.own_training.advice.script_changes import script_changes
 from transformer_core.own_training.best_together import OWN, Timing, best_together
 from transformer_core.own_training.own_certificate import distance
 from transformer_core.own_training.short_trainings import ShortTrainings
 from transformer_core.own_training.techniques import plain_spec
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import add_log_file
+from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.statuses import Outcome
+from transformer_core.run.supervisor import end_on_request
 
 
 def find_out(

@@ -1,6 +1,6 @@
 """What the job asks of the workers of a user's training."""
 
-from transformer_core.measure.processes.order import Order
+from transformer_core.run.order import Order
 
 
 class OwnShortOrder(Order):

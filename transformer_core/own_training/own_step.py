@@ -18,7 +18,7 @@ from transformer_core.own_training.user_parts import Parts, checked_loss, load_p
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.parallel.strategies.strategy_registry import build_strategy
-from transformer_core.train.precision.autocast import Precision, build_precision
+from transformer_core.training.precision.autocast import Precision, build_precision
 
 FUSED = {torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD}
 """Optimizers of torch that have a fused kernel for an update."""

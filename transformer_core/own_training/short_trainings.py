@@ -12,11 +12,11 @@ from schemas.errors import Unsupported
 from schemas.results.own_training import OwnCertificate, ShortTraining, TriedTogether
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.measure.processes.statuses import Outcome
-from transformer_core.measure.processes.supervisor import attempt
 from transformer_core.own_training.order import OwnShortOrder
 from transformer_core.own_training.own_certificate import Short, certify
 from transformer_core.own_training.techniques import equivalence_of, with_techniques
+from transformer_core.run.statuses import Outcome
+from transformer_core.run.supervisor import attempt
 
 WORKER = "transformer_core.own_training.short_worker"
 NO_CERTIFICATE = OwnCertificate(word="none", reason="there was no training to compare")

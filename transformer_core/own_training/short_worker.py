@@ -14,12 +14,12 @@ from torch import Tensor
 from schemas.errors import Diverged
 from schemas.results.own_training import ShortTraining, StepFacts
 from transformer_core.common.files import atomic_path, write_text
-from transformer_core.measure.processes.preamble import carry_out, take_place
 from transformer_core.own_training.order import OwnShortOrder
 from transformer_core.own_training.own_step import OwnTrainer, build_trainer
 from transformer_core.own_training.user_parts import place_of
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.sharded_weights import whole_weights
+from transformer_core.run.preamble import carry_out, take_place
 
 RECORD = "short.json"
 WEIGHTS = "weights.safetensors"

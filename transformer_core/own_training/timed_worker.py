@@ -7,13 +7,13 @@ import time
 
 import torch
 
-from transformer_core.measure.machine.core_affinity import keep_to
-from transformer_core.measure.machine.peak_memory import reset_peak
-from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.machine.core_affinity import keep_to
+from transformer_core.machine.peak_memory import reset_peak
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.turn_taking import Hello, Seat, announced_session
 from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, of_session
 from transformer_core.own_training.own_step import build_trainer, first_tensor
+from transformer_core.run.preamble import carry_out, take_place
 
 
 def run(order: TurnsOrder) -> None:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_core.analysis.study_results import StudyResults
+    from transformer_core.decide.study_results import StudyResults
     from transformer_core.report.kit.drawing import Drawing
 
 Row = Mapping[str, Any]

@@ -12,10 +12,10 @@ import matplotlib as mpl
 import seaborn as sns
 
 from schemas.errors import ConfigError
-from transformer_core.analysis.results_options import add_arguments, from_arguments
-from transformer_core.analysis.study_results import StudyResults
 from transformer_core.common.endings import program
 from transformer_core.common.seals import write_sealed
+from transformer_core.decide.results_options import add_arguments, from_arguments
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES
 from transformer_core.report.kit import svg
 

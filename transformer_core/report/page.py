@@ -17,11 +17,11 @@ from markupsafe import Markup
 
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from transformer_core.analysis.results_options import add_arguments, from_arguments
-from transformer_core.analysis.study_results import StudyResults
 from transformer_core.common.endings import program
 from transformer_core.common.records import read_as
 from transformer_core.common.seals import write_sealed
+from transformer_core.decide.results_options import add_arguments, from_arguments
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.kit import language, palette, svg
 from transformer_core.report.kit.formats import FILTERS

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.errors import ConfigError
-from transformer_core.analysis.results_options import add_arguments, from_arguments
 from transformer_core.common.endings import program
 from transformer_core.common.seals import write_sealed
+from transformer_core.decide.results_options import add_arguments, from_arguments
 from transformer_core.report.contents import TABLES, Row
 
 

@@ -17,33 +17,33 @@ from transformer_core.common.attempts import failures
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import STUDY_OPTIONS
-from transformer_core.measure.processes.warm_starts import places as warm_starts
+from transformer_core.run.warm_starts import places as warm_starts
 from transformer_core.common.seals import seal_file, seal_of
-from transformer_core.plan.abandoned_locks import sign_in
-from transformer_core.plan.certification import compared_with
-from transformer_core.plan.declarations.claims_file import (
+from transformer_core.study.abandoned_locks import sign_in
+from transformer_core.study.certification import compared_with
+from transformer_core.study.declarations.claims_file import (
     CLAIMS_FILE,
     claim_files,
     claim_pairs,
     read_claims,
 )
-from transformer_core.plan.declarations.study_files import study_settings
-from transformer_core.plan.compared_pairs import turn_groups
-from transformer_core.plan.checks.foreign_results import check_foreign
-from transformer_core.plan.checks.imported_rules import OWN_TARGETS, asked_in_vain
-from transformer_core.plan.checks.planned_study import plan_study
-from transformer_core.plan.reservations import (
+from transformer_core.study.declarations.study_files import study_settings
+from transformer_core.study.compared_pairs import turn_groups
+from transformer_core.study.checks.foreign_results import check_foreign
+from transformer_core.study.checks.imported_rules import OWN_TARGETS, asked_in_vain
+from transformer_core.study.checks.planned_study import plan_study
+from transformer_core.study.reservations import (
     largest,
     on_all_devices,
     on_one_device,
     on_one_host,
     reservation,
 )
-from transformer_core.plan.resolve import VARIANTS_FILE, lineage
-from transformer_core.plan.targets import check_owner, check_targets, known_targets
-from transformer_core.plan.staleness import fingerprints
-from transformer_core.plan.users_files import corpus_files, own_models
-from transformer_core.plan.variants import read_variants
+from transformer_core.study.resolve import VARIANTS_FILE, lineage
+from transformer_core.study.targets import check_owner, check_targets, known_targets
+from transformer_core.study.staleness import fingerprints
+from transformer_core.study.users_files import corpus_files, own_models
+from transformer_core.study.variants import read_variants
 from transformer_core.report.contents import FIGURES, TABLES
 
 # Reading the rules and making the DAG leaves next to no garbage, and looking for it takes a tenth of
@@ -186,7 +186,7 @@ def keep_time():
         return  # no job runs
     from snakemake.logging import logger
     from snakemake.settings.enums import Quietness
-    from transformer_core.plan.timekeeping.beginning import begin
+    from transformer_core.study.timekeeping.beginning import begin
 
     quiet = {Quietness.ALL, Quietness.PROGRESS} & {*(workflow.output_settings.quiet or ())}
     groups = [len(turns.sides) for turns in TURNS.values()]
@@ -202,7 +202,7 @@ def keep_time():
 def stop_time():
     """Stop the clock; what is said of the time at the end."""
     from snakemake.logging import logger
-    from transformer_core.plan.timekeeping.beginning import at_the_end
+    from transformer_core.study.timekeeping.beginning import at_the_end
 
     for keeper in TIMEKEEPERS:
         logger.removeHandler(keeper)

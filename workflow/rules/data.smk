@@ -75,7 +75,7 @@ rule shards:
     message:
         "Tokenize the {wildcards.split} split into Arrow shards"
     shell:
-        "WARM_STARTS=off python -m transformer_core.measure.processes.quick_start"
+        "WARM_STARTS=off python -m transformer_core.run.quick_start"
         " transformer_core.data.sharding.job --tokenizer {input.tokenizer} --threads {threads}"
         " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"
         " 2>&1 | tee {log}"
@@ -101,7 +101,7 @@ if SCATTERED:
         message:
             "Tokenize part {wildcards.scatteritem} of the training pairs into Arrow shards"
         shell:
-            "WARM_STARTS=off python -m transformer_core.measure.processes.quick_start"
+            "WARM_STARTS=off python -m transformer_core.run.quick_start"
             " transformer_core.data.sharding.job --tokenizer {input.tokenizer}"
             " --threads {threads} --part {wildcards.scatteritem}"
             " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"

@@ -57,9 +57,9 @@ rule short_run:
     message:
         "Train {wildcards.run} for a few steps"
     shell:
-        "python -m transformer_core.measure.processes.gpu_leases --count {params.gpus} --"
-        " python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.measure.trajectory.job --spec {input.spec} {params.seeds}"
+        "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
+        " python -m transformer_core.run.quick_start"
+        " transformer_core.certify.trajectory.job --spec {input.spec} {params.seeds}"
         " --dropout {params.dropout} --data {params.data} --output {params.folder} --log-file {log}"
 
 
@@ -80,8 +80,8 @@ rule certify:
     message:
         "Certify that {wildcards.variant} trains the same model"
     shell:
-        "python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.analysis.certificates.certify --variant {wildcards.variant}"
+        "python -m transformer_core.run.quick_start"
+        " transformer_core.certify.certificates.certify --variant {wildcards.variant}"
         " --equivalence {params.equivalence:q} {params.files} --output {output} 2>&1 | tee {log}"
 
 
@@ -98,5 +98,5 @@ rule certificates:
     message:
         "Put all certificates into a table"
     shell:
-        "python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.analysis.certificates.certificate_table {input} --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.quick_start"
+        " transformer_core.certify.certificates.certificate_table {input} --output {output} 2>&1 | tee {log}"

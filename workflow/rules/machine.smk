@@ -17,7 +17,7 @@ rule hardware:
     message:
         "Describe the machine"
     shell:
-        "python -m transformer_core.measure.machine.hardware --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.machine.hardware --output {output} 2>&1 | tee {log}"
 
 
 rule roofline:
@@ -85,6 +85,6 @@ rule utilisation:
     message:
         "Hold the variants against the limits of the machine"
     shell:
-        "python -m transformer_core.analysis.utilisation --runs {params.folders}"
+        "python -m transformer_core.decide.utilisation --runs {params.folders}"
         " --train-manifest {input.manifest} --roofline {input.roofline} --output {output}"
         " 2>&1 | tee {log}"

@@ -62,8 +62,8 @@ rule memory:
     message:
         "Measure where the memory of {wildcards.variant} goes"
     shell:
-        "python -m transformer_core.measure.processes.gpu_leases --count {params.gpus} --"
-        " python -m transformer_core.measure.processes.quick_start"
+        "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
+        " python -m transformer_core.run.quick_start"
         " transformer_core.measure.memory.anatomy.job --spec {input.spec} --data {params.data}"
         " --output {output} --log-file {log}"
 
@@ -91,6 +91,6 @@ rule largest_batch:
     message:
         "Search for the largest batch of {wildcards.variant}"
     shell:
-        "python -m transformer_core.measure.processes.gpu_leases --count {params.gpus} --"
+        "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
         " python -m transformer_core.measure.memory.largest_batch.job --spec {input.spec}"
         " --settings {params.settings:q} --data {params.data} --output {output} --log-file {log}"

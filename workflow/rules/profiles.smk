@@ -26,8 +26,8 @@ rule profile:
     message:
         "Profile {wildcards.variant}"
     shell:
-        "python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.profiling.capture.job --spec {input.spec} --data {params.data}"
+        "python -m transformer_core.run.quick_start"
+        " transformer_core.trace.capture.job --spec {input.spec} --data {params.data}"
         " --profiling {params.profiling:q} --output {params.folder} --log-file {log}"
 
 
@@ -44,8 +44,8 @@ rule breakdown:
     message:
         "Break down the profile of {wildcards.variant}"
     shell:
-        "python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.profiling --capture {input.capture}"
+        "python -m transformer_core.run.quick_start"
+        " transformer_core.trace --capture {input.capture}"
         " --events {output.events} --output {output.breakdown} 2>&1 | tee {log}"
 
 
@@ -67,8 +67,8 @@ rule breakdown_of_traces:
     message:
         "Break down the traces of {wildcards.trace}"
     shell:
-        "python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.profiling {params.files:q} --name {wildcards.trace} --keep-status"
+        "python -m transformer_core.run.quick_start"
+        " transformer_core.trace {params.files:q} --name {wildcards.trace} --keep-status"
         " --events {output.events} --output {output.breakdown} 2>&1 | tee {log}"
 
 
@@ -87,4 +87,4 @@ rule perfetto:
     message:
         "Draw the profile of {wildcards.name} for Perfetto"
     shell:
-        "python -m transformer_core.profiling perfetto {input.events} --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.trace perfetto {input.events} --output {output} 2>&1 | tee {log}"

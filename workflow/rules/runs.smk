@@ -48,7 +48,7 @@ rule train:
     # The prediction of memory, where there is one, is for a warning. It is no input: with an
     # ancient() one that is to be made again, Snakemake does not see what else has changed.
     shell:
-        "python -m transformer_core.measure.processes.quick_start"
+        "python -m transformer_core.run.quick_start"
         " transformer_core.measure.alone.job --spec {input.spec} --data {params.data}"
         " --repeat {wildcards.repeat} --output {params.folder} --log-file {log}"
         " --predicted results/memory/predicted.json"
@@ -84,8 +84,8 @@ rule evaluate:
     message:
         "Translate the test split with {wildcards.variant}"
     shell:
-        "python -m transformer_core.measure.processes.gpu_leases --count 1 --"
-        " python -m transformer_core.measure.processes.quick_start"
+        "python -m transformer_core.run.gpu_leases --count 1 --"
+        " python -m transformer_core.run.quick_start"
         " transformer_core.measure.evaluation.job --spec {input.spec} --run {input.run}"
         " --weights {input.weights} --data {params.data} --output {output} --log-file {log}"
 
@@ -105,7 +105,7 @@ rule combine:
     message:
         "Combine the repeats of {wildcards.variant}"
     shell:
-        "python -m transformer_core.measure.processes.quick_start"
-        " transformer_core.analysis.comparisons.combine --variant {wildcards.variant}"
+        "python -m transformer_core.run.quick_start"
+        " transformer_core.decide.comparisons.combine --variant {wildcards.variant}"
         " --spec {input.spec} --repeats {input.repeats} --evaluation {input.evaluation}"
         " --train-manifest {input.manifest} --output {output} 2>&1 | tee {log}"

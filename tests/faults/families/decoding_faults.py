@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.faults.families.fault import BF16, Change, Fault
 from tests.faults.families.planting import Patch, result, swap
-from transformer_core.model.decoding.key_value_cache import DecoderCache, LayerCache
-from transformer_core.model.decoding.prefix_decoding import PrefixCache
-from transformer_core.model.transformer import EncoderDecoder
+from transformer_core.models.decoding.key_value_cache import DecoderCache, LayerCache
+from transformer_core.models.decoding.prefix_decoding import PrefixCache
+from transformer_core.models.transformer import EncoderDecoder
 
 SMALL: Change = {"d_model": 16, "d_ff": 32, "heads": 2}
 

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from tests.faults.families.fault import BF16, DDP, PLAIN_ATTENTION, WIDE, Fault, dropping, spread
 from tests.faults.families.planting import Patch, swap, swap_item
-from transformer_core.model import transformer as transformer_module
-from transformer_core.model.layers import (
+from transformer_core.models import objective
+from transformer_core.models import transformer as transformer_module
+from transformer_core.models.layers import (
     attention,
     dropout,
     dropout_kernels,
     fused_dropout,
     sublayers,
 )
-from transformer_core.model.transformer import EncoderDecoder
-from transformer_core.task import objective
-from transformer_core.train import assemble
+from transformer_core.models.transformer import EncoderDecoder
+from transformer_core.training import assemble
 
 
 def attending_without_dropout(real: Any) -> Any:

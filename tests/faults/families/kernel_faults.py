@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.faults.families.fault import PLAIN_ATTENTION, Fault
 from tests.faults.families.planting import result, swap, swap_item
-from transformer_core.model import transformer as transformer_module
-from transformer_core.model.layers import attention, qkv_projection, sublayers
-from transformer_core.train.precision import autocast
+from transformer_core.models import transformer as transformer_module
+from transformer_core.models.layers import attention, qkv_projection, sublayers
+from transformer_core.training.precision import autocast
 
 
 def detached_memory(real: Any) -> Any:

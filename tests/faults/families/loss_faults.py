@@ -9,11 +9,10 @@ from torch import Tensor
 
 from tests.faults.families.fault import BF16, TWO, UNTIED, Fault
 from tests.faults.families.planting import keep, swap, swap_item
-from transformer_core.model import loss as loss_module
-from transformer_core.model import one_pass_loss
-from transformer_core.model.transformer import EncoderDecoder
-from transformer_core.task import objective
-from transformer_core.train.precision import autocast
+from transformer_core.models import loss as loss_module
+from transformer_core.models import objective, one_pass_loss
+from transformer_core.models.transformer import EncoderDecoder
+from transformer_core.training.precision import autocast
 
 
 def smoothed_by(factor: float) -> Callable[[Any], Any]:

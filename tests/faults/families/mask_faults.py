@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.faults.families.fault import BF16, PACKED, UNPADDED, Fault
 from tests.faults.families.planting import Patch, swap
 from transformer_core.data.tokenizing.special_tokens import EOS
-from transformer_core.model import transformer as transformer_module
-from transformer_core.model import unpadded
-from transformer_core.model.layers import positions
+from transformer_core.models import transformer as transformer_module
+from transformer_core.models import unpadded
+from transformer_core.models.layers import positions
 
 
 def attention_with(**changes: Any) -> Patch:

@@ -25,12 +25,12 @@ from tests.faults.families.planting import (
     swap_item,
 )
 from transformer_core.data.tokenizing.special_tokens import EOS, PAD
-from transformer_core.model import transformer as transformer_module
-from transformer_core.model.layers import dropout, sublayers
+from transformer_core.models import transformer as transformer_module
+from transformer_core.models.layers import dropout, sublayers
 from transformer_core.parallel.hooks import compression
 from transformer_core.parallel.strategies import central, fsdp
-from transformer_core.train import assemble, evaluation, loop
-from transformer_core.train.precision import autocast
+from transformer_core.training import assemble, evaluation, loop
+from transformer_core.training.precision import autocast
 
 
 def without_ends(micro: Any) -> Any:

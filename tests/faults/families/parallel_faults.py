@@ -20,11 +20,11 @@ from tests.faults.families.fault import (
     spread,
 )
 from tests.faults.families.planting import result, swap
+from transformer_core.models import objective
 from transformer_core.parallel.hooks import compression
 from transformer_core.parallel.strategies import central, ddp, fsdp
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.task import objective
-from transformer_core.train.precision import autocast
+from transformer_core.training.precision import autocast
 
 
 def zeroed(gradients: Any) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.train import loop
-from transformer_core.train.precision import autocast
+from transformer_core.training import loop
+from transformer_core.training.precision import autocast
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.faults.families.fault import FP16, Fault, reduced
 from tests.faults.families.planting import around_step, before_update, keep, swap
-from transformer_core.train.precision import autocast
+from transformer_core.training.precision import autocast
 
 
 def coarse(parameters: list[nn.Parameter]) -> None:

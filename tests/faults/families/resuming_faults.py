@@ -8,8 +8,8 @@ import torch
 from tests.faults.families.fault import FP16, POWER, Fault, reduced, spread
 from tests.faults.families.planting import Patch, swap
 from transformer_core.parallel.hooks import power_sgd
-from transformer_core.train import checkpoint
-from transformer_core.train.precision import autocast
+from transformer_core.training import checkpoint
+from transformer_core.training.precision import autocast
 
 
 def lost_on_loading(what: str) -> Patch:

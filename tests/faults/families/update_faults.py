@@ -14,9 +14,9 @@ from tests.faults.families.planting import (
     result,
     swap,
 )
-from transformer_core.train import assemble, loop
-from transformer_core.train.optimization import optimizer
-from transformer_core.train.precision import autocast
+from transformer_core.training import assemble, loop
+from transformer_core.training.optimization import optimizer
+from transformer_core.training.precision import autocast
 
 
 def clip_each(parameters: list[nn.Parameter]) -> None:

@@ -11,7 +11,7 @@ from report_builders import EVIL
 from test_report_page import Page, make, words
 from test_report_tables import rows
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import tables
 from transformer_core.report.figures import draw
 from transformer_core.report.page import main

@@ -5,7 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from transformer_core.analysis.certificates.deviations import in_short, nearest
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.certify.certificates.deviations import in_short, nearest
+from transformer_core.decide.study_results import StudyResults
 
 
 def test_the_comparison_nearest_to_its_bound_is_named(study_folder: Path) -> None:

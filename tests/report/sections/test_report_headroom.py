@@ -6,7 +6,7 @@ from pathlib import Path
 from pair_builders import session, side
 
 from schemas.results.search import BASELINE, BEST
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.headroom.section import context
 
 

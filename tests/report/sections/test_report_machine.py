@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ConfigError
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.evaluation.job import alone
 from transformer_core.report import figures, page
 from transformer_core.report.kit import svg

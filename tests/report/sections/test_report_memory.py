@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from memory_builders import CONTEXT, MIB
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
 from transformer_core.report.page import environment

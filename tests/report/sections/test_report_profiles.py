@@ -14,16 +14,16 @@ from traces import event_table, mark, work
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Breakdown
-from transformer_core.analysis.study_results import StudyResults
-from transformer_core.profiling.breakdown.device_breakdown import break_down
-from transformer_core.profiling.breakdown.job import write_events
-from transformer_core.profiling.breakdown.over_devices import summarise
-from transformer_core.profiling.breakdown.step_timeline import read_timeline
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
 from transformer_core.report.sections.profiles.read import shown, telling
 from transformer_core.report.sections.profiles.section import context
 from transformer_core.report.sections.profiles.tables import operators, profiles
+from transformer_core.trace.breakdown.device_breakdown import break_down
+from transformer_core.trace.breakdown.job import write_events
+from transformer_core.trace.breakdown.over_devices import summarise
+from transformer_core.trace.breakdown.step_timeline import read_timeline
 
 NAMES = next(section.figures for section in SECTIONS if section.name == "profiles")
 

@@ -10,7 +10,7 @@ from report_builders import EVIL
 
 from schemas.config.link import Link
 from schemas.results import LinkUse
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
 from transformer_core.report.kit.formats import exact

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from transformer_core.analysis.study_results import StudyResults
-from transformer_core.plan.variants import read_variants
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.techniques import section
 from transformer_core.report.sections.techniques.section import techniques
+from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[3]
 HANGUL = re.compile("[가-힣]")

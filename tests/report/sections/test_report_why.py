@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.figures import draw
 from transformer_core.report.sections.layers import section as layers_section
 from transformer_core.report.sections.layers import tables as layer_tables

@@ -155,7 +155,7 @@ send sending sent sent | schicken schickst schickt geschickt | gift goods writin
 lend lending lent lent | leihen leihst leiht geliehen | gift goods machines writings
 bring bringing brought brought | bringen bringst bringt gebracht | gift goods food drinks writings
 promise promising promised promised | versprechen versprichst verspricht versprochen | gift goods machines animals
-"""  # noqa: E501
+"""
 
 
 def third_person(english: str) -> str:

@@ -17,8 +17,8 @@ from transformer_core.faults.configs.hostile_files import KINDS
 from transformer_core.faults.configs.hostile_values import FRAGMENTS, fields
 from transformer_core.faults.configs.judging import judge
 from transformer_core.faults.tally import Tally
-from transformer_core.plan.declarations.claims_file import read_claims
-from transformer_core.plan.variants import read_variants
+from transformer_core.study.declarations.claims_file import read_claims
+from transformer_core.study.variants import read_variants
 
 _ENTRY, _FILE = "setting_on_the_command_line", "no_regular_file"
 _MOST_VARIANTS = 3

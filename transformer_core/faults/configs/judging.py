@@ -14,12 +14,12 @@ from schemas.config.claims import Claim
 from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results.faults import Verdict
-from transformer_core.plan.checks.planned_study import PlannedStudy, plan_study
-from transformer_core.plan.compared_pairs import turn_groups
-from transformer_core.plan.declarations.study_files import study_settings
-from transformer_core.plan.reservations import reservation
-from transformer_core.plan.targets import known_targets
-from transformer_core.plan.variants import Declared
+from transformer_core.study.checks.planned_study import PlannedStudy, plan_study
+from transformer_core.study.compared_pairs import turn_groups
+from transformer_core.study.declarations.study_files import study_settings
+from transformer_core.study.reservations import reservation
+from transformer_core.study.targets import known_targets
+from transformer_core.study.variants import Declared
 
 LONGEST = 10.0
 """Seconds for a file."""

@@ -12,18 +12,18 @@ import numpy as np
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Certificate
-from transformer_core.analysis.certificates import certify
-from transformer_core.analysis.comparisons import combine, compare
-from transformer_core.analysis.data_frames import training_loss_frame
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.certify.certificates import certify
 from transformer_core.common.records import read_record
 from transformer_core.common.tables import read_table
 from transformer_core.data.corpus.pair_file import PairFile
 from transformer_core.data.sharding.shard_store import open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.model.registry import build_model
+from transformer_core.decide.comparisons import combine, compare
+from transformer_core.decide.data_frames import training_loss_frame
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.models.registry import build_model
 from transformer_core.report.kit import svg
-from transformer_core.train.translate import load_weights
+from transformer_core.training.translate import load_weights
 
 Reader = Callable[[Path, Path], Any]
 OUTPUT = "faults-output.json"

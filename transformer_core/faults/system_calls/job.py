@@ -25,13 +25,13 @@ from pathlib import Path
 
 from schemas.config.run_spec import RunSpec
 from schemas.results.faults import FaultRecord, Verdict
-from transformer_core.analysis.comparisons import combine, compare
 from transformer_core.common.endings import program
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import seal_file, write_sealed
 from transformer_core.data.sharding import job as sharding
 from transformer_core.data.sharding import verify
 from transformer_core.data.tokenizing import job as tokenizing
+from transformer_core.decide.comparisons import combine, compare
 from transformer_core.faults.system_calls.failing import ERRORS, Calls, failing
 from transformer_core.faults.tally import Tally
 

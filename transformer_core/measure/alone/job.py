@@ -23,15 +23,15 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import seal, seal_file
+from transformer_core.machine.provenance import collect
 from transformer_core.measure.alone.order import TimedRunOrder
-from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.memory.predicted.fit_warning import warn_before
-from transformer_core.measure.processes.folder_locks import exclusive
-from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.order import shard_manifests
-from transformer_core.measure.processes.statuses import CHECKPOINTS, Outcome
-from transformer_core.measure.processes.supervisor import attempt, lend_processes
-from transformer_core.train.history import History
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import job_parser
+from transformer_core.run.order import shard_manifests
+from transformer_core.run.statuses import CHECKPOINTS, Outcome
+from transformer_core.run.supervisor import attempt, lend_processes
+from transformer_core.training.history import History
 
 WORKER = "transformer_core.measure.alone.worker"
 

@@ -11,19 +11,19 @@ from schemas.results import RankMemory, Repeat, Window
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.machine.peak_memory import rank_memory, reset_peak
+from transformer_core.machine.provenance import collect
+from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.alone.order import TimedRunOrder
 from transformer_core.measure.alone.step_windows import WindowClock
-from transformer_core.measure.machine.peak_memory import rank_memory, reset_peak
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.machine.step_kernels import FirstStep
-from transformer_core.measure.processes.preamble import carry_out, take_place
-from transformer_core.measure.processes.statuses import CHECKPOINTS
-from transformer_core.model.compiled_layers import compile_seconds
+from transformer_core.models.compiled_layers import compile_seconds
 from transformer_core.parallel.strategies.sharded_weights import whole_weights
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.train.assemble import Setup, assemble
-from transformer_core.train.loop import train
-from transformer_core.train.observer import Observer
+from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.statuses import CHECKPOINTS
+from transformer_core.training.assemble import Setup, assemble
+from transformer_core.training.loop import train
+from transformer_core.training.observer import Observer
 
 
 class TimedRun(Observer):

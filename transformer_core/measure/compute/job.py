@@ -24,12 +24,12 @@ from transformer_core.common.progress import log, log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
+from transformer_core.machine.provenance import collect
 from transformer_core.measure.compute.order import RESULT, ComputeOrder
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.processes.folder_locks import exclusive
-from transformer_core.measure.processes.job_options import add_data, add_log_file
-from transformer_core.measure.processes.supervisor import attempt
-from transformer_core.plan.reservations import on_one_host
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import add_data, add_log_file
+from transformer_core.run.supervisor import attempt
+from transformer_core.study.reservations import on_one_host
 
 WORKER = "transformer_core.measure.compute.worker"
 

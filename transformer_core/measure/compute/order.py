@@ -1,7 +1,7 @@
 """What the job that times the work of one device asks of its workers."""
 
 from schemas.config.projection import Projecting
-from transformer_core.measure.processes.order import TrainingOrder
+from transformer_core.run.order import TrainingOrder
 
 RESULT = "times.json"
 

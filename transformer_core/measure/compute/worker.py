@@ -20,13 +20,13 @@ from schemas.results import ComputeTimes, ReadyGradient
 from transformer_core.common.files import write_text
 from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.machine.provenance import collect
 from transformer_core.measure.compute.order import RESULT, ComputeOrder
-from transformer_core.measure.machine.provenance import collect
 from transformer_core.measure.memory.anatomy.followed_step import watched_step
-from transformer_core.measure.processes.preamble import carry_out, take_place
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.fsdp import repeated_layers
-from transformer_core.train.assemble import Setup, assemble
+from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.training.assemble import Setup, assemble
 
 Moment = float | torch.cuda.Event
 

@@ -17,9 +17,9 @@ from transformer_core.common.records import check_together, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
-from transformer_core.measure.processes.folder_locks import workplace
-from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.supervisor import attempt
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job_options import job_parser
+from transformer_core.run.supervisor import attempt
 
 WORKER = "transformer_core.measure.evaluation.worker"
 

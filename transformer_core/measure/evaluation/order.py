@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transformer_core.measure.processes.order import TrainingOrder
+from transformer_core.run.order import TrainingOrder
 
 RESULT = "evaluation.json"
 

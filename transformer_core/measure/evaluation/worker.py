@@ -3,8 +3,8 @@
 from transformer_core.common.files import write_text
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
-from transformer_core.measure.processes.preamble import carry_out, take_place
-from transformer_core.train import continue_texts, translate
+from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.training import continue_texts, translate
 
 JUDGES = {"translation": translate.evaluate, "language_model": continue_texts.evaluate}
 """How a trained model is judged, by the kind of its task."""

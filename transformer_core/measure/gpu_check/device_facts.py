@@ -20,8 +20,8 @@ from schemas.results.gpu_check import DeviceFact, DeviceFacts
 from transformer_core.common.files import write_text
 from transformer_core.measure.gpu_check import nccl_rank
 from transformer_core.measure.gpu_check.no_device import no_device
-from transformer_core.measure.processes.statuses import classify
-from transformer_core.model import one_pass_loss
+from transformer_core.models import one_pass_loss
+from transformer_core.run.statuses import classify
 
 ROOT = Path(__file__).parents[3]
 ROOM = "transformer_core.measure.gpu_check"

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from transformer_core.common.files import write_text
-from transformer_core.measure.processes.statuses import classify
+from transformer_core.run.statuses import classify
 
 SECONDS = 30
 """How long ranks wait for one another."""

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 
 from schemas.results import Bandwidth, Transfer
+from transformer_core.machine import hardware
 from transformer_core.measure.limits.stopwatch import Stopwatch
-from transformer_core.measure.machine import hardware
 
 _MEBI = 2**20
 

@@ -19,11 +19,11 @@ from schemas.results import Bandwidth, MatrixRate, Roofline
 from transformer_core.common.endings import program
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
+from transformer_core.machine import hardware
 from transformer_core.measure.limits.copy_rates import array_size, bandwidths, transfers
 from transformer_core.measure.limits.matrix_rates import FORMATS, matrix_rate
 from transformer_core.measure.limits.stopwatch import Stopwatch
 from transformer_core.measure.limits.vendor_peaks import vendor_peak
-from transformer_core.measure.machine import hardware
 
 TRANSFER_BYTES = 64 * 2**20
 

@@ -25,13 +25,13 @@ from transformer_core.common.progress import log, log_to
 from transformer_core.common.records import check_together, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
-from transformer_core.measure.processes.folder_locks import workplace
-from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.supervisor import end_on_request
 from transformer_core.measure.quality.race import Runner, for_race, race
 from transformer_core.measure.turns.session import DESK, Sessions
 from transformer_core.measure.turns.sides import Side
 from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job_options import job_parser
+from transformer_core.run.supervisor import end_on_request
 
 WORKER = "transformer_core.measure.quality.worker"
 

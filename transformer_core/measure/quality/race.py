@@ -12,11 +12,11 @@ from schemas.config.quality import Quality
 from schemas.config.run_spec import RunSpec
 from schemas.results import Translation
 from schemas.results.quality import QualityLook, QualitySide
-from transformer_core.measure.processes.statuses import Outcome
 from transformer_core.measure.quality.looks import Look, Seen
 from transformer_core.measure.turns.session import Ask, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side
 from transformer_core.measure.turns.turn_taking import Turn
+from transformer_core.run.statuses import Outcome
 
 SAMPLES = 3
 

@@ -11,13 +11,13 @@ import sacrebleu
 from schemas.config.training import Evaluation
 from schemas.results import Translation
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
-from transformer_core.measure.processes.preamble import carry_out
 from transformer_core.measure.quality.looks import Look, Seen
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.worker import refuse, take_turns
-from transformer_core.train.assemble import Setup
-from transformer_core.train.evaluation import validation_loss
-from transformer_core.train.translate import translate_rows
+from transformer_core.run.preamble import carry_out
+from transformer_core.training.assemble import Setup
+from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.translate import translate_rows
 
 
 def run(order: TurnsOrder) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 from schemas.config.measurement import Comparing
 from schemas.results import PairedRun, Provenance, Round, Session
 from transformer_core.common.progress import SessionLines, log
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.processes.launcher import spans_machines
-from transformer_core.measure.processes.statuses import Outcome
+from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.kept_sessions import Kept
 from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
 from transformer_core.measure.turns.session_ratio import session_ratio
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.stopping_rule import Pair, Stopped, enough, stop
 from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.launcher import spans_machines
+from transformer_core.run.statuses import Outcome
 
 
 def compare(

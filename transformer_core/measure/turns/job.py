@@ -27,17 +27,17 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
-from transformer_core.measure.processes.folder_locks import exclusive
-from transformer_core.measure.processes.job_options import add_data, add_log_file
-from transformer_core.measure.processes.launcher import lends_processes_only, spans_machines
-from transformer_core.measure.processes.order import shard_manifests
-from transformer_core.measure.processes.supervisor import end_on_request
 from transformer_core.measure.turns.comparison import compare_pairs
 from transformer_core.measure.turns.kept_sessions import leave_sessions
 from transformer_core.measure.turns.session import DESK
 from transformer_core.measure.turns.sides import Side, start_side
 from transformer_core.measure.turns.stopping_rule import Pair
 from transformer_core.measure.turns.turn_taking import POLL_SECONDS
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import add_data, add_log_file
+from transformer_core.run.launcher import lends_processes_only, spans_machines
+from transformer_core.run.order import shard_manifests
+from transformer_core.run.supervisor import end_on_request
 
 
 def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command: str) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from transformer_core.measure.processes.order import TrainingOrder
+from transformer_core.run.order import TrainingOrder
 
 
 class TurnsOrder(TrainingOrder):

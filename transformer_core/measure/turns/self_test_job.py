@@ -2,7 +2,7 @@
 
 One run spec takes turns under several names: as it is, as it is once more, and with steps that are
 made longer on purpose. What must come out is known, and
-:mod:`transformer_core.analysis.comparisons.self_test_report` says whether it does.
+:mod:`transformer_core.decide.comparisons.self_test_report` says whether it does.
 
 Several sides in one session give a comparison of each kind at the price of fewer processes. Each
 comparison has as many sessions as those of a study have at least. A session that is complete is
@@ -24,16 +24,16 @@ from transformer_core.common.progress import SessionLines, log, log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.processes.folder_locks import workplace
-from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.launcher import spans_machines
-from transformer_core.measure.processes.supervisor import end_on_request
+from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.kept_sessions import Kept
 from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.stopping_rule import enough
 from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job_options import job_parser
+from transformer_core.run.launcher import spans_machines
+from transformer_core.run.supervisor import end_on_request
 
 REFERENCE = "reference"
 EQUAL = "equal"

@@ -23,16 +23,13 @@ from schemas.errors import Unsupported
 from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
 from schemas.results.kernels import StepKernels
-from transformer_core.measure.machine.machine_state import cpu_time, machine_state
-from transformer_core.measure.machine.speed_probe import probe_cpu
+from transformer_core.machine.machine_state import cpu_time, machine_state
+from transformer_core.machine.speed_probe import probe_cpu
 from transformer_core.measure.memory.predicted.sides_together import (
     DoesNotFit,
     Keeping,
     keeping_here,
 )
-from transformer_core.measure.processes.launcher import uses_gpus
-from transformer_core.measure.processes.statuses import Outcome, clear_outcomes, read_outcomes
-from transformer_core.measure.processes.supervisor import check_start, how_ended
 from transformer_core.measure.turns.sides import WORKER, Side, in_order, start_side, stop_sides
 from transformer_core.measure.turns.turn_taking import (
     Desk,
@@ -45,6 +42,9 @@ from transformer_core.measure.turns.turn_taking import (
     Turn,
 )
 from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
+from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
+from transformer_core.run.supervisor import check_start, how_ended
 
 DESK = "desk.json"
 """File that tells the processes where the desk is, in the folder of a comparison."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from transformer_core.measure.memory.predicted.sides_together import Keeping
-from transformer_core.measure.processes.launcher import uses_gpus
-from transformer_core.measure.processes.supervisor import start_workers
 from transformer_core.measure.turns.order import TurnsOrder
+from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.supervisor import start_workers
 
 WORKER = "transformer_core.measure.turns.worker"
 _LEAVE_SECONDS = 1.0

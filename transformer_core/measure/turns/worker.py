@@ -15,12 +15,11 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import Probe
 from schemas.results.kernels import StepKernels
 from transformer_core.data.sharding.training_shards import open_training_shards
-from transformer_core.measure.machine.core_affinity import keep_to
-from transformer_core.measure.machine.peak_memory import rank_memory, reset_peak
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.machine.speed_probe import probe_cuda
-from transformer_core.measure.machine.step_kernels import FirstStep
-from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.machine.core_affinity import keep_to
+from transformer_core.machine.peak_memory import rank_memory, reset_peak
+from transformer_core.machine.provenance import collect
+from transformer_core.machine.speed_probe import probe_cuda
+from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.planted_slowdown import PlantedDelay
 from transformer_core.measure.turns.turn_taking import (
@@ -36,9 +35,10 @@ from transformer_core.measure.turns.turn_taking import (
     announced_session,
 )
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.train.assemble import Setup, assemble
-from transformer_core.train.loop import train
-from transformer_core.train.observer import Observer
+from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.training.assemble import Setup, assemble
+from transformer_core.training.loop import train
+from transformer_core.training.observer import Observer
 
 ENDLESS_STEPS = 1_000_000
 """More steps than any session has."""

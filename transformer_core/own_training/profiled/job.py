@@ -21,15 +21,15 @@ from transformer_core.common.files import write_text
 from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
-from transformer_core.measure.machine.provenance import collect
-from transformer_core.measure.processes.folder_locks import exclusive
-from transformer_core.measure.processes.job_options import add_log_file
-from transformer_core.measure.processes.statuses import Outcome
-from transformer_core.measure.processes.supervisor import attempt, end_on_request
+from transformer_core.machine.provenance import collect
 from transformer_core.own_training.order import OwnProfileOrder
 from transformer_core.own_training.techniques import plain_spec, with_techniques
-from transformer_core.profiling.breakdown.job import breakdown_of_files, write_events
-from transformer_core.profiling.capture.order import rank_file
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import add_log_file
+from transformer_core.run.statuses import Outcome
+from transformer_core.run.supervisor import attempt, end_on_request
+from transformer_core.trace.breakdown.job import breakdown_of_files, write_events
+from transformer_core.trace.capture.order import rank_file
 
 WORKER = "transformer_core.own_training.profiled.worker"
 EVENTS = "events.parquet"

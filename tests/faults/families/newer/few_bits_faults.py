@@ -22,12 +22,12 @@ from tests.faults.families.fault import (
 from tests.faults.families.loss_faults import ONE_PASS
 from tests.faults.families.planting import Patch, arguments, result, swap
 from tests.faults.families.resuming_faults import after_loading
-from transformer_core.model import one_pass_loss
-from transformer_core.model.layers import sublayers
-from transformer_core.model.layers.normalization import FusedNorm
+from transformer_core.models import one_pass_loss
+from transformer_core.models.layers import sublayers
+from transformer_core.models.layers.normalization import FusedNorm
 from transformer_core.parallel.hooks import compression, power_sgd
 from transformer_core.parallel.strategies import fsdp
-from transformer_core.train.precision import onednn_products
+from transformer_core.training.precision import onednn_products
 
 RESIDUAL: Change = merge(BF16, {"model": {"residual": "bf16"}})
 ONEDNN: Change = {"training": {"precision": {"kind": "fp32_onednn"}}}
@@ -118,7 +118,7 @@ def codes_of_four_bits(trainer: Any) -> None:
 
 
 def after_step_of_eight_bits(change: Callable[[Any], None]) -> Patch:
-    from transformer_core.train.optimization.eight_bit_adamw import BlockwiseAdamW
+    from transformer_core.training.optimization.eight_bit_adamw import BlockwiseAdamW
 
     def make(real: Any) -> Any:
         def step(self: Any, *args: Any) -> Any:

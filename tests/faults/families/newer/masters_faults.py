@@ -12,10 +12,10 @@ from tests.faults.families.fault import (
     Fault,
 )
 from tests.faults.families.planting import Patch, swap
-from transformer_core.train import checkpoint
-from transformer_core.train.optimization import master_weights
-from transformer_core.train.optimization.master_weights import MASTER
-from transformer_core.train.precision import autocast
+from transformer_core.training import checkpoint
+from transformer_core.training.optimization import master_weights
+from transformer_core.training.optimization.master_weights import MASTER
+from transformer_core.training.precision import autocast
 
 MASTERS: Change = {"training": {"precision": {"kind": "bf16_weights"}}}
 

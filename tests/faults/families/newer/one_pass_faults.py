@@ -21,10 +21,9 @@ from tests.faults.families.fault import (
 from tests.faults.families.loss_faults import ONE_PASS
 from tests.faults.families.parallel_faults import forgets_early, own_tokens
 from tests.faults.families.planting import swap
-from transformer_core.model import one_pass_loss, unpadded
-from transformer_core.model import transformer as transformer_module
+from transformer_core.models import objective, one_pass_loss, unpadded
+from transformer_core.models import transformer as transformer_module
 from transformer_core.parallel.strategies import ddp
-from transformer_core.task import objective
 
 FILLED: Change = {"model": {"tokens": {"kind": "unpadded", "blocks": 2, "row_multiple": 16}}}
 TOGETHER: Change = {"model": {"memory_products": "together"}}

@@ -13,7 +13,7 @@ from tests.faults.families.fault import (
     Fault,
 )
 from tests.faults.families.planting import Patch, swap, swap_item
-from transformer_core.model.layers import (
+from transformer_core.models.layers import (
     attention,
     dropout_kernels,
     softmax_kernels,

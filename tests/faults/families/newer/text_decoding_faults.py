@@ -10,10 +10,10 @@ from tests.faults.families.dropout_faults import attending_without_dropout, with
 from tests.faults.families.fault import GPT2, Fault
 from tests.faults.families.newer.text_faults import WIDE_TEXTS, texts
 from tests.faults.families.planting import Patch, swap, swap_item
-from transformer_core.model.decoder_only import causal_layers, decoder
-from transformer_core.model.decoder_only.decoder import Decoder
-from transformer_core.model.decoding.key_value_cache import LayerCache
-from transformer_core.model.layers import attention
+from transformer_core.models.decoder_only import causal_layers, decoder
+from transformer_core.models.decoder_only.decoder import Decoder
+from transformer_core.models.decoding.key_value_cache import LayerCache
+from transformer_core.models.layers import attention
 
 
 def dropping(name: str, patch: Patch, **more: Any) -> Fault:

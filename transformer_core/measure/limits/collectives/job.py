@@ -18,10 +18,10 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.measure.limits.collectives.order import CollectivesOrder
 from transformer_core.measure.limits.collectives.table import write_table
-from transformer_core.measure.processes.folder_locks import workplace
-from transformer_core.measure.processes.job_options import add_log_file
-from transformer_core.measure.processes.supervisor import attempt, lend_processes
-from transformer_core.plan.reservations import on_all_devices
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job_options import add_log_file
+from transformer_core.run.supervisor import attempt, lend_processes
+from transformer_core.study.reservations import on_all_devices
 
 WORKER = "transformer_core.measure.limits.collectives.worker"
 

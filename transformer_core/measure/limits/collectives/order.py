@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from schemas.config.profiling import Limits
-from transformer_core.measure.processes.order import Order
+from transformer_core.run.order import Order
 
 
 class CollectivesOrder(Order):

@@ -20,12 +20,12 @@ from schemas.config.profiling import Limits
 from schemas.errors import Unsupported
 from schemas.results import CollectiveRun
 from transformer_core.common.progress import log
+from transformer_core.machine.hardware import cpu_name
 from transformer_core.measure.limits.collectives.order import CollectivesOrder
 from transformer_core.measure.limits.collectives.table import write_table
-from transformer_core.measure.machine.hardware import cpu_name
-from transformer_core.measure.processes.preamble import carry_out, take_place
 from transformer_core.parallel.hooks.ring_all_reduce import ring_all_reduce
 from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+from transformer_core.run.preamble import carry_out, take_place
 
 READINGS = 3
 """Readings of the clock for each size; the best counts."""

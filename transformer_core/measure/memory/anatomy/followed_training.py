@@ -21,10 +21,10 @@ from transformer_core.measure.memory.anatomy.followed_step import followed_step,
 from transformer_core.measure.memory.anatomy.milestones import Milestones
 from transformer_core.measure.memory.anatomy.storages import Interval, StepMemory, StorageTracker
 from transformer_core.measure.memory.predicted.heaviest_batch import heaviest_batch
-from transformer_core.model.decoding.beam_search import beam_search
+from transformer_core.models.decoding.beam_search import beam_search
 from transformer_core.parallel.communication.topology import Process
-from transformer_core.train.assemble import Setup, assemble
-from transformer_core.train.translate import EXTRA_TOKENS
+from transformer_core.training.assemble import Setup, assemble
+from transformer_core.training.translate import EXTRA_TOKENS
 
 LAST_STEP, END = "last step", "steady"
 DECODED_TOKENS = 32

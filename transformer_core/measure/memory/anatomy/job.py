@@ -19,11 +19,11 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
-from transformer_core.measure.machine.provenance import collect
+from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory.anatomy.order import AnatomyOrder, rank_file
-from transformer_core.measure.processes.folder_locks import workplace
-from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.supervisor import attempt, lend_processes
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job_options import job_parser
+from transformer_core.run.supervisor import attempt, lend_processes
 
 WORKER = "transformer_core.measure.memory.anatomy.worker"
 

@@ -9,7 +9,7 @@ import torch
 
 from schemas.results import ForeignProcess, Milestone
 from schemas.results.memory import MilestoneName
-from transformer_core.measure.machine.peak_memory import peak_rss_bytes
+from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.devices import nvml
 
 

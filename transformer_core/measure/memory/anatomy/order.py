@@ -1,6 +1,6 @@
 """What the job that measures memory asks of its workers."""
 
-from transformer_core.measure.processes.order import TrainingOrder
+from transformer_core.run.order import TrainingOrder
 
 
 class AnatomyOrder(TrainingOrder):

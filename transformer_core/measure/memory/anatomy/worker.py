@@ -19,7 +19,7 @@ from transformer_core.measure.memory.anatomy.followed_training import Work, foll
 from transformer_core.measure.memory.anatomy.milestones import Milestones, first_kernel
 from transformer_core.measure.memory.anatomy.order import AnatomyOrder, rank_file
 from transformer_core.measure.memory.anatomy.rank_description import describe
-from transformer_core.measure.processes.preamble import carry_out, take_place
+from transformer_core.run.preamble import carry_out, take_place
 
 
 def run(order: AnatomyOrder) -> None:

@@ -27,14 +27,14 @@ from transformer_core.common.progress import log, log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
-from transformer_core.measure.machine.hardware import read_hardware
-from transformer_core.measure.machine.provenance import collect
+from transformer_core.machine.hardware import read_hardware
+from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory.largest_batch.order import RESULT, BatchTrialOrder
-from transformer_core.measure.processes import oom
-from transformer_core.measure.processes.folder_locks import workplace
-from transformer_core.measure.processes.job_options import job_parser
-from transformer_core.measure.processes.statuses import classify, clear_outcomes, read_outcomes
-from transformer_core.measure.processes.supervisor import end_as_stopped, how_ended, run_workers
+from transformer_core.run import oom
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job_options import job_parser
+from transformer_core.run.statuses import classify, clear_outcomes, read_outcomes
+from transformer_core.run.supervisor import end_as_stopped, how_ended, run_workers
 
 WORKER = "transformer_core.measure.memory.largest_batch.worker"
 STEPS_MORE = 4

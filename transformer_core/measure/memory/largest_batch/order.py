@@ -1,6 +1,6 @@
 """What the search for the largest batch asks of the workers of a trial."""
 
-from transformer_core.measure.processes.order import Order
+from transformer_core.run.order import Order
 
 RESULT = "trial.json"
 

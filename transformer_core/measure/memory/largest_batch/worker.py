@@ -15,11 +15,11 @@ from transformer_core.common.files import write_text
 from transformer_core.measure.memory.anatomy.followed_step import watched_step
 from transformer_core.measure.memory.largest_batch.order import RESULT, BatchTrialOrder
 from transformer_core.measure.memory.predicted.heaviest_batch import blank_batch
-from transformer_core.measure.processes.oom import data_bytes
-from transformer_core.measure.processes.preamble import carry_out, take_place
-from transformer_core.model.registry import build_model
+from transformer_core.models.registry import build_model
 from transformer_core.parallel.strategies.strategy_registry import build_strategy
-from transformer_core.train.assemble import equip
+from transformer_core.run.oom import data_bytes
+from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.training.assemble import equip
 
 STEPS = 3
 """The optimizer makes its state in the first, DDP its buckets anew in the second."""

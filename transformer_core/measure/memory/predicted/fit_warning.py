@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from schemas.config.run_spec import RunSpec
 from schemas.results import PredictedMemory, Prediction
 from transformer_core.common.progress import log
-from transformer_core.measure.processes.gpu_leases import visible_gpus
-from transformer_core.measure.processes.oom import HINT, free_bytes, plain_size
 from transformer_core.parallel.devices import nvml
+from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.run.oom import HINT, free_bytes, plain_size
 
 CHANGES_NO_RESULT = True  # it warns in the log
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from transformer_core.model.device_kind import laid_out_for
+from transformer_core.models.device_kind import laid_out_for
 
 
 @contextmanager

@@ -26,11 +26,11 @@ from transformer_core.common.progress import log, log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
-from transformer_core.measure.machine.hardware import read_hardware
+from transformer_core.machine.hardware import read_hardware
 from transformer_core.measure.memory.predicted.fit_warning import doubt
 from transformer_core.measure.memory.predicted.predictor import predict_ranks
 from transformer_core.measure.memory.predicted.process_context import measured_context
-from transformer_core.measure.processes.statuses import classify
+from transformer_core.run.statuses import classify
 
 Contexts = dict[str, dict[str, int | None]]
 """What a process takes by kind of device, then by kind of run."""

@@ -34,15 +34,15 @@ from transformer_core.measure.memory.predicted.heaviest_batch import (
     shape_of,
 )
 from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cuda
-from transformer_core.model.loss import token_loss_sum
-from transformer_core.model.registry import build_model
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.objective import objective_of
+from transformer_core.models.registry import build_model
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.parallel.strategies.strategy_registry import build_strategy
-from transformer_core.task.tasks import objective_of
-from transformer_core.train.assemble import Trainer, equip
-from transformer_core.train.precision.autocast import Autocast, ScaledAutocast
-from transformer_core.train.precision.matmul_mode import set_matmul
+from transformer_core.training.assemble import Trainer, equip
+from transformer_core.training.precision.autocast import Autocast, ScaledAutocast
+from transformer_core.training.precision.matmul_mode import set_matmul
 
 VALIDATION_TOKENS = 8_192
 """Tokens of a validation batch, as in ``evaluation_batches``."""
@@ -199,7 +199,7 @@ def _trainer(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Modu
 
 @torch.no_grad()
 def _validate(trainer: Trainer, shape: BatchShape, tracker: StorageTracker) -> StepMemory:
-    """One validation batch, as :func:`transformer_core.train.evaluation.validation_loss` takes it,
+    """One validation batch, as :func:`transformer_core.training.evaluation.validation_loss` takes it,
     while gradients and optimizer state are still there."""
     trainer.model.eval()
     begin = tracker.operations

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
 from transformer_core.measure.memory.predicted.heaviest_batch import blank_batch
-from transformer_core.model.registry import build_model
+from transformer_core.models.registry import build_model
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.devices import nvml
 from transformer_core.parallel.strategies.strategy_registry import build_strategy
-from transformer_core.train.assemble import equip
-from transformer_core.train.loop import optimizer_step
+from transformer_core.training.assemble import equip
+from transformer_core.training.loop import optimizer_step
 
 VOCABULARY = 300
 SMALL: dict[str, Any] = {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2}

@@ -11,8 +11,8 @@ from schemas.results import PredictedMemory, Prediction
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.measure.memory.predicted.fit_warning import available_bytes
-from transformer_core.measure.processes.launcher import uses_gpus
-from transformer_core.measure.processes.oom import HINT, plain_size
+from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.oom import HINT, plain_size
 
 Keeping = Literal["all", "state"]
 """What a side keeps on its devices while others have their turns: everything, or only what it

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any, get_args
 
 from schemas.results import ClaimVerdict
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 
 
 def context(results: StudyResults) -> dict[str, Any]:

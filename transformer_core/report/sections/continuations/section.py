@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from matplotlib.ticker import PercentFormatter
 
 from schemas.config.corpus import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
-from transformer_core.analysis.data_frames import lengths_frame
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.data_frames import lengths_frame
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.palette import SERIES
 from transformer_core.report.kit.said import Said, say

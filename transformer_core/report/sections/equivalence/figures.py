@@ -7,8 +7,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.config.equivalence import Tolerance
 from schemas.results import Certificate
-from transformer_core.analysis.certificates.deviations import WORDS
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.certify.certificates.deviations import WORDS
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, legend_below, rows
 from transformer_core.report.kit.palette import GREY, SERIES

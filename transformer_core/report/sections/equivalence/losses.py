@@ -3,11 +3,11 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from transformer_core.analysis.data_frames import (
+from transformer_core.decide.data_frames import (
     training_loss_frame,
     validation_frame,
 )
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.drawing import (
     WIDTH,
     Drawing,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from transformer_core.analysis.certificates.deviations import WORDS
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.certify.certificates.deviations import WORDS
+from transformer_core.decide.study_results import StudyResults
 
 
 def context(results: StudyResults) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The table of the certificates."""
 
 from schemas.results import Deviation
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 
 

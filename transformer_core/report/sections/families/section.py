@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 
 
 def context(results: StudyResults) -> dict[str, Any]:

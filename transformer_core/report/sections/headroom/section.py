@@ -3,8 +3,8 @@
 from typing import Any
 
 from schemas.results.search import BASELINE, BEST
-from transformer_core.analysis.headroom import Headroom, headroom, step_seconds, topology_of
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.headroom import Headroom, headroom, step_seconds, topology_of
+from transformer_core.decide.study_results import StudyResults
 
 
 def context(results: StudyResults) -> dict[str, Any]:

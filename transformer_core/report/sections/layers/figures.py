@@ -7,13 +7,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from schemas.results import LayerUse
-from transformer_core.analysis.study_results import StudyResults
-from transformer_core.profiling.events.layers import SEPARATOR
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, nothing
 from transformer_core.report.kit.palette import BLUE, GREY, ORANGE
 from transformer_core.report.kit.said import say
 from transformer_core.report.sections.layers.read import depth, large, steps_of, with_layers
+from transformer_core.trace.events.layers import SEPARATOR
 
 _PHASES = {"forward": BLUE, "backward": ORANGE, "other": GREY}
 _MOST = 2

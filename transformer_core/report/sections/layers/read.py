@@ -1,9 +1,9 @@
 """The trees of modules of a study's profiles."""
 
 from schemas.results import Breakdown, LayerUse
-from transformer_core.analysis.study_results import StudyResults
-from transformer_core.profiling.events.layers import SEPARATOR
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.profiles.read import shown, telling
+from transformer_core.trace.events.layers import SEPARATOR
 
 _DEEPEST = 6
 _LEAST = 0.01

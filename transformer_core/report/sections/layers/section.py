@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.results import Breakdown, LayerUse, ShapeUse
-from transformer_core.analysis.study_results import StudyResults
-from transformer_core.profiling.breakdown.shape_use import roofline_share
-from transformer_core.profiling.events.layers import SEPARATOR
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.layers.read import depth, large, steps_of, with_layers
 from transformer_core.report.sections.profiles.read import measured_roofline
+from transformer_core.trace.breakdown.shape_use import roofline_share
+from transformer_core.trace.events.layers import SEPARATOR
 
 
 @dataclass(frozen=True)

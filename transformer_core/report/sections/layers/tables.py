@@ -1,10 +1,10 @@
 """Modules and shapes as tables: ``layers.csv`` and ``shapes.csv``."""
 
 from schemas.results import LayerUse, ShapeUse
-from transformer_core.analysis.study_results import StudyResults
-from transformer_core.profiling.breakdown.shape_use import roofline_share
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.sections.profiles.read import measured_roofline, shown
+from transformer_core.trace.breakdown.shape_use import roofline_share
 
 
 def layers(results: StudyResults) -> list[Row]:

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 from pandas import DataFrame
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
 from transformer_core.report.kit.formats import plain_size

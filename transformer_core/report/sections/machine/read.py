@@ -1,8 +1,8 @@
 """What the figures of the machine need of the variants."""
 
 from schemas.results import Interval, Utilisation
-from transformer_core.analysis.comparisons.turn_throughput import throughputs
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.comparisons.turn_throughput import throughputs
+from transformer_core.decide.study_results import StudyResults
 
 
 def bucket_bytes(results: StudyResults) -> dict[str, list[int]]:

@@ -1,6 +1,6 @@
 """The table of the machine."""
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 
 

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from schemas.results import PARTS, Parts, RankAnatomy
-from transformer_core.analysis.bytes_per_parameter import formula
-from transformer_core.analysis.data_frames import memory_frame
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.bytes_per_parameter import formula
+from transformer_core.decide.data_frames import memory_frame
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     Drawing,

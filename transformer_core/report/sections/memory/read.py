@@ -11,7 +11,7 @@ from schemas.results import (
     Prediction,
     RankAnatomy,
 )
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 
 _SCHEMES = ("data_parallel", "central", "ddp", "fsdp")
 

@@ -11,8 +11,8 @@ from schemas.results import (
     MemoryResult,
     RankAnatomy,
 )
-from transformer_core.analysis.bytes_per_parameter import Formula, formula
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.bytes_per_parameter import Formula, formula
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.memory.read import (
     Check,
     Memory,

@@ -1,8 +1,8 @@
 """The tables of memory."""
 
 from schemas.results import PARTS, MemoryResult, RankAnatomy
-from transformer_core.analysis.bytes_per_parameter import formula
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.bytes_per_parameter import formula
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.sections.memory.read import Memory, read_memory
 

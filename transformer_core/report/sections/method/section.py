@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from transformer_core.analysis.comparisons import compare
-from transformer_core.analysis.statistics import medians
-from transformer_core.analysis.study_results import StudyResults
 from transformer_core.common.study_clock import CLOCK, read_clock
+from transformer_core.decide.comparisons import compare
+from transformer_core.decide.statistics import medians
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.turns import session_ratio
 
 

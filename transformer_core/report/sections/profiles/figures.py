@@ -6,12 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from schemas.results import ProfileSummary, Roofline
-from transformer_core.analysis.study_results import StudyResults
-from transformer_core.profiling.breakdown.step_timeline import (
-    Timeline,
-    read_timeline,
-)
-from transformer_core.profiling.operators.operator_classes import OPERATOR_CLASSES
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     WIDTH,
@@ -37,6 +32,11 @@ from transformer_core.report.sections.profiles.partition_drawing import (
 )
 from transformer_core.report.sections.profiles.read import measured_roofline, shown, telling
 from transformer_core.report.sections.profiles.step_drawing import WORDS, timelines
+from transformer_core.trace.breakdown.step_timeline import (
+    Timeline,
+    read_timeline,
+)
+from transformer_core.trace.operators.operator_classes import OPERATOR_CLASSES
 
 _COMMUNICATION = {"hidden": PURPLE, "exposed": VERMILION, "transfer": SKY, "waiting": ORANGE}
 _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))

@@ -1,7 +1,7 @@
 """The profiles of a study, as the report reads them."""
 
 from schemas.results import Breakdown, Roofline
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 
 _TELLING = 4
 _USUAL: tuple[tuple[str, bool], ...] = (("ddp", False), ("ddp", True), ("fsdp", False))

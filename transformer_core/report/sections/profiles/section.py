@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.results import Breakdown, ProfileSummary
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.profiles.read import telling
 
 

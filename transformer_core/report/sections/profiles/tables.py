@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from schemas.results import DeviceBreakdown, OperatorClass, Partition
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 
 

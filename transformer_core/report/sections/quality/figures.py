@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from schemas.results import QualitySide
 from schemas.results.search import BASELINE
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.palette import BLUE, GREY

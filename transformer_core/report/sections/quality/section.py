@@ -4,7 +4,7 @@ from typing import Any
 
 from schemas.results import QualitySide
 from schemas.results.search import BASELINE
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 
 
 def context(results: StudyResults) -> dict[str, Any]:

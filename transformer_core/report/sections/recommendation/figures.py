@@ -1,6 +1,6 @@
 """The figure of the recommended combination."""
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.palette import BLUE, GREY, ORANGE
 from transformer_core.report.kit.ratio_rows import RatioRow, ratio_waterfall

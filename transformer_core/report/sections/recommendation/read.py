@@ -16,11 +16,11 @@ from schemas.results import (
     Refinement,
     Stage,
 )
-from transformer_core.analysis.comparisons.turn_throughput import throughputs
-from transformer_core.analysis.study_results import StudyResults
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.study_clock import CLOCK, read_clock
+from transformer_core.decide.comparisons.turn_throughput import throughputs
+from transformer_core.decide.study_results import StudyResults
 
 
 def read_answer(results: StudyResults) -> Answer:
@@ -136,6 +136,6 @@ def training_command(spec: RunSpec) -> str:
         hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"
         program = f"torchrun {hosts} --nproc-per-node={spec.processes_per_node} -m"
     return (
-        f"{program} transformer_core.train --spec results/recommended.yaml"
+        f"{program} transformer_core.training --spec results/recommended.yaml"
         f" --data results/data/{spec.corpus.name} --output trained"
     )

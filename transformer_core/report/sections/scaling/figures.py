@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from schemas.config.link import show_bandwidth
 from schemas.results import Projection
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
 from transformer_core.report.kit.formats import plain_duration

@@ -9,7 +9,7 @@ from schemas.results import (
     Comparison,
     VariantResult,
 )
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.scaling.read import (
     MOST_ERROR,
     STRATEGIES,

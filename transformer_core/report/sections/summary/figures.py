@@ -1,6 +1,6 @@
 """The figure of the speed-ups."""
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.drawing import Drawing, left_out
 from transformer_core.report.kit.ratio_rows import RatioRow, ratio_points
 from transformer_core.report.kit.said import say

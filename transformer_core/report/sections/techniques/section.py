@@ -14,7 +14,7 @@ from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from schemas.base import Schema
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.language import both
 
 FILE = Path(__file__).parent / "techniques.yaml"

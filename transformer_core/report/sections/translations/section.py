@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.results import Translation
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 
 FEWEST_BLEU = 5.0
 """Below this nothing but chance hits: such translations say nothing of the variants."""

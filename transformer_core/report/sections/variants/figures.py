@@ -3,9 +3,9 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from transformer_core.analysis.comparisons.turn_throughput import session_rates, throughputs
-from transformer_core.analysis.data_frames import rounds_frame
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.comparisons.turn_throughput import session_rates, throughputs
+from transformer_core.decide.data_frames import rounds_frame
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, name_rows, nothing, rows
 from transformer_core.report.kit.palette import BLUE

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from transformer_core.analysis.comparisons.turn_throughput import epoch_seconds, throughputs
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.comparisons.turn_throughput import epoch_seconds, throughputs
+from transformer_core.decide.study_results import StudyResults
 
 
 def context(results: StudyResults) -> dict[str, Any]:

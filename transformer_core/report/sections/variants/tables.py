@@ -1,8 +1,8 @@
 """The table of the variants."""
 
 from schemas.results import EvaluationResult
-from transformer_core.analysis.comparisons.turn_throughput import epoch_seconds, throughputs
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.comparisons.turn_throughput import epoch_seconds, throughputs
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.kit.interval_columns import interval_columns
 

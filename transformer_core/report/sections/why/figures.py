@@ -1,6 +1,6 @@
 """The figure of what differences are made of."""
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, legend_below, name_rows, rows
 from transformer_core.report.kit.palette import BLUE, BROWN, GREY, VERMILION, YELLOW

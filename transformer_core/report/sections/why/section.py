@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from schemas.results import Breakdown, LaunchUse, PathPart, StepBound
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.profiles.read import shown, telling
 from transformer_core.report.sections.why.read import Reason, reasons
 

@@ -1,6 +1,6 @@
 """Differences of profiles as a table: ``differences.csv``."""
 
-from transformer_core.analysis.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.sections.why.read import reasons
 

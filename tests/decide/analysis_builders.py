@@ -1,0 +1,163 @@
+"""Records of runs with exactly known throughputs."""
+
+from typing import Any
+
+from schemas.config.equivalence import Tolerance
+from schemas.config.run_spec import RunSpec
+from schemas.results import (
+    Certificate,
+    EvaluationResult,
+    Hardware,
+    LengthHistogram,
+    Provenance,
+    RankMemory,
+    Repeat,
+    ShardManifest,
+    Topology,
+    VariantResult,
+    Window,
+)
+from transformer_core.decide.comparisons.combine import combine
+
+SHA = "0" * 64
+
+
+def spec(variant: str = "single") -> RunSpec:
+    return RunSpec(variant=variant)
+
+
+def memory(rank: int = 0, device: str = "cpu", **changes: Any) -> RankMemory:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "device": device,
+        "rss_bytes": 1000,
+        "allocated_bytes": None,
+        "reserved_bytes": None,
+        "nvml_bytes": None,
+    }
+    return RankMemory(**(values | changes))
+
+
+def topology(world_size: int = 1, **changes: Any) -> Topology:
+    values: dict[str, Any] = {
+        "device": "cpu",
+        "backend": None,
+        "world_size": world_size,
+        "local_world_size": world_size,
+        "nodes": 1,
+        "threads_per_rank": 2,
+    }
+    return Topology(**(values | changes))
+
+
+def window(rate: float, index: int = 0, wait: float = 0.0) -> Window:
+    """A window of two seconds with ``rate`` tokens per second, a tenth of that in pairs."""
+    return Window(
+        first_step=21 + 10 * index,
+        last_step=30 + 10 * index,
+        seconds=2.0,
+        pairs=int(rate / 5),
+        tokens=int(2 * rate),
+        padded_tokens=int(2.5 * rate),
+        input_wait_seconds=wait,
+    )
+
+
+def repeat(number: int, rates: list[float], variant: str = "single", **changes: Any) -> Repeat:
+    values: dict[str, Any] = {
+        "variant": variant,
+        "repeat": number,
+        "status": "ok",
+        "reason": None,
+        "traceback": None,
+        "topology": topology(),
+        "parameters": 10,
+        "steps": 100,
+        "resumed_at": [],
+        "startup_seconds": 1.0,
+        "warmup_seconds": 1.0,
+        "total_seconds": 9.0,
+        "windows": [window(rate, index) for index, rate in enumerate(rates)],
+        "validations": [],
+        "memory": [memory()],
+        "communication": None,
+        "provenance": Provenance(
+            spec_sha256=spec(variant).digest(),
+            command="run",
+            commit=None,
+            started="2024-05-06T07:08:09Z",
+            python="3.11",
+            packages={},
+            hardware=Hardware(
+                platform="Linux",
+                cpu="cpu",
+                cores=1,
+                logical_cpus=1,
+                memory_bytes=1,
+                cpu_features=[],
+                gpus=[],
+                gpu_note="none",
+                allocator="glibc",
+                cuda_allocator=None,
+                affinity="cores 0-1",
+            ),
+        ),
+    }
+    return Repeat(**(values | changes))
+
+
+def evaluation(variant: str = "single") -> EvaluationResult:
+    return EvaluationResult(
+        variant=variant,
+        status="ok",
+        reason=None,
+        bleu=30.0,
+        chrf=50.0,
+        signature="s",
+        pairs=5,
+        seconds=1.0,
+        samples=[],
+    )
+
+
+def manifest(pairs: int = 100, source: int = 700, target: int = 900) -> ShardManifest:
+    lengths = LengthHistogram(unit="tokens", source={7: pairs}, target={9: pairs})
+    return ShardManifest(
+        corpus="grammar",
+        split="train",
+        pairs=pairs,
+        source_tokens=source,
+        target_tokens=target,
+        skipped_too_long=0,
+        examples=[],
+        id_type="uint16",
+        vocabulary=300,
+        tokenizer_sha256=SHA,
+        lengths=lengths,
+        seconds=1.0,
+        shards=[],
+    )
+
+
+def result(variant: str, *rates: list[float], **changes: Any) -> VariantResult:
+    """A variant with one repeat per list of throughputs."""
+    repeats = [
+        repeat(number, values, variant, **changes) for number, values in enumerate(rates, start=1)
+    ]
+    return combine(variant, repeats, evaluation(variant), manifest())
+
+
+def certificate(variant: str, status: Any = "equivalent") -> Certificate:
+    """A certificate that says nothing but its verdict."""
+    return Certificate(
+        variant=variant,
+        equivalence=Tolerance(kind="tolerance"),
+        status=status,
+        reason="",
+        reference="reference",
+        seeds=[1],
+        deviations=[],
+        left_out=[],
+        steps=[],
+        provenance=None,
+    )

@@ -1,0 +1,145 @@
+"""Results of a small study on disk, with effects that are known exactly, and claims on them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from analysis_builders import certificate, memory, result, topology
+from pydantic import TypeAdapter
+
+from schemas.config.claims import Claim, Claims
+from schemas.config.families import Families, Family
+from schemas.config.study import Study
+from schemas.results import (
+    CertificateStatus,
+    ClaimResult,
+    Comparison,
+    Effect,
+    FamilyCurve,
+    Interval,
+    VariantResult,
+    Verdict,
+)
+from transformer_core.decide.claims import judge as claims_job
+from transformer_core.decide.comparisons import family_curves as families_job
+
+RATES = [100.0, 101.0, 102.0]
+Pair = tuple[str, str]
+
+
+def interval(low: float, high: float) -> Interval:
+    return Interval(median=(low + high) / 2, low=low, high=high, samples=12)
+
+
+def effect(quantity: Any, low: float | None, high: float | None, verdict: Verdict | None) -> Effect:
+    if low is None or high is None:
+        return Effect(quantity=quantity, ratio=None, verdict=None, reason="was not measured")
+    return Effect(quantity=quantity, ratio=interval(low, high), verdict=verdict)
+
+
+def comparison(variant: str, reference: str, low: float, high: float, **more: Any) -> Comparison:
+    """A comparison of throughputs; ``more`` holds other effects by quantity as (low, high)."""
+    margin = 1.02
+    if 1 / margin <= low and high <= margin:
+        verdict: Verdict = "SAME"
+    else:
+        verdict = "FASTER" if low > 1 else "SLOWER" if high < 1 else "UNDECIDED"
+    effects = [effect("throughput", low, high, verdict)]
+    for quantity in ("peak_memory", "traffic"):
+        ends = more.get(quantity)
+        if ends is None:
+            effects.append(effect(quantity, None, None, None))
+        else:
+            word: Verdict = "MORE" if ends[0] > 1 else "LESS" if ends[1] < 1 else "SAME"
+            effects.append(effect(quantity, *ends, word))
+    return Comparison(
+        variant=variant,
+        reference=reference,
+        effects=effects,
+        certificate="equivalent",
+        counts=True,
+    )
+
+
+@cache
+def run(
+    variant: str, world_size: int = 1, device: str = "cpu", all_reduces: int | None = None
+) -> VariantResult:
+    ranks = [memory(rank) for rank in range(world_size)]
+    return result(
+        variant,
+        RATES,
+        topology=topology(world_size, device=device),
+        memory=ranks,
+        communication=None if all_reduces is None else {"all_reduces": all_reduces},
+    )
+
+
+def ended(variant: str, status: Any, reason: str) -> VariantResult:
+    return result(variant, [], status=status, reason=reason, topology=None, memory=[])
+
+
+def write_study(
+    folder: Path,
+    runs: Sequence[VariantResult],
+    comparisons: Sequence[Comparison] = (),
+    certificates: Mapping[str, CertificateStatus] | None = None,
+    files: Mapping[str, Any] | None = None,
+) -> Path:
+    """The results of a study with these runs; certificates are equivalent but for those given."""
+    names = [item.variant for item in runs]
+    study = Study(name="small", variants=names, baseline=names[0])
+    written: dict[str, Any] = {"study.json": study.model_dump(mode="json")}
+    written["comparisons.json"] = [item.model_dump(mode="json") for item in comparisons]
+    for item in runs:
+        status = (certificates or {}).get(item.variant, "equivalent")
+        written[f"runs/{item.variant}/metrics.json"] = item.model_dump(mode="json")
+        record = certificate(item.variant, status).model_copy(update={"reason": f"is {status}"})
+        written[f"equivalence/{item.variant}.json"] = record.model_dump(mode="json")
+    for name, content in (written | dict(files or {})).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    return folder
+
+
+def claim(*tests: dict[str, Any], **more: Any) -> Claim:
+    values: dict[str, Any] = {"statement": "It holds.", "source": "A book", "tests": list(tests)}
+    return Claim.model_validate(values | more)
+
+
+def family(reference: str | None, members: Mapping[float, Any], **more: Any) -> Family:
+    """A family with members as value: variant, or value: (variant, reference)."""
+    listed = [
+        {"value": value, "variant": member}
+        if isinstance(member, str)
+        else {"value": value, "variant": member[0], "reference": member[1]}
+        for value, member in members.items()
+    ]
+    values = {"title": "Size", "summary": "How large?", "reference": reference, "members": listed}
+    return Family.model_validate(values | more)
+
+
+def curves(folder: Path, families: Mapping[str, Family]) -> dict[str, FamilyCurve]:
+    """The curves that the job writes."""
+    output = folder / "families.json"
+    text = TypeAdapter(Families).dump_json(dict(families)).decode()
+    common = ["--study", str(folder / "study.json"), "--results", str(folder)]
+    assert families_job.main(["--families", text, *common, "--output", str(output)]) == 0
+    found = TypeAdapter(list[FamilyCurve]).validate_json(output.read_text())
+    return {curve.family: curve for curve in found}
+
+
+def judge(
+    folder: Path, claims: Mapping[str, Claim], families: Mapping[str, Family] | None = None
+) -> dict[str, ClaimResult]:
+    """What the jobs say of the claims."""
+    curves(folder, families or {})
+    output = folder / "claims.json"
+    text = TypeAdapter(Claims).dump_json(dict(claims)).decode()
+    common = ["--study", str(folder / "study.json"), "--results", str(folder)]
+    assert claims_job.main(["--claims", text, *common, "--output", str(output)]) == 0
+    found = TypeAdapter(list[ClaimResult]).validate_json(output.read_text())
+    return {item.claim: item for item in found}

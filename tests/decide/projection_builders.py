@@ -1,0 +1,37 @@
+"""The work of a device with exactly known times."""
+
+from typing import Any
+
+from schemas.results import ComputeTimes, ReadyGradient
+from transformer_core.decide.scaling.step_model import MIB, Compute
+
+LAYERS = 4
+FORWARD, BACKWARD, UPDATE = 1.0, 2.0, 0.5
+
+
+def compute_times(micro_batches: int = 1, variant: str = "ddp", **changes: Any) -> ComputeTimes:
+    """Four layers of 1 MiB, whose gradients are there every half second of backward."""
+    values: dict[str, Any] = {
+        "variant": variant,
+        "status": "ok",
+        "reason": None,
+        "micro_batches": micro_batches,
+        "forward_seconds": FORWARD,
+        "backward_seconds": BACKWARD,
+        "update_seconds": UPDATE,
+        "other_seconds": 0.0,
+        "gradients": [
+            ReadyGradient(bytes=MIB, seconds=BACKWARD * (number + 1) / LAYERS, layer=number)
+            for number in range(LAYERS)
+        ],
+        "source_tokens": 100.0,
+        "target_tokens": 100.0,
+        "vocabulary": 500,
+        "topology": None,
+        "provenance": None,
+    }
+    return ComputeTimes(**(values | changes))
+
+
+def compute(micro_batches: int = 1) -> Compute:
+    return Compute.of(compute_times(micro_batches))

@@ -1,0 +1,87 @@
+"""These results against others: the same ones, and changed ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from report_builders import build, mixed
+
+from schemas.errors import ConfigError
+from transformer_core.common.seals import seal_file
+from transformer_core.decide.comparisons.against import against, read_side
+from transformer_core.report.compare.compare_page import render
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("against") / "results", mixed)
+
+
+def test_equal_results_show_no_change(folder: Path) -> None:
+    found = against(read_side(folder), read_side(folder))
+    assert found.same_device
+    assert found.changes
+    assert {change.ratio.median for change in found.changes if change.ratio} == {1.0}
+    assert not {change.verdict for change in found.changes} & {"FASTER", "SLOWER", "LESS", "MORE"}
+    assert not [*found.statuses, *found.certificates, *found.other_specs]
+
+
+def test_a_regression_is_named_on_the_page(folder: Path, tmp_path: Path) -> None:
+    slow = tmp_path / "results"
+    shutil.copytree(folder, slow)
+    file = slow / "comparisons.json"
+    records = json.loads(file.read_text())
+    (amp,) = [record for record in records if record["variant"] == "amp_bf16"]
+    (throughput,) = [e for e in amp["effects"] if e["quantity"] == "throughput"]
+    for end in ("median", "low", "high"):
+        throughput["ratio"][end] /= 2
+    file.write_text(json.dumps(records))
+    seal_file(file).unlink(missing_ok=True)
+    found = against(read_side(slow), read_side(folder))
+    worse = [(c.variant, c.quantity) for c in found.changes if c.verdict == "SLOWER"]
+    assert worse == [("amp_bf16", "speedup"), ("amp_bf16", "throughput")]
+    page = render(found)
+    assert "<code>amp_bf16</code>" in page.split("Better here")[0]
+    assert "2 are worse here and 0 are better" in page
+    assert page.index('class="answer"') < page.index("<table")
+
+
+def test_both_recommendations_stand_beside_each_other(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "results"
+    shutil.copytree(folder, other)
+    (other / "search.json").unlink()
+    found = against(read_side(folder), read_side(other))
+    assert found.here.recommended == ["amp_bf16"]
+    assert found.here.speedup is not None
+    assert found.there.recommended is None
+    assert "<code>amp_bf16</code> <data" in render(found)
+
+
+def test_without_comparisons_throughputs_are_those_of_single_runs(
+    folder: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "results"
+    shutil.copytree(folder, old)
+    shutil.rmtree(old / "pairs")
+    assert against(read_side(folder), read_side(folder)).throughput_from == "turns"
+    found = against(read_side(folder), read_side(old))
+    assert found.throughput_from == "runs"
+    (rate,) = [c for c in found.changes if (c.variant, c.quantity) == ("single", "throughput")]
+    assert rate.here == read_side(folder).variants["single"].tokens_per_second
+    assert "a machine that drifts shows here" in render(found)
+
+
+def test_a_throughput_of_another_device_has_no_verdict(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "results"
+    shutil.copytree(folder, other)
+    file = other / "machine/hardware.json"
+    file.write_text(file.read_text().replace("Example GPU", "Another GPU"))
+    found = against(read_side(folder), read_side(other))
+    assert not found.same_device
+    assert {c.verdict for c in found.changes if c.quantity == "throughput"} == {None}
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder of results"):
+        read_side(tmp_path)

@@ -1,0 +1,363 @@
+"""Verdicts on claims: every one can be reached, and a planted false claim is refuted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_builders import claim, comparison, ended, family, interval, judge, run, write_study
+
+from schemas.results import ClaimResult, Effect
+from transformer_core.decide.claims.judge import main
+
+FASTER = {"kind": "comparison", "variant": "fast", "reference": "single", "direction": "more"}
+SLOW = FASTER | {"variant": "slow"}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """One variant that is faster, one slower, one alike, one unsettled, one that cannot run."""
+    files = {
+        "memory/fast.json": {
+            "status": "ok",
+            "ranks": [{"peak": 200}, {"peak": 100}, {"peak": 110}],
+            "per_parameter": 18.0,
+            "share": [0.7, 0.8],
+            "rate": interval(3.0, 4.0).model_dump(),
+            "nothing": None,
+            "some": [1.0, None],
+            "flag": True,
+        },
+        "memory/lost.json": {"status": "unsupported", "reason": "needs CUDA", "per_parameter": 1.0},
+        "machine/roofline.json": {"bandwidth": 10.0},
+    }
+    return write_study(
+        tmp_path / "results",
+        [
+            run("single"),
+            run("fast", world_size=2),
+            run("slow"),
+            run("alike"),
+            run("noisy"),
+            ended("lost", "unsupported", "needs CUDA"),
+        ],
+        [
+            comparison("fast", "single", 1.5, 1.7, traffic=(0.5, 0.5)),
+            comparison("slow", "single", 0.6, 0.7),
+            comparison("alike", "single", 0.995, 1.005),
+            comparison("noisy", "single", 0.9, 1.1),
+        ],
+        files=files,
+    )
+
+
+def verdict(study: Path, *tests: dict[str, Any], **more: Any) -> ClaimResult:
+    return judge(study, {"mine": claim(*tests, **more)})["mine"]
+
+
+def measured(value: str, **more: Any) -> dict[str, Any]:
+    number = {"file": "results/memory/{variant}.json", "variant": "fast", "value": value}
+    return {"kind": "measurement", "what": "Bytes", "number": number} | more
+
+
+def test_a_true_claim_is_reproduced_with_its_number(study: Path) -> None:
+    found = verdict(study, FASTER | {"at_most": 3})
+    assert found.verdict == "REPRODUCED"
+    (evidence,) = found.evidence
+    assert evidence.outcome == "holds"
+    assert evidence.number == interval(1.5, 1.7)
+    assert evidence.files == ["results/pairs/single/fast.json"]
+    assert evidence.variants == ["fast", "single"]
+    assert evidence.expected == "more, at most 3"
+    assert found.command.startswith("snakemake --cores all ")
+    assert "claims.json" in found.command
+
+
+def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path: Path) -> None:
+    counted = comparison("fast", "single", 1.5, 1.7)
+    none = Effect(quantity="traffic", ratio=None, verdict="MORE", reason="the reference has none")
+    counted = counted.model_copy(update={"effects": [*counted.effects[:2], none]})
+    study = write_study(tmp_path, [run("single"), run("fast")], [counted])
+    more = FASTER | {"quantity": "traffic"}
+    assert verdict(study, more).verdict == "REPRODUCED"
+    assert verdict(study, more | {"direction": "less"}).verdict == "REFUTED"
+    assert verdict(study, more | {"at_least": 2}).verdict == "UNDECIDED"
+
+
+def test_a_planted_false_claim_is_refuted(study: Path) -> None:
+    """A slow-down is not faster, whatever is claimed beside it."""
+    assert verdict(study, SLOW).verdict == "REFUTED"
+    assert verdict(study, FASTER, SLOW).verdict == "REFUTED"
+    assert verdict(study, FASTER | {"direction": "less"}).verdict == "REFUTED"
+
+
+def test_a_bound_that_the_data_contradict_is_refuted(study: Path) -> None:
+    assert verdict(study, measured("per_parameter", at_most=16)).verdict == "REFUTED"
+    assert verdict(study, measured("per_parameter", at_least=20)).verdict == "REFUTED"
+    assert verdict(study, measured("per_parameter", at_least=18)).verdict == "REPRODUCED"
+
+
+def test_the_right_direction_and_another_size_is_partly(study: Path) -> None:
+    found = verdict(study, FASTER | {"at_least": 2})
+    assert found.verdict == "PARTLY"
+    assert found.evidence[0].outcome == "size_differs"
+    assert verdict(study, FASTER | {"at_most": 1.4}).verdict == "PARTLY"
+    assert verdict(study, FASTER | {"at_least": 2}, SLOW).verdict == "REFUTED"
+
+
+def test_an_unsettled_direction_or_size_is_undecided(study: Path) -> None:
+    assert verdict(study, FASTER | {"variant": "noisy"}).verdict == "UNDECIDED"
+    assert verdict(study, FASTER | {"variant": "noisy"}, FASTER).verdict == "UNDECIDED"
+    assert verdict(study, FASTER | {"at_least": 1.6}).verdict == "UNDECIDED"
+    found = verdict(study, FASTER | {"variant": "noisy"}, FASTER | {"at_least": 2})
+    assert found.verdict == "UNDECIDED"
+
+
+@pytest.mark.parametrize(
+    ("variant", "holding"),
+    [
+        ("fast", {"more", "not_less"}),
+        ("slow", {"less", "not_more"}),
+        ("alike", {"same", "not_more", "not_less"}),
+        ("noisy", set()),
+    ],
+)
+def test_every_direction_of_a_comparison(study: Path, variant: str, holding: set[str]) -> None:
+    for direction in ("more", "less", "same", "not_more", "not_less"):
+        found = verdict(study, FASTER | {"variant": variant, "direction": direction})
+        if variant == "noisy":
+            assert found.verdict == "UNDECIDED"
+        else:
+            assert found.verdict == ("REPRODUCED" if direction in holding else "REFUTED")
+
+
+def test_other_quantities_than_throughput(study: Path) -> None:
+    less = FASTER | {"direction": "less", "quantity": "traffic"}
+    found = verdict(study, less | {"at_least": 0.5, "at_most": 0.5})
+    assert found.verdict == "REPRODUCED"
+    assert "results/runs/fast/metrics.json" in found.evidence[0].files
+    assert verdict(study, FASTER | {"quantity": "traffic"}).verdict == "REFUTED"
+    found = verdict(study, FASTER | {"quantity": "peak_memory"})
+    assert (found.verdict, found.reason) == ("NOT_TESTABLE", "was not measured")
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        (FASTER | {"needs": {"device": "cuda"}}, "needs a GPU; the study ran on the CPU"),
+        (FASTER | {"needs": {"device": "cuda", "devices": 2}}, "needs 2 GPUs; the study ran on"),
+        (FASTER | {"needs": {"devices": 4}}, "needs 4 devices; no run of the study used more than"),
+        (FASTER | {"variant": "tf32"}, "the study does not run tf32 (add to its variants)"),
+        (FASTER | {"variant": "lost"}, "lost ended unsupported: needs CUDA"),
+        (FASTER | {"reference": "slow"}, "fast was not compared with slow"),
+        (measured("missing"), "results/memory/fast.json has no number at missing"),
+        (measured("nothing"), "has no number at nothing"),
+        (measured("some"), "has no number at some"),
+        (measured("flag"), "has no number at flag"),
+        (measured("ranks"), "has no number at ranks"),
+        (measured("max(nothing)"), "has no number at max(nothing): "),
+        (
+            measured("x", number={"file": "results/search/best.json", "value": "x"}),
+            "results/search/best.json is not there: no job of this study makes it",
+        ),
+    ],
+)
+def test_what_cannot_be_tested_says_why(study: Path, test: dict[str, Any], reason: str) -> None:
+    if test["kind"] == "measurement":
+        test = test | {"at_most": 1}
+    found = verdict(study, test)
+    assert found.verdict == "NOT_TESTABLE"
+    assert reason in found.reason
+    # What was seen on a machine that the claim is not about is shown, and decides nothing.
+    assert (found.evidence[0].number is not None) == reason.startswith("needs")
+
+
+def test_needs_of_the_claim_hold_for_all_its_tests(study: Path) -> None:
+    found = verdict(study, FASTER, SLOW, needs={"devices": 3})
+    assert [item.outcome for item in found.evidence] == ["not_testable"] * 2
+    assert verdict(study, FASTER, needs={"devices": 2}).verdict == "REPRODUCED"
+    assert verdict(study, FASTER, needs={"device": "cpu"}).verdict == "REPRODUCED"
+
+
+def test_parts_that_cannot_be_tested_are_left_out_and_counted(study: Path) -> None:
+    found = verdict(study, FASTER, FASTER | {"variant": "lost"})
+    assert found.verdict == "REPRODUCED"
+    assert found.reason.endswith("(1 of 2)")
+    assert found.evidence[1].reason == "lost ended unsupported: needs CUDA"
+
+
+def test_a_result_that_did_not_end_well_is_no_number(study: Path) -> None:
+    roofline = study / "machine/roofline.json"
+    roofline.write_text(json.dumps({"status": "failed", "reason": "no time", "bandwidth": 1.0}))
+    number = {"file": "results/machine/roofline.json", "value": "bandwidth"}
+    found = verdict(study, measured("x", number=number, at_least=0))
+    assert found.reason == "results/machine/roofline.json ended failed: no time"
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    study = write_study(tmp_path, [ended("single", "failed", "x"), ended("fast", "oom", "y")])
+    found = verdict(study, FASTER)
+    assert found.verdict == "NOT_TESTABLE"
+    assert found.reason == "no run of the study ended well"
+
+
+@pytest.mark.parametrize(
+    ("value", "direction", "than", "expected"),
+    [
+        ("per_parameter", "more", 17.9, "REPRODUCED"),
+        ("per_parameter", "more", 18.0, "REFUTED"),
+        ("per_parameter", "not_more", 18.0, "REPRODUCED"),
+        ("per_parameter", "not_less", 18.0, "REPRODUCED"),
+        ("per_parameter", "less", 18.0, "REFUTED"),
+        ("per_parameter", "not_less", 18.1, "REFUTED"),
+        ("share", "more", 0.5, "REPRODUCED"),
+        ("share", "more", 0.7, "UNDECIDED"),
+        ("share", "not_less", 0.7, "REPRODUCED"),
+        ("share", "more", 0.75, "UNDECIDED"),
+        ("share", "less", 0.75, "UNDECIDED"),
+        ("rate", "more", 2.0, "REPRODUCED"),
+        ("rate", "more", 3.5, "UNDECIDED"),
+        ("rate", "more", 4.0, "REFUTED"),
+        ("max(ranks[1:].peak)", "less", 111, "REPRODUCED"),
+    ],
+)
+def test_a_number_against_a_number(
+    study: Path, value: str, direction: str, than: float, expected: str
+) -> None:
+    assert verdict(study, measured(value, direction=direction, than=than)).verdict == expected
+
+
+def test_a_list_of_numbers_is_a_range(study: Path) -> None:
+    (evidence,) = verdict(study, measured("share", at_least=0.75, at_most=0.9)).evidence
+    assert evidence.outcome == "undecided"
+    assert evidence.number is not None
+    assert (evidence.number.low, evidence.number.high, evidence.number.samples) == (0.7, 0.8, 2)
+
+
+def test_a_number_measured_once_is_as_uncertain_as_the_claim_says(study: Path) -> None:
+    number = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "per_parameter"}
+    doubtful = number | {"uncertainty": 0.1}
+    assert verdict(study, measured("x", number=number, at_most=19)).verdict == "REPRODUCED"
+    found = verdict(study, measured("x", number=doubtful, at_most=19))
+    assert found.verdict == "UNDECIDED"
+    ends = found.evidence[0].number
+    assert ends is not None
+    assert (ends.median, ends.low, ends.high) == pytest.approx((18.0, 16.2, 19.8))
+    assert verdict(study, measured("x", number=doubtful, at_most=16)).verdict == "REFUTED"
+
+
+def test_a_ratio_of_two_numbers(study: Path) -> None:
+    one = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "ranks[0].peak"}
+    other = one | {"value": "max(ranks[1:].peak)"}
+    ratio = {"kind": "ratio", "what": "r", "numerator": one, "denominator": other}
+    (evidence,) = verdict(study, ratio | {"direction": "more"}).evidence
+    assert evidence.number is not None
+    assert evidence.number.median == pytest.approx(200 / 110)
+    assert verdict(study, ratio | {"direction": "less"}).verdict == "REFUTED"
+    assert verdict(study, ratio | {"direction": "more", "at_least": 1.9}).verdict == "PARTLY"
+    factor = {"file": "results/machine/roofline.json", "value": "bandwidth"}
+    (evidence,) = verdict(study, ratio | {"direction": "more", "factor": factor}).evidence
+    assert evidence.number is not None
+    assert evidence.number.median == pytest.approx(2000 / 110)
+    assert set(evidence.files) == {"results/memory/fast.json", "results/machine/roofline.json"}
+    nothing = one | {"value": "`0`"}
+    found = verdict(study, ratio | {"direction": "more", "denominator": nothing})
+    assert found.verdict == "NOT_TESTABLE"
+
+
+def certified(tmp_path: Path, status: Any) -> Path:
+    return write_study(
+        tmp_path,
+        [run("single"), run("fast")],
+        [comparison("fast", "single", 1.5, 1.7)],
+        certificates={"fast": status},
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "of_certificate", "of_throughput"),
+    [
+        ("equivalent", "REPRODUCED", "REPRODUCED"),
+        ("not_equivalent", "REFUTED", "UNDECIDED"),
+        ("different", "NOT_TESTABLE", "REPRODUCED"),
+        ("failed", "NOT_TESTABLE", "UNDECIDED"),
+    ],
+)
+def test_certificates(tmp_path: Path, status: Any, of_certificate: str, of_throughput: str) -> None:
+    """What trains another model than it should is no evidence for a speed-up."""
+    study = certified(tmp_path, status)
+    assert verdict(study, {"kind": "certificate", "variant": "fast"}).verdict == of_certificate
+    assert verdict(study, FASTER).verdict == of_throughput
+
+
+SIZES = {value: f"s{value}" for value in (1, 2, 4)}
+
+
+def trend(tmp_path: Path, ratios: list[tuple[float, float]], **more: Any) -> ClaimResult:
+    """The verdict on a rise over three values, the first of which is the reference."""
+    reduces = more.pop("all_reduces", [None] * 3)
+    runs = [run(name, all_reduces=n) for name, n in zip(SIZES.values(), reduces, strict=True)]
+    pairs = [
+        comparison(name, "s1", *ends)
+        for name, ends in zip(list(SIZES.values())[1:], ratios, strict=True)
+    ]
+    study = write_study(tmp_path, runs, pairs)
+    test = {"kind": "trend", "family": "sizes", "direction": "rises"} | more
+    return judge(study, {"mine": claim(test)}, {"sizes": family("s1", SIZES)})["mine"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict_of_rise"),
+    [
+        ([(1.2, 1.3), (1.5, 1.6)], "REPRODUCED"),
+        ([(1.2, 1.3), (1.2, 1.3)], "REPRODUCED"),
+        ([(1.5, 1.6), (1.2, 1.3)], "REFUTED"),
+        ([(0.7, 0.8), (1.2, 1.3)], "REFUTED"),
+        ([(0.99, 1.01), (0.99, 1.01)], "REFUTED"),
+        ([(0.95, 1.05), (0.9, 1.1)], "UNDECIDED"),
+        ([(0.6, 0.7), (0.5, 0.55)], "REFUTED"),
+    ],
+)
+def test_trends(tmp_path: Path, ratios: list[tuple[float, float]], verdict_of_rise: str) -> None:
+    found = trend(tmp_path, ratios)
+    assert found.verdict == verdict_of_rise, found.evidence
+    assert found.evidence[0].variants == list(SIZES.values())
+
+
+def test_a_trend_may_end_at_the_best_value(tmp_path: Path) -> None:
+    assert trend(tmp_path, [(1.5, 1.6), (1.2, 1.3)], until_best=True).verdict == "REPRODUCED"
+    assert trend(tmp_path, [(0.7, 0.8), (1.2, 1.3)], until_best=True).verdict == "REFUTED"
+    assert trend(tmp_path, [(0.7, 0.8), (0.6, 0.7)], until_best=True).verdict == "REFUTED"
+
+
+def test_a_trend_of_counts(tmp_path: Path) -> None:
+    ratios = [(0.99, 1.01)] * 2
+    fewer = {"quantity": "all_reduces", "direction": "falls"}
+    assert trend(tmp_path, ratios, all_reduces=[90, 30, 30], **fewer).verdict == "REPRODUCED"
+    assert trend(tmp_path, ratios, all_reduces=[900, 900, 899], **fewer).verdict == "REPRODUCED"
+    assert trend(tmp_path, ratios, all_reduces=[90, 30, 31], **fewer).verdict == "REFUTED"
+    assert trend(tmp_path, ratios, all_reduces=[30, 30, 30], **fewer).verdict == "REFUTED"
+    assert trend(tmp_path, ratios, **fewer).verdict == "NOT_TESTABLE"
+    assert trend(tmp_path, ratios, all_reduces=[0, 0, 0], **fewer).verdict == "NOT_TESTABLE"
+
+
+def test_a_trend_over_one_variant_says_what_to_add(study: Path) -> None:
+    families = {"sizes": family("single", {1: "single", 2: "huge"})}
+    test = {"kind": "trend", "family": "sizes", "direction": "rises"}
+    found = judge(study, {"mine": claim(test)}, families)["mine"]
+    assert found.verdict == "NOT_TESTABLE"
+    assert "add huge" in found.reason
+
+
+def test_the_job_refuses_what_it_cannot_read(
+    study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = study / "out.json"
+    common = ["--study", str(study / "study.json"), "--results", str(study)]
+    common += ["--output", str(output)]
+    assert main(["--claims", "{}", *common]) == 1
+    assert "families.json" in capsys.readouterr().err
+    (study / "families.json").write_text("[]")
+    assert main(["--claims", '{"C1": {"statement": "x"}}', *common]) == 1
+    assert "--claims: C1.source" in capsys.readouterr().err
+    assert not output.exists()

@@ -1,0 +1,473 @@
+"""Certificates, and planted faults that must cost a variant its certificate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from analysis_builders import SHA, repeat
+from analysis_builders import certificate as certificate_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from scipy import stats
+
+from schemas.config.equivalence import Bitwise, Different, Statistical, Tolerance
+from schemas.errors import ConfigError
+from schemas.results import Certificate, Deviation, SeedTrajectory, Trajectory
+from schemas.results.checks import (
+    CheckedPoint,
+    CheckedValidation,
+    Checks,
+    DecodedTokens,
+    TensorDistance,
+)
+from schemas.results.equivalence import Agreement, DropoutPlace
+from transformer_core.certify.certificates.certificate_table import main as table_of
+from transformer_core.certify.certificates.certify import (
+    certify,
+    different,
+    main,
+)
+from transformer_core.certify.certificates.weight_distance import Weights
+from transformer_core.certify.trajectory.final_losses import (
+    LEVEL,
+    compare_final_losses,
+    final_loss_interval,
+)
+
+LOSSES = [8.0, 7.8, 7.5, 7.1, 6.8, 6.6]
+NORMS = [3.0, 2.5, 2.0, 1.5, 1.2, 1.0]
+INITIAL = {"layer.weight": np.zeros((2, 2)), "layer.bias": np.zeros(2), "key.bias": np.zeros(2)}
+FINAL = {"layer.weight": np.ones((2, 2)), "layer.bias": np.full(2, 0.1), "key.bias": np.ones(2)}
+
+BITWISE = Bitwise(kind="bitwise")
+TOLERANCE = Tolerance(kind="tolerance")
+STATISTICAL = Statistical(kind="statistical")
+
+
+def tensor(name: str = "layer.weight", step: int = 1, **changes: Any) -> TensorDistance:
+    """A tensor that is as it should be, but for ``changes``."""
+    right: dict[str, Any] = {
+        "error": 0.0,
+        "ratio": 1.0,
+        "cosine": 1.0,
+        "size": 1.0,
+        "rounding": 0.0,
+    }
+    return TensorDistance(tensor=name, step=step, **(right | changes))
+
+
+def point(**changes: float) -> CheckedPoint:
+    right = {"loss": 8.0, "expected_loss": 8.0, "rounding": 0.0, "norm": 3.0, "expected_norm": 3.0}
+    return CheckedPoint(step=1, **(right | changes))
+
+
+def checks(**changes: Any) -> Checks:
+    right: dict[str, Any] = {
+        "points": [point()],
+        "gradients": [tensor(), tensor("layer.bias")],
+        "updates": [tensor(), tensor("layer.bias")],
+        "skipped_steps": 0,
+    }
+    return Checks(**(right | changes))
+
+
+def seed(number: int = 1, **changes: Any) -> SeedTrajectory:
+    values: dict[str, Any] = {
+        "seed": number,
+        "initial_sha256": SHA,
+        "losses": [loss + 0.1 * number for loss in LOSSES],
+        "grad_norms": NORMS,
+        "replica_differences": None,
+        "checks": checks(),
+    }
+    return SeedTrajectory(**(values | changes))
+
+
+def trajectory(name: str, seeds: list[SeedTrajectory] | None = None, **changes: Any) -> Trajectory:
+    values: dict[str, Any] = {
+        "name": name,
+        "status": "ok",
+        "reason": None,
+        "traceback": None,
+        "topology": None,
+        "seeds": [seed(number) for number in (1, 2, 3)] if seeds is None else seeds,
+        "provenance": repeat(1, [1.0]).provenance,
+    }
+    return Trajectory(**(values | changes))
+
+
+REFERENCE = trajectory("reference")
+
+
+def verdict(
+    equivalence: Any,
+    run: Trajectory | SeedTrajectory,
+    reference: Trajectory = REFERENCE,
+    **weights: Any,
+) -> Certificate:
+    if isinstance(run, SeedTrajectory):
+        run = trajectory("run", [run, seed(2), seed(3)])
+    trained = Weights(run=FINAL | weights, reference=FINAL, initial=INITIAL)
+    return certify(equivalence, run, reference, trained)
+
+
+def failed(certificate: Certificate) -> list[str]:
+    return [d.quantity for d in certificate.deviations if not d.holds]
+
+
+@pytest.mark.parametrize("equivalence", [BITWISE, TOLERANCE, STATISTICAL])
+def test_the_same_numbers_are_equivalent_in_every_class(equivalence: Any) -> None:
+    certificate = verdict(equivalence, seed())
+    assert certificate.status == "equivalent"
+    assert {d.measured for d in certificate.deviations} == {0.0}
+    assert "equal" in certificate.reason
+    assert certificate.reference == "reference"
+    assert [step.step for step in certificate.steps] == [1, 2, 3, 4, 5, 6]
+    assert certificate.steps[2].reference_loss == REFERENCE.seeds[0].losses[2]
+
+
+def test_rounding_is_within_tolerance_and_not_bitwise() -> None:
+    run = seed(
+        losses=[loss * (1 + 1e-6) for loss in seed().losses],
+        grad_norms=[norm * (1 - 1e-5) for norm in NORMS],
+        replica_differences=[0.0] * 6,
+    )
+    close = {"layer.weight": FINAL["layer.weight"] * 1.001}
+    certificate = verdict(TOLERANCE, run, **close)
+    assert certificate.status == "equivalent"
+    measured = {d.quantity: d.measured for d in certificate.deviations}
+    assert measured["loss"] == pytest.approx(1e-6, rel=1e-3)
+    assert measured["grad_norm"] == pytest.approx(1e-5, rel=1e-3)
+    assert measured["weights"] == pytest.approx(1e-3)
+    assert failed(verdict(BITWISE, run, **close)) == ["loss", "grad_norm", "weights"]
+
+
+def test_key_biases_may_differ_within_tolerance_only() -> None:
+    other = {"key.bias": -FINAL["key.bias"]}
+    certificate = verdict(TOLERANCE, seed(), **other)
+    assert (certificate.status, certificate.left_out) == ("equivalent", ["key.bias"])
+    assert failed(verdict(BITWISE, seed(), **other)) == ["weights"]
+
+
+def test_planted_fault_a_loss_off_by_the_number_of_ranks() -> None:
+    run = seed(losses=[loss / 2 for loss in seed().losses])
+    certificate = verdict(TOLERANCE, run)
+    assert certificate.status == "not_equivalent"
+    assert failed(certificate) == ["loss"]
+    assert certificate.deviations[0].measured == pytest.approx(0.5)
+    assert "training loss off by 5.0e-01 (step 1)" in certificate.reason
+
+
+def test_planted_fault_gradients_off_by_the_number_of_ranks() -> None:
+    certificate = verdict(TOLERANCE, seed(grad_norms=[norm / 2 for norm in NORMS]))
+    assert certificate.status == "not_equivalent"
+    assert failed(certificate) == ["grad_norm"]
+
+
+def test_planted_fault_one_step_of_all() -> None:
+    losses = [*seed().losses[:-1], seed().losses[-1] * 1.01]
+    certificate = verdict(TOLERANCE, seed(losses=losses))
+    assert failed(certificate) == ["loss"]
+    assert certificate.deviations[0].where == "step 6"
+
+
+def test_planted_fault_one_tensor_of_the_weights() -> None:
+    certificate = verdict(TOLERANCE, seed(), **{"layer.bias": FINAL["layer.bias"] * 1.2})
+    assert certificate.status == "not_equivalent"
+    assert failed(certificate) == ["weights"]
+    assert "layer.bias" in certificate.reason
+
+
+@pytest.mark.parametrize("equivalence", [BITWISE, TOLERANCE, STATISTICAL])
+def test_planted_fault_replicas_that_drift(equivalence: Any) -> None:
+    certificate = verdict(equivalence, seed(replica_differences=[0.0, 0.0, 1e-9, 0.0, 0.0, 0.0]))
+    assert certificate.status == "not_equivalent"
+    assert failed(certificate) == ["replicas"]
+    assert [d.where for d in certificate.deviations if not d.holds] == ["step 3"]
+
+
+def test_one_seed_that_goes_elsewhere_leaves_the_rest_in_doubt() -> None:
+    seeds = [seed(1), seed(2), seed(3, losses=[8.0, 7.9, 7.9, 7.9, 7.9, 7.9])]
+    certificate = verdict(STATISTICAL, trajectory("run", seeds))
+    assert certificate.status == "inconclusive"
+    assert failed(certificate) == ["final_loss"]
+    assert "more seeds are needed" in certificate.reason
+
+
+def test_losses_that_hardly_fell_decide_nothing() -> None:
+    flat = [8.0, 7.99, 7.99, 7.98, 7.98, 7.98]
+    seeds = [seed(n, losses=flat) for n in (1, 2, 3)]
+    certificate = verdict(STATISTICAL, trajectory("run", seeds), trajectory("reference", seeds))
+    assert certificate.status == "inconclusive"
+    assert "training of more steps is needed" in certificate.reason
+
+
+def test_a_statistical_certificate_says_what_it_would_have_found() -> None:
+    reference = [[8.0, 6.0, 6.0], [8.0, 6.0, 6.0], [8.0, 6.0, 6.0]]
+    noisy = [[8.0, 6.0 * f, 6.0 * f] for f in (0.999, 1.0, 1.001)]
+    outcome = compare_final_losses(noisy, reference, 0.005)
+    error = 0.001 / 3**0.5
+    # How often would trainings that are 1 % off, and as noisy, be refused?
+    random = np.random.default_rng(0)
+    off = 0.01 + 0.001 * random.standard_normal((20_000, 3))
+    errors = off.std(1, ddof=1) / 3**0.5
+    refused = (off.mean(1) - stats.t.ppf(1 - LEVEL, 2) * errors > 0.005).mean()
+    assert outcome.power == pytest.approx(refused, abs=0.02)
+    assert outcome.high == pytest.approx(stats.t.ppf(1 - LEVEL, 2) * error)
+    assert f"with probability {outcome.power:.2f}" in str(outcome)
+    steady = [[8.0, 6.0 * f, 6.0 * f] for f in (0.9997, 1.0, 1.0003)]
+    assert compare_final_losses(steady, reference, 0.005).undecided == []
+    wider = [[8.0, 6.0 * f, 6.0 * f] for f in (0.997, 1.0, 1.003)]
+    assert "to find 1.0%" in compare_final_losses(wider, reference, 0.005).undecided[0]
+
+
+@pytest.mark.parametrize("equivalence", [BITWISE, TOLERANCE, STATISTICAL])
+def test_planted_fault_a_tensor_that_never_moves(equivalence: Any) -> None:
+    still = tensor("layer.bias", step=4, error=1.0, ratio=0.0, cosine=0.0)
+    certificate = verdict(equivalence, seed(checks=checks(updates=[tensor(), still])))
+    assert certificate.status == "not_equivalent"
+    assert failed(certificate) == ["update", "update_ratio"]
+    assert "(layer.bias, step 4)" in certificate.reason
+
+
+@pytest.mark.parametrize("equivalence", [BITWISE, TOLERANCE, STATISTICAL])
+def test_planted_fault_a_gradient_of_half_the_size(equivalence: Any) -> None:
+    half = [tensor(error=0.5, ratio=0.5, rounding=0.01), tensor("layer.bias", rounding=0.01)]
+    certificate = verdict(equivalence, seed(checks=checks(gradients=half)))
+    assert failed(certificate) == ["gradient", "gradient_ratio"]
+
+
+def test_the_error_of_the_format_is_allowed_where_the_class_allows_the_format() -> None:
+    rounded = [tensor(error=0.03, ratio=1.005, rounding=0.01)]
+    both = seed(checks=checks(gradients=rounded))
+    assert verdict(STATISTICAL, both).status == "equivalent"
+    assert failed(verdict(TOLERANCE, both)) == ["gradient", "gradient_ratio"]
+    turned = [tensor(error=0.05, ratio=1.005, rounding=0.01)]
+    assert failed(verdict(STATISTICAL, seed(checks=checks(gradients=turned)))) == ["gradient"]
+
+
+def test_a_tensor_of_lucky_rounding_is_given_the_usual_one() -> None:
+    lucky = [tensor(str(n), rounding=0.01) for n in range(5)]
+    lucky.append(tensor("lucky", error=0.03, rounding=0.0001))
+    assert verdict(STATISTICAL, seed(checks=checks(gradients=lucky))).status == "equivalent"
+
+
+def test_a_unit_that_opens_on_the_other_side_of_0_is_allowed() -> None:
+    kink = [tensor(error=0.02, kinks=0.025)]
+    assert verdict(TOLERANCE, seed(checks=checks(gradients=kink))).status == "equivalent"
+
+
+def test_planted_fault_another_loss_from_the_same_weights() -> None:
+    off = [point(loss=8.004, rounding=1e-5)]
+    certificate = verdict(STATISTICAL, seed(checks=checks(points=off)))
+    assert failed(certificate) == ["point_loss"]
+
+
+def test_planted_fault_clipped_by_another_norm() -> None:
+    off = [point(norm=3.1)]
+    assert failed(verdict(STATISTICAL, seed(checks=checks(points=off)))) == ["point_norm"]
+
+
+def test_planted_fault_decoding_that_sees_another_prefix() -> None:
+    off = DecodedTokens(error=0.03, rounding=0.005)
+    run = seed(checks=checks(decoding=off))
+    assert failed(verdict(STATISTICAL, run)) == failed(verdict(TOLERANCE, run)) == ["decoding"]
+    near = seed(checks=checks(decoding=DecodedTokens(error=0.018, rounding=0.005)))
+    assert failed(verdict(STATISTICAL, near)) == []
+
+
+@pytest.mark.parametrize("changes", [{"loss": 8.002}, {"modes_changed": 1}])
+def test_planted_fault_of_a_validation(changes: dict[str, Any]) -> None:
+    right = {"loss": 8.0, "expected_loss": 8.0, "rounding": 0.0, "modes_changed": 0}
+    for more, expected in (({}, []), (changes, ["validation"])):
+        seen = CheckedValidation.model_validate(right | more)
+        assert failed(verdict(TOLERANCE, seed(checks=checks(validation=seen)))) == expected
+
+
+def place(**changes: Any) -> DropoutPlace:
+    chance = Agreement(same=680, of=1000)
+    right: dict[str, Any] = {
+        "place": "decoder.0.feed_forward",
+        "dropped": 404,
+        "of": 2000,
+        "factor": 1.25,
+        "dropped_in_evaluation": 0,
+        "steps": chance,
+        "rows": chance,
+        "layers": chance,
+        "ranks": None,
+    }
+    return DropoutPlace(**(right | changes))
+
+
+ALIKE = Agreement(same=1000, of=1000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dropped": 0}, "0.000 of it dropped"),
+        ({"dropped": 300}, "0.150 of it dropped"),
+        ({"factor": 1.0}, "kept times 1.000"),
+        ({"dropped_in_evaluation": 3}, "3 dropped in evaluation"),
+        ({"steps": ALIKE}, "masks of steps"),
+        ({"rows": ALIKE}, "masks of rows"),
+        ({"tokens": ALIKE}, "masks of tokens"),
+        ({"elements": ALIKE}, "masks of elements"),
+        ({"layers": ALIKE}, "masks of layers"),
+        ({"ranks": ALIKE}, "masks of ranks"),
+        ({"dropped": 0, "of": 0}, "nothing came through"),
+    ],
+)
+def test_planted_fault_dropout(changes: dict[str, Any], words: str) -> None:
+    known = {"dropout_probability": 0.2}
+    healthy = verdict(TOLERANCE, seed(dropout=[place(), place()], **known))
+    assert healthy.status == "equivalent", healthy.reason
+    certificate = verdict(TOLERANCE, seed(dropout=[place(), place(**changes)], **known))
+    assert failed(certificate) == ["dropout"]
+    assert words in certificate.reason
+
+
+def test_without_a_comparison_of_tensors_nothing_is_decided() -> None:
+    for unchecked in (seed(checks=None), seed(checks=checks(gradients=[], points=[]))):
+        assert verdict(TOLERANCE, unchecked).status == "inconclusive"
+
+
+def test_updates_lost_in_the_rounding_of_the_weights_decide_nothing() -> None:
+    lost = checks(updates=[tensor(rounding=0.2)])
+    certificate = verdict(TOLERANCE, seed(checks=lost))
+    assert certificate.status == "inconclusive"
+    assert "updates of layer.weight are too small" in certificate.reason
+
+
+def test_planted_fault_a_bias_in_every_seed() -> None:
+    seeds = [seed(n, losses=[loss * 1.01 for loss in seed(n).losses]) for n in (1, 2, 3)]
+    assert verdict(STATISTICAL, trajectory("run", seeds)).status == "not_equivalent"
+    wide = Statistical(kind="statistical", loss=0.02)
+    assert verdict(wide, trajectory("run", seeds)).status == "equivalent"
+
+
+@pytest.mark.parametrize("equivalence", [BITWISE, TOLERANCE, STATISTICAL])
+def test_planted_fault_other_initial_weights(equivalence: Any) -> None:
+    certificate = verdict(equivalence, seed(initial_sha256="1" * 64))
+    assert certificate.status == "not_equivalent"
+    assert "starts from other weights" in certificate.reason
+    assert certificate.deviations == []
+
+
+def test_planted_fault_another_number_of_steps() -> None:
+    certificate = verdict(TOLERANCE, seed(losses=LOSSES[:3], grad_norms=NORMS[:3]))
+    assert certificate.status == "not_equivalent"
+    assert "another number of steps" in certificate.reason
+
+
+def test_an_overflow_of_one_side_is_a_difference() -> None:
+    overflow: list[float | None] = [None, *NORMS[1:]]
+    assert failed(verdict(TOLERANCE, seed(grad_norms=overflow))) == ["grad_norm"]
+    both = trajectory("reference", [seed(grad_norms=overflow)])
+    assert verdict(TOLERANCE, seed(grad_norms=overflow), both).status == "equivalent"
+
+
+@pytest.mark.parametrize("status", ["unsupported", "oom", "diverged", "failed"])
+def test_a_status_of_the_run_is_that_of_its_certificate(status: Any) -> None:
+    ended = trajectory("run", [], status=status, reason="because")
+    certificate = verdict(TOLERANCE, ended)
+    assert (certificate.status, certificate.reason) == (status, "because")
+
+
+def test_without_a_reference_there_is_no_certificate() -> None:
+    ended = trajectory("reference", [], status="oom", reason="too large")
+    certificate = verdict(TOLERANCE, seed(), ended)
+    assert certificate.status == "failed"
+    assert "reference, with which it is compared, ended oom: too large" in certificate.reason
+
+
+def test_seeds_that_do_not_match_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="make both again"):
+        verdict(STATISTICAL, trajectory("run", [seed(1), seed(2), seed(4)]))
+    with pytest.raises(ConfigError, match="are not 3 seeds"):
+        verdict(STATISTICAL, trajectory("run", [seed(1)]))
+
+
+def test_a_different_model_has_none() -> None:
+    certificate = different("sgd", Different(kind="different", reason="Another rule."))
+    assert (certificate.status, certificate.reason) == ("different", "Another rule.")
+    assert certificate.reference is None
+
+
+def test_interval_against_a_paired_t_test() -> None:
+    random = np.random.default_rng(3)
+    reference = 7 + random.random((5, 9))
+    run = reference * (1 + 0.002 * random.standard_normal((5, 1)))
+    mine, theirs = run[:, -3:].mean(1), reference[:, -3:].mean(1)
+    expected = stats.ttest_1samp((mine - theirs) / theirs, 0).confidence_interval(1 - 2 * LEVEL)
+    found = final_loss_interval(run.tolist(), reference.tolist())
+    assert found == pytest.approx((expected.low, expected.high))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.floats(-0.01, 0.01), min_size=2, max_size=6), st.floats(-0.05, 0.05))
+def test_interval_holds_the_mean_and_moves_with_it(noise: list[float], shift: float) -> None:
+    reference = [[7.0] * 6 for _ in noise]
+    low, high = final_loss_interval([[7 * (1 + n)] * 6 for n in noise], reference)
+    moved = final_loss_interval([[7 * (1 + n + shift)] * 6 for n in noise], reference)
+    assert low - 1e-9 <= np.mean(noise) <= high + 1e-9
+    assert moved == pytest.approx((low + shift, high + shift), abs=1e-9)
+
+
+def test_one_seed_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="two seeds"):
+        final_loss_interval([[1.0]], [[1.0]])
+
+
+def write(folder: Path, run: Trajectory) -> str:
+    folder.mkdir()
+    (folder / "trajectory.json").write_text(run.model_dump_json())
+    save_file(FINAL, folder / "final.safetensors")
+    save_file(INITIAL, folder / "initial.safetensors")
+    return str(folder)
+
+
+def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run", trajectory("ddp"))
+    reference = write(tmp_path / "reference", REFERENCE)
+    output = tmp_path / "ddp.json"
+    options = ["--variant", "ddp", "--output", str(output), "--equivalence"]
+    assert main([*options, '"tolerance"', "--run", run, "--reference", reference]) == 0
+    assert "ddp: equivalent" in capsys.readouterr().out
+    assert Certificate.model_validate(json.loads(output.read_text())).equivalence == TOLERANCE
+
+    assert main([*options, '{"kind": "different", "reason": "r"}']) == 0
+    assert json.loads(output.read_text())["status"] == "different"
+
+    with pytest.raises(SystemExit):
+        main([*options, '"tolerance"'])
+    output.unlink()
+    (tmp_path / "run" / "trajectory.json").unlink()
+    assert main([*options, '"tolerance"', "--run", run, "--reference", reference]) == 1
+    assert "snakemake" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_a_table_names_every_variant_with_what_came_nearest_or_why(tmp_path: Path) -> None:
+    near = [
+        Deviation(quantity="loss", measured=2e-5, bound=1e-4, where="step 3"),
+        Deviation(quantity="update", measured=9e-4, bound=1e-3, where="output.weight, step 2"),
+    ]
+    found = [
+        certificate_of("ddp").model_copy(update={"deviations": near}),
+        certificate_of("sgd", "different").model_copy(update={"reason": "another | rule\nhere"}),
+    ]
+    files = [tmp_path / f"{each.variant}.json" for each in found]
+    for file, each in zip(files, found, strict=True):
+        file.write_text(each.model_dump_json())
+    assert table_of([*map(str, files), "--output", str(tmp_path / "all.md")]) == 0
+    lines = (tmp_path / "all.md").read_text().splitlines()
+    assert lines[0] == "1 equivalent, 1 different."
+    assert "| ddp | tolerance | equivalent | update of a tensor, 90% (output.weight, step 2) |" in (
+        lines
+    )
+    assert lines[-1] == "| sgd | tolerance | different | another \\| rule here |"

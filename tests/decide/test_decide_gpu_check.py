@@ -1,0 +1,321 @@
+"""The lines of a check of a GPU: held, not held, unsupported, failed, each with its reason."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pair_builders import provenance
+
+from schemas.results import (
+    BatchShape,
+    LargestBatchResult,
+    MachineState,
+    PairedRun,
+    Parts,
+    PredictedRank,
+    Prediction,
+    Repeat,
+    Round,
+    Session,
+    TurnWindow,
+)
+from schemas.results.gpu_check import (
+    AttentionTruth,
+    AttentionTruths,
+    DeviceFact,
+    DeviceFacts,
+    GpuCheck,
+    GpuTest,
+    GpuTests,
+    LogEnd,
+)
+from transformer_core.decide.gpu_check import lines, surroundings
+from transformer_core.decide.gpu_check.memory_lines import against_nvml, largest_batch
+from transformer_core.report.gpu_check.check_page import render
+
+GIB = 2**30
+
+
+def gpu_tests(passed: int, *failed: GpuTest, status: Any = "ok") -> GpuTests:
+    return GpuTests(
+        status=status,
+        reason=None if status == "ok" else "no device",
+        passed=passed,
+        failed=list(failed),
+        skipped=[],
+        seconds=1.0,
+    )
+
+
+def test_tests() -> None:
+    assert lines.tests(gpu_tests(3)).outcome == "held"
+    assert lines.tests(gpu_tests(0)).outcome == "not_held", "none that ran proves nothing"
+    failed = lines.tests(gpu_tests(3, GpuTest(name="a.b", text="x\nassert 1 == 2")))
+    assert (failed.outcome, failed.reason) == ("not_held", "a.b: assert 1 == 2")
+    missing = lines.tests(gpu_tests(0, status="unsupported"))
+    assert (missing.outcome, missing.reason) == ("unsupported", "no device")
+
+
+def truth(**changes: Any) -> AttentionTruth:
+    given = {
+        "backend": "flash",
+        "masked": False,
+        "dropout": 0.1,
+        "status": "ok",
+        "reason": None,
+        "kernels": ["flash_fwd_kernel"],
+        "dropped": 0.1,
+        "error": None,
+        "finite": True,
+        "seconds": 1e-4,
+    }
+    return AttentionTruth.model_validate(given | changes)
+
+
+def attention(*cases: AttentionTruth, **changes: Any) -> Any:
+    given = {"status": "ok", "reason": None, "dtype": "bfloat16", "shape": [1], "cases": cases}
+    (line,) = lines.attention(AttentionTruths.model_validate(given | changes))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({}, "held", None),
+        ({"dropped": 0.125}, "not_held", "dropped 0.1250 of the weights where 0.1 was asked for"),
+        ({"error": 0.3, "dropout": 0.0, "dropped": None}, "not_held", "an error of 0.3"),
+        ({"finite": False}, "not_held", "numbers that are not finite"),
+    ],
+)
+def test_kernels_of_attention(changes: dict[str, Any], outcome: str, reason: str | None) -> None:
+    line = attention(truth(**changes))
+    assert (line.outcome, line.reason) == (outcome, reason)
+    assert "flash_fwd_kernel" in line.found
+
+
+def test_a_kernel_that_is_not_there_is_unsupported_and_one_that_breaks_has_failed() -> None:
+    nothing = {"dropped": None, "finite": None, "seconds": None, "kernels": []}
+    missing = truth(status="unsupported", reason="no kernel", **nothing)
+    assert attention(missing).outcome == "unsupported"
+    assert attention(truth(), missing).outcome == "held"
+    assert attention(truth(), truth(status="failed", reason="x", **nothing)).outcome == "failed"
+    line = attention(status="unsupported", reason="no device")
+    assert (line.outcome, line.reason) == ("unsupported", "no device")
+
+
+def pair(variant: str, speed: float, steps: int = 20, seconds: float = 1.0) -> PairedRun:
+    """``variant`` takes ``speed`` times as many tokens in a second as the reference."""
+
+    def window(side: str, tokens: float) -> TurnWindow:
+        return TurnWindow(
+            side=side,
+            began=0.0,
+            seconds=seconds,
+            steps=steps,
+            tokens=round(tokens * seconds),
+            padded_tokens=round(tokens * seconds),
+            input_wait_seconds=0.0,
+        )
+
+    rounds = [
+        Round(windows=[window("single", 1e6), window(variant, speed * 1e6)]) for _ in range(5)
+    ]
+    state = MachineState(
+        probes=[], cpu_megahertz=None, cpu_celsius=None, load_average=None, gpus=[]
+    )
+    session = Session(
+        number=1,
+        started=datetime.now(UTC).isoformat(),
+        seconds=1.0,
+        sides=[],
+        rounds=rounds,
+        before=state,
+        after=state,
+        foreign_cpu_seconds=None,
+        rounds_seconds=1.0,
+    )
+    return PairedRun(
+        reference="single",
+        variant=variant,
+        status="ok",
+        reason=None,
+        traceback=None,
+        ended_by=None,
+        sessions=[session],
+        stopped="sessions",
+        seconds=1.0,
+        provenance={},
+    )
+
+
+def line_of(pairs: dict[str, PairedRun], variant: str) -> Any:
+    (asked,) = (asked for asked in lines.COMPARISONS if asked[0] == variant)
+    return lines.comparison(pairs, *asked)
+
+
+def test_comparisons_go_through_the_reference() -> None:
+    pairs = {"log_every_1": pair("log_every_1", 0.5), "log_every_100": pair("log_every_100", 2)}
+    line = line_of(pairs, "log_every_1")
+    assert (line.outcome, line.found) == ("held", "0.250 times as fast")
+    pairs["log_every_1"] = pair("log_every_1", 3)
+    assert line_of(pairs, "log_every_1").outcome == "not_held"
+    assert line_of({"amp_bf16": pair("amp_bf16", 2)}, "amp_bf16").outcome == "held"
+    assert line_of({"amp_bf16": pair("amp_bf16", 0.9)}, "amp_bf16").outcome == "not_held"
+
+
+def test_a_side_that_was_not_timed_is_named() -> None:
+    line = line_of({}, "amp_bf16")
+    assert (line.outcome, line.reason) == ("failed", "amp_bf16 was not timed")
+    missing = pair("amp_bf16", 1).model_copy(
+        update={"status": "unsupported", "reason": "no device", "sessions": []}
+    )
+    line = line_of({"amp_bf16": missing}, "amp_bf16")
+    assert (line.outcome, line.reason) == ("unsupported", "no device")
+    line = lines.windows({"amp_bf16": missing})
+    assert (line.outcome, line.reason) == ("unsupported", "no device")
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "outcome"),
+    [(20, 1.0, "held"), (1, 1.0, "not_held"), (50, 0.02, "not_held")],
+)
+def test_short_windows_do_not_hold(steps: int, seconds: float, outcome: str) -> None:
+    assert lines.windows({"a": pair("a", 1, steps, seconds)}).outcome == outcome
+
+
+def memory_of(predicted: float, allocated: float | None, nvml: float | None = None) -> Any:
+    parts = Parts.model_validate(dict.fromkeys(Parts.model_fields, 0))
+    rank = PredictedRank(
+        rank=0,
+        batch=BatchShape(rows=1, source_tokens=1, target_tokens=1),
+        at_peak=parts,
+        anatomy=parts,
+        training_bytes=round(predicted * GIB),
+        validation_bytes=0,
+    )
+    prediction = Prediction(
+        variant="single",
+        status="ok",
+        reason=None,
+        device="cuda",
+        parameters=1,
+        ranks=[rank],
+        context_bytes=GIB // 2,
+        capacity_bytes=None,
+        notes=[],
+        seconds=0.0,
+    )
+    ran = allocated is not None
+    counts = {
+        "allocated_bytes": ran and round(allocated * GIB),
+        "reserved_bytes": ran and round((allocated + 1) * GIB),
+        "nvml_bytes": None if nvml is None else round(nvml * GIB),
+    }
+    memory = {"rank": 0, "device": "cuda:0", "rss_bytes": 1} | counts
+    run = Repeat.model_validate(
+        {
+            "variant": "single",
+            "repeat": 1,
+            "status": "ok" if ran else "unsupported",
+            "reason": None if ran else "no device",
+            "traceback": None,
+            "topology": None,
+            "parameters": 1,
+            "steps": 1,
+            "resumed_at": [],
+            "startup_seconds": None,
+            "warmup_seconds": None,
+            "total_seconds": 1.0,
+            "windows": [],
+            "validations": [],
+            "memory": [memory] if ran else [],
+            "communication": None,
+            "provenance": provenance(),
+        }
+    )
+    return against_nvml("single", prediction, run)
+
+
+def test_memory_is_held_against_what_was_handed_out() -> None:
+    assert memory_of(10, 10.5, 12.1).outcome == "held"
+    assert memory_of(10, 14, 16).outcome == "not_held"
+    line = memory_of(10, 10.5, 5)
+    assert (line.outcome, line.reason) == ("not_held", "NVML counts less than torch has reserved")
+    line = memory_of(10, None)
+    assert (line.outcome, line.reason) == ("unsupported", "no device")
+
+
+def test_the_largest_batch() -> None:
+    found = LargestBatchResult.model_validate(
+        {
+            "variant": "amp_bf16",
+            "status": "ok",
+            "reason": None,
+            "limit_kind": "torch_allocator",
+            "limit_bytes": 1,
+            "margin": 0.05,
+            "source_tokens": 1,
+            "target_tokens": 1,
+            "largest_pairs": 100,
+            "step_pairs": 5,
+            "confirmed": True,
+            "trials": [],
+            "provenance": provenance(),
+        }
+    )
+    assert largest_batch(found).outcome == "held"
+    assert largest_batch(found.model_copy(update={"confirmed": False})).outcome == "not_held"
+    for status, outcome in (("unsupported", "unsupported"), ("failed", "failed")):
+        other = found.model_copy(update={"status": status, "reason": "because"})
+        assert (largest_batch(other).outcome, largest_batch(other).reason) == (outcome, "because")
+
+
+@pytest.mark.parametrize(
+    ("status", "holds", "outcome"),
+    [
+        ("ok", True, "held"),
+        ("ok", False, "not_held"),
+        ("unsupported", None, "unsupported"),
+        ("failed", None, "failed"),
+        ("oom", None, "failed"),
+    ],
+)
+def test_what_is_beside_the_device(status: Any, holds: bool | None, outcome: str) -> None:
+    fact = DeviceFact(
+        name="NCCL, one rank", expected="It adds.", status=status, holds=holds, found="1",
+        reason=None if status == "ok" else "because",
+    )  # fmt: skip
+    (line,) = lines.device(DeviceFacts(facts=[fact], versions={}))
+    assert (line.outcome, line.reason) == (outcome, fact.reason)
+    assert line.files == ["results/gpu_check/device.json"]
+
+
+def test_the_ends_of_all_logs_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "logs/run").mkdir(parents=True)
+    (tmp_path / "logs/run/single.log").write_text("x" * 5000 + "RuntimeError: at the end\n")
+    (tmp_path / "logs/empty.log").write_text("\n")
+    (end,) = lines.ends_of_logs(tmp_path)
+    assert end.file == "results/logs/run/single.log"
+    assert end.text.endswith("RuntimeError: at the end")
+    assert len(end.text) == surroundings.LOG_CHARACTERS
+
+
+def test_the_page_has_all_that_is_needed_to_mend_it_from_afar() -> None:
+    tests = gpu_tests(1, GpuTest(name="a.b", text="assert 1 == 2"))
+    truths = AttentionTruths(status="ok", reason=None, dtype="bfloat16", shape=[1], cases=[truth()])
+    fact = DeviceFact(name="NCCL", expected="", status="ok", holds=True, found="adds", reason=None)
+    device = DeviceFacts(facts=[fact], versions={"package nvidia-cudnn": "9.1", "torch build": "b"})
+    check = GpuCheck(
+        checks=[lines.tests(tests), *lines.attention(truths), *lines.device(device)],
+        hardware=provenance().hardware,
+        packages={"torch": "2.11"},
+        commit="abc",
+        logs=[LogEnd(file="results/logs/x.log", text="<end>")],
+    )
+    page = render(check, tests, truths, device)
+    for words in (
+        "assert 1 == 2", "flash_fwd_kernel", "adds", "nvidia-cudnn", "9.1", "2.11", "abc",
+        "results/logs/x.log", "&lt;end&gt;",
+    ):  # fmt: skip
+        assert words in page, words

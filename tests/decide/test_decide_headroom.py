@@ -1,0 +1,85 @@
+"""Where the limit is, with times, rates and profiles that can be worked out by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pair_builders import session, side
+from small_training import small_spec
+
+from schemas.results import Bandwidth, OperatorClass
+from transformer_core.decide.headroom import headroom, step_seconds, topology_of
+
+
+def use(name: str, time: int, flops: int | None, size: int | None) -> OperatorClass:
+    return OperatorClass(
+        operator_class=name, count=1, time_ns=time, share=None, flops=flops, bytes=size,
+        counted_ns=time, intensity=None,
+    )  # fmt: skip
+
+
+def profile(*uses: OperatorClass, idle: float | None = 0.0) -> Any:
+    """Of two steps on one device."""
+    summary = SimpleNamespace(operators=list(uses), idle=idle)
+    return SimpleNamespace(summary=summary, devices=[SimpleNamespace(steps=[0, 1])])
+
+
+def roofline(threads: int = 1) -> Any:
+    rate = SimpleNamespace(format="fp32", threads=threads, flops_per_second=1e9, reason=None)
+    memory = [
+        Bandwidth(operation=name, threads=threads, bytes_per_second=speed, array_bytes=1)
+        for name, speed in (("copy", 0.5e9), ("triad", 1e9))
+    ]
+    return SimpleNamespace(
+        status="ok", reason=None, kind="cpu", matrix=[rate], memory=memory, vendor=None
+    )
+
+
+def test_every_class_is_held_against_the_longer_of_its_two_limits() -> None:
+    topology = side("baseline").topology
+    assert topology is not None
+    found = headroom(
+        "single",
+        small_spec(),
+        topology,
+        0.2,
+        profile(
+            use("element_wise", 2_000, 10_000_000, 60_000_000),
+            use("contraction", 6_000, 160_000_000, 40_000_000),
+            use("other", 2_000, None, None),
+            idle=0.25,
+        ),
+        roofline(),
+    )
+    assert found is not None
+    assert [part.name for part in found.parts] == ["contraction", "element_wise", "other"]
+    products, element_wise, other = found.parts
+    # Three quarters of 0.2 s are shared as 6 : 2 : 2; the limits are of one of two steps.
+    assert products.seconds == pytest.approx(0.09)
+    assert (products.products, products.traffic) == (0.08, 0.02)
+    assert products.left == pytest.approx(0.01)
+    assert element_wise.least == 0.03
+    assert element_wise.left == pytest.approx(0.0)
+    assert (other.least, other.left) == (None, None)
+    assert found.idle == pytest.approx(0.05)
+    assert found.products == pytest.approx(0.085)
+    assert sum(part.seconds for part in found.parts) + found.idle == pytest.approx(0.2)
+
+
+def test_without_a_measured_rate_or_events_there_are_no_limits() -> None:
+    topology, one = side("baseline").topology, use("contraction", 1, 1, 1)
+    assert topology is not None
+    assert headroom("x", small_spec(), topology, 1.0, profile(one), roofline(7)) is None
+    assert headroom("x", small_spec(), topology, 1.0, profile(), roofline()) is None
+
+
+def test_the_time_of_a_step_is_that_of_its_turns() -> None:
+    sessions = [session(2.0, reference="baseline", variant="best", base=1000.0)]
+    windows = [w for turn in sessions[0].rounds for w in turn.windows if w.side == "best"]
+    inside = [w.seconds / 2 for w in windows]
+    middle = step_seconds(sessions, "best")
+    assert middle is not None
+    assert min(inside) < middle < max(inside)
+    assert step_seconds(sessions, "nobody") is None
+    assert topology_of(sessions, "best") == sessions[0].sides[1].topology
+    assert topology_of([], "best") is None

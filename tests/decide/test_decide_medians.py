@@ -1,0 +1,82 @@
+"""Medians and their intervals."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from transformer_core.decide.statistics.medians import CONFIDENCE, median_interval
+
+rates = st.floats(1.0, 1e6)
+groups = st.lists(st.lists(rates, max_size=8), min_size=1, max_size=4).filter(any)
+
+
+def sample(seed: int, size: int, center: float = 100.0) -> list[float]:
+    return list(np.random.default_rng(seed).normal(center, 3.0, size))
+
+
+def test_one_repeat_agrees_with_scipy() -> None:
+    values = sample(1, 40)
+    ours = median_interval([values])
+    theirs = stats.bootstrap(
+        (values,),
+        np.median,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        n_resamples=10_000,
+        rng=np.random.default_rng(5),
+    ).confidence_interval
+    assert ours.median == np.median(values)
+    assert ours.samples == 40
+    assert ours.low == pytest.approx(theirs.low, abs=0.2)
+    assert ours.high == pytest.approx(theirs.high, abs=0.2)
+
+
+def test_interval_covers_repeats_that_differ() -> None:
+    apart = [sample(1, 20, 100.0), sample(2, 20, 130.0)]
+    interval = median_interval(apart)
+    assert interval.low < np.median(apart[0]) + 2
+    assert interval.high > np.median(apart[1]) - 2
+    pooled = median_interval([apart[0] + apart[1]])
+    assert pooled.high - pooled.low < interval.high - interval.low
+
+
+def test_nominal_coverage_for_one_repeat() -> None:
+    covered = [
+        interval.low <= 100.0 <= interval.high
+        for interval in (median_interval([sample(seed, 25)]) for seed in range(200))
+    ]
+    assert 0.90 <= np.mean(covered) <= 0.99
+
+
+def test_repeats_of_different_length_leave_no_trace_of_the_padding() -> None:
+    interval = median_interval([[5.0] * 9, [5.0], [5.0] * 3])
+    assert (interval.low, interval.median, interval.high) == (5.0, 5.0, 5.0)
+
+
+def test_even_counts_take_the_mean_of_the_middle_two() -> None:
+    interval = median_interval([[1.0, 2.0, 3.0, 10.0]])
+    assert interval.median == 2.5
+    assert (interval.low, interval.high) == (1.0, 10.0)
+
+
+@pytest.mark.parametrize("values", [[4.0], [4.0, 6.0]])
+def test_few_samples_give_their_range(values: list[float]) -> None:
+    interval = median_interval([values, []])
+    assert (interval.low, interval.high) == (min(values), max(values))
+    assert interval.samples == len(values)
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups)
+def test_median_lies_in_the_interval_and_in_the_samples(samples: list[list[float]]) -> None:
+    interval = median_interval(samples)
+    values = [value for group in samples for value in group]
+    assert min(values) <= interval.low <= interval.median <= interval.high <= max(values)
+    assert interval == median_interval(samples)
+
+
+def test_no_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        median_interval([[], []])

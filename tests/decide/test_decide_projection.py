@@ -1,0 +1,259 @@
+"""Projections: curves, the best bucket size, and the check against runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from analysis_builders import repeat, result, topology, window
+from projection_builders import LAYERS, compute, compute_times
+
+from schemas.config.link import LinkModel
+from schemas.config.projection import Projecting
+from schemas.config.run_spec import RunSpec
+from schemas.results import CollectiveRun, ComputeRecord, MeasuredLink, ProjectionCheck
+from transformer_core.decide.scaling.project import main, project
+from transformer_core.decide.scaling.projected_curves import (
+    CURVE_BUCKETS_MB,
+    best_buckets,
+    curves,
+)
+from transformer_core.decide.scaling.projection_checks import checks
+from transformer_core.decide.scaling.step_model import MIB, step_seconds
+from transformer_core.measure.limits.collectives.table import write_table
+from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE, all_reduce_seconds
+
+SLOW = LinkModel(bandwidth=8 * MIB)
+"""On which an all-reduce of a MiB between two devices takes a second."""
+
+MEASURED = MeasuredLink(
+    bandwidth=SLOW.bandwidth, latency=0.0, world_size=2, sizes=5, worst_residual=0.1
+)
+
+
+def spec(variant: str = "ddp", **sections: Any) -> RunSpec:
+    data = {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}} | sections
+    return RunSpec.model_validate({"variant": variant} | data)
+
+
+def check_of(found: RunSpec, link: MeasuredLink | None = MEASURED, **times: Any) -> ProjectionCheck:
+    """The check of one run, whose steps took 0.2 s: 10 in 2 s."""
+    measured = compute_times(found.training.accumulation.micro_batches, found.variant, **times)
+    results = {found.variant: result(found.variant, [100.0, 100.0])}
+    (check,) = checks({found.variant: found}, results, [measured], link)
+    return check
+
+
+def test_curves_are_of_all_strategies_bucket_sizes_and_links() -> None:
+    links = {"slow": SLOW, "fast": LinkModel(bandwidth=1e12)}
+    found = list(curves([compute_times(), compute_times(4)], links, 1024))
+    keys = [(curve.strategy, curve.link, curve.bucket_mb) for curve in found]
+    assert len(set(keys)) == len(keys) == 2 * (4 * len(CURVE_BUCKETS_MB) + 2)
+    for curve in found:
+        assert [point.devices for point in curve.points] == [2**n for n in range(11)]
+        assert curve.points[0].efficiency == 1.0
+        assert curve.points[0].exposed_seconds == 0.0
+        for point in curve.points:
+            alone = point.step_seconds - point.exposed_seconds
+            assert point.efficiency == pytest.approx(alone / point.step_seconds)
+
+
+def test_accumulation_is_projected_from_the_work_with_micro_batches() -> None:
+    found = list(curves([compute_times()], {"slow": SLOW}, 8))
+    assert not [curve for curve in found if curve.strategy.startswith("accumulation")]
+    found = list(curves([compute_times(4)], {"slow": SLOW}, 8))
+    assert {curve.strategy for curve in found} == {"accumulation_sync", "accumulation_no_sync"}
+
+
+def test_the_knee_is_where_communication_is_more_than_half() -> None:
+    by_key = {
+        (curve.strategy, curve.bucket_mb): curve
+        for curve in curves([compute_times()], {"slow": SLOW}, 64)
+    }
+    ddp = by_key["ddp", 25]
+    # 3.5 s alone; a ring of 2 takes 4 s for 4 MiB, which one large bucket exposes.
+    assert ddp.knee == 2
+    assert ddp.points[1].exposed_seconds == pytest.approx(LAYERS)
+    fast = next(curves([compute_times()], {"fast": LinkModel(bandwidth=1e12)}, 64))
+    assert fast.knee is None
+
+
+def test_the_best_bucket_is_the_smallest_of_those_that_are_equally_good() -> None:
+    (best,) = best_buckets(compute(), {"slow": SLOW}, 2)
+    # Up to a layer, all are full when a layer is done.
+    assert best.bucket_mb == 0.25
+    assert best.step_seconds == pytest.approx(step_seconds("ddp", compute(), SLOW, 2, 0.25))
+    assert best.default_step_seconds == pytest.approx(step_seconds("ddp", compute(), SLOW, 2, 25))
+    assert best.step_seconds < best.default_step_seconds
+    assert min(tried.step_seconds for tried in best.tried) == best.step_seconds
+    # A latency of a second makes one large message the best.
+    (late,) = best_buckets(compute(), {"late": LinkModel(bandwidth=SLOW.bandwidth, latency=1.0)}, 2)
+    assert late.bucket_mb == 5
+
+
+def test_a_run_is_checked_with_the_measured_link() -> None:
+    check = check_of(spec())
+    assert check.predicted_seconds == pytest.approx(step_seconds("ddp", compute(), SLOW, 2))
+    assert check.measured_seconds == pytest.approx(0.2)
+    assert check.error == pytest.approx(check.predicted_seconds / 0.2 - 1)
+    assert (check.link, check.devices, check.note) == ("measured", 2, "")
+
+
+def test_a_limited_link_delivers_its_bandwidth_without_headers() -> None:
+    machine = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
+    check = check_of(spec(machine=machine))
+    link = LinkModel(bandwidth=1e6 * PAYLOAD_SHARE)
+    assert check.predicted_seconds == pytest.approx(step_seconds("ddp", compute(), link, 2))
+    assert check.link == "limited"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "strategy", "manner"),
+    [
+        ({"kind": "ddp", "bucket_mb": 1}, "ddp", {"bucket_mb": 1}),
+        ({"kind": "ddp", "bucket_mb": 1, "overlap": False}, "ddp_no_overlap", {}),
+        ({"kind": "ddp", "hook": {"kind": "ring"}}, "ddp", {}),
+        ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}, "ddp", {"payload": 0.5}),
+        ({"kind": "central"}, "central", {}),
+        ({"kind": "central", "local_loss": True}, "central", {"local_loss": True}),
+        ({"kind": "fsdp"}, "fsdp", {}),
+        ({"kind": "fsdp", "reshard_after_forward": False}, "fsdp", {"reshard": False}),
+    ],
+)
+def test_strategies_of_runs(parallel: Any, strategy: Any, manner: Any) -> None:
+    seconds = step_seconds(strategy, compute(), SLOW, 2, **manner)
+    check = check_of(spec(parallel=parallel), topology=None)
+    assert check.predicted_seconds == pytest.approx(seconds)
+
+
+def test_fsdp_over_gloo_is_predicted_as_gloo_does_it() -> None:
+    check = check_of(spec(parallel={"kind": "fsdp"}), topology=topology(2))
+    seconds = step_seconds("fsdp", compute(), SLOW, 2, backend="gloo")
+    assert check.predicted_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("synchronise", ["every", "last"])
+def test_accumulation_of_runs(synchronise: str, overlap: bool) -> None:
+    training = {"accumulation": {"micro_batches": 4, "synchronise": synchronise}}
+    parallel = {"kind": "ddp", "overlap": overlap, "bucket_mb": 1}
+    strategy: Any = {"every": "accumulation_sync", "last": "accumulation_no_sync"}[synchronise]
+    seconds = step_seconds(strategy, compute(4), SLOW, 2, 1, overlap=overlap)
+    check = check_of(spec(training=training, parallel=parallel))
+    assert check.predicted_seconds == pytest.approx(seconds)
+
+
+def test_more_devices_that_are_emulated_are_predicted_too() -> None:
+    hook = {"kind": "emulated_link", "bandwidth": "1Mbit/s", "devices": 8}
+    check = check_of(spec(parallel={"kind": "ddp", "hook": hook}), link=None)
+    seconds = step_seconds("ddp", compute(), LinkModel(bandwidth=1e6), 8)
+    assert check.predicted_seconds == pytest.approx(seconds)
+    assert check.link == "emulated"
+
+
+@pytest.mark.parametrize(
+    ("sections", "link", "times", "note"),
+    [
+        ({}, None, {}, "was not measured"),
+        ({}, MEASURED, {"status": "failed"}, "work on one device was not measured"),
+        ({"parallel": {"kind": "fsdp", "bf16": True}}, MEASURED, {}, "32 bits"),
+        (
+            {"parallel": {"kind": "ddp", "hook": {"kind": "powersgd"}}},
+            MEASURED,
+            {},
+            "PowerSGD",
+        ),
+        ({"machine": {"nodes": 2}}, MEASURED, {}, "was not measured"),
+    ],
+)
+def test_a_run_without_a_model_says_why(sections: Any, link: Any, times: Any, note: str) -> None:
+    check = check_of(spec(**sections), link, **times)
+    assert note in check.note
+    assert (check.predicted_seconds, check.error) == (None, None)
+    assert check.measured_seconds == pytest.approx(0.2)
+
+
+def test_runs_that_did_not_run_and_single_ones_are_not_checked() -> None:
+    ended = result("ddp", [100.0]).model_copy(update={"status": "oom"})
+    assert not list(checks({"ddp": spec()}, {"ddp": ended}, [compute_times()], MEASURED))
+    alone = spec(parallel={"kind": "single"})
+    assert not list(checks({"ddp": alone}, {"ddp": result("ddp", [100.0])}, [], MEASURED))
+
+
+def test_errors_are_summarised_without_their_sign() -> None:
+    specs = {"ddp": spec(), "late": spec("late", parallel={"kind": "ddp", "overlap": False})}
+    slow = repeat(1, [], "late", windows=[window(100.0).model_copy(update={"seconds": 1000.0})])
+    results = {"ddp": result("ddp", [100.0]), "late": result("late", [100.0])}
+    results["late"] = results["late"].model_copy(update={"repeats": [slow]})
+    record = ComputeRecord(times=[compute_times()])
+    projection = project(record, specs, results, MEASURED, Projecting())
+    errors = [check.error for check in projection.checks]
+    assert errors[0] > 0 > errors[1]  # type: ignore[operator]
+    assert projection.worst_error == pytest.approx(max(abs(e) for e in errors if e is not None))
+    assert projection.reason is None
+    assert projection.curves[0].link == "measured"
+
+
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [
+        ([], "no variant of the study runs on several devices"),
+        ([compute_times(status="oom", reason="too large")], "oom, too large"),
+    ],
+)
+def test_without_a_measured_device_there_is_the_reason(times: Any, reason: str) -> None:
+    projection = project(
+        ComputeRecord(times=times),
+        {"ddp": spec()},
+        {"ddp": result("ddp", [100.0])},
+        None,
+        Projecting(),
+    )
+    assert reason in str(projection.reason)
+    assert (projection.curves, projection.buckets, projection.compute) == ([], [], None)
+
+
+def write_all(folder: Path) -> list[str]:
+    (folder / "spec.json").write_text(spec().canonical_json())
+    (folder / "metrics.json").write_text(result("ddp", [100.0]).model_dump_json())
+    (folder / "compute.json").write_text(ComputeRecord(times=[compute_times()]).model_dump_json())
+    run = CollectiveRun(
+        status="ok",
+        reason=None,
+        backend="gloo",
+        world_size=2,
+        nodes=1,
+        device="cpu",
+        command="",
+    )
+    rows = [
+        (name, size, 10, all_reduce_seconds(SLOW, size, 2) * factor, 1.0, 1.0, 0.0)
+        for name, factor in (("all_reduce", 1), ("broadcast", 7))
+        for size in (2**10, 2**20, 2**24)
+    ]
+    write_table(folder / "collectives.parquet", rows, run)
+    return [
+        f"--compute={folder / 'compute.json'}",
+        *("--specs", str(folder / "spec.json"), "--results", str(folder / "metrics.json")),
+        f"--collectives={folder / 'collectives.parquet'}",
+        f"--settings={json.dumps({'devices': 16, 'links': {}})}",
+        f"--output={folder / 'projection.json'}",
+    ]
+
+
+def test_the_job_fits_the_link_to_all_reduces_only(tmp_path: Path) -> None:
+    assert main(write_all(tmp_path)) == 0
+    written = json.loads((tmp_path / "projection.json").read_text())
+    assert written["measured_link"]["bandwidth"] == pytest.approx(SLOW.bandwidth)
+    assert {curve["link"] for curve in written["curves"]} == {"measured"}
+    assert {len(curve["points"]) for curve in written["curves"]} == {5}
+    assert written["checks"][0]["variant"] == "ddp"
+
+
+def test_results_that_are_missing_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = write_all(tmp_path)
+    (tmp_path / "metrics.json").write_text(result("other", [100.0]).model_dump_json())
+    assert main(options) == 1
+    assert "results/runs/ddp/metrics.json" in capsys.readouterr().err

@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pair_builders import provenance, session, side, window
+
+from schemas.config.measurement import Comparing
+from schemas.results import Round
+from schemas.results.self_test import SelfTestReport, SelfTestRun
+from transformer_core.decide.comparisons import self_test_report
+
+PLANTED = {"equal": 0.0, "slowed_30": 0.03, "slowed_50": 0.05, "slowed_100": 0.10}
+
+
+def run(
+    noise: float, comparisons: int = 40, between: float = 0.0, found: float = 1.0
+) -> SelfTestRun:
+    """Sessions whose windows scatter by ``noise``, and whose sides by ``between``.
+
+    The machine shows the share ``found`` of what is planted.
+    """
+    random = np.random.default_rng(3)
+    sessions = []
+    for number in range(1, 2 * comparisons + 1):
+        own = {name: np.exp(between * random.normal()) for name in PLANTED}
+        rounds = []
+        for _ in range(8):
+            drift = np.exp(0.2 * random.normal())
+            rates = {"reference": drift * np.exp(noise * random.normal())}
+            for name, share in PLANTED.items():
+                slow = 1 + found * share
+                rates[name] = drift * own[name] / slow * np.exp(noise * random.normal())
+            rounds.append(Round(windows=[window(name, float(r)) for name, r in rates.items()]))
+        sides = [side("reference"), *(side(n, planted=share) for n, share in PLANTED.items())]
+        sessions.append(session(1.0, number, sides=sides, rounds=rounds))
+    return SelfTestRun(
+        reference="reference",
+        sessions_each=2,
+        comparing=Comparing(),
+        sessions=sessions,
+        seconds=900.0,
+        provenance=provenance(),
+    )
+
+
+def by_share(report: SelfTestReport) -> dict[float, self_test_report.SelfTestKind]:
+    return {kind.planted: kind for kind in report.kinds}
+
+
+def test_a_quiet_machine_passes() -> None:
+    report = self_test_report.report(run(noise=0.01), together=13, margin=0.02)
+    kinds = by_share(report)
+    assert report.holds, report.reason
+    assert list(kinds) == [0.0, 0.03, 0.05, 0.1]
+    assert [kind.called_different.total for kind in report.kinds] == [40] * 4
+    assert kinds[0.0].called_different.count == 0
+    assert kinds[0.05].verdicts == {"SLOWER": 40}
+    assert kinds[0.1].called_different.low > 0.9
+    assert kinds[0.1].ratio == pytest.approx(1 / 1.1, abs=0.01)
+    assert kinds[0.03].required == ""
+    assert all(kind.wrong == 0 and kind.covered.count >= 38 for kind in report.kinds)
+    assert report.comparisons_together == 12
+    assert report.error_within == pytest.approx(0.01 * np.sqrt(2 / 8), rel=0.5)
+
+
+def test_a_noisy_machine_is_undecided_and_not_wrong() -> None:
+    report = self_test_report.report(run(noise=0.3), together=13, margin=0.02)
+    kinds = by_share(report)
+    assert not report.holds
+    assert "at least 90% of 5% called SLOWER" in report.reason
+    assert kinds[0.05].verdicts["UNDECIDED"] > 35
+    assert sum(kind.wrong for kind in report.kinds) <= 2
+
+
+def test_what_differs_between_processes_is_seen() -> None:
+    report = self_test_report.report(run(noise=0.01, between=0.03), together=13, margin=0.02)
+    assert report.deviation_between == pytest.approx(0.03, rel=0.3)
+    assert by_share(report)[0.0].called_different.count <= 2
+
+
+def test_a_slow_down_that_is_not_found_fails() -> None:
+    report = self_test_report.report(run(noise=0.005, found=0.0), together=13, margin=0.02)
+    kinds = by_share(report)
+    assert not report.holds
+    assert kinds[0.0].holds
+    # What is planted but not there is called the same: that is wrong beyond the margin.
+    assert kinds[0.1].wrong == kinds[0.1].verdicts["SAME"] > 30
+
+
+def test_false_alarms_fail() -> None:
+    noisy = run(noise=0.001)
+    shifted = [
+        item.model_copy(
+            update={
+                "rounds": [
+                    Round(
+                        windows=[
+                            w.model_copy(update={"seconds": w.seconds * 1.05})
+                            if w.side == "equal"
+                            else w
+                            for w in rnd.windows
+                        ]
+                    )
+                    for rnd in item.rounds
+                ]
+            }
+        )
+        for item in noisy.sessions
+    ]
+    report = self_test_report.report(noisy.model_copy(update={"sessions": shifted}), 13, 0.02)
+    equal = by_share(report)[0.0]
+    assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 40, 40)
+    assert "at most 5% of equal sides" in report.reason
+
+
+@pytest.mark.parametrize(("groups", "size"), [(40, 3), (40, 4), (2, 4), (7, 3), (1, 1)])
+def test_every_group_is_in_one_part(groups: int, size: int) -> None:
+    numbered = [{str(number): []} for number in range(groups)]
+    parts = self_test_report._parts(numbered, size)
+    assert [group for part in parts for group in part] == numbered
+    assert all(len(part) >= min(size, groups) for part in parts)
+
+
+def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sessions = tmp_path / "sessions.json"
+    sessions.write_text(run(noise=0.01, comparisons=4).model_dump_json())
+    output = tmp_path / "report.json"
+    command = ["--together", "4", "--margin", "0.02", "--output", str(output)]
+    assert self_test_report.main(["--sessions", str(sessions), *command]) == 0
+    assert SelfTestReport.model_validate(json.loads(output.read_text())).sessions_each == 2
+    assert "planted 10%: ratio 0.9" in capsys.readouterr().out
+    assert self_test_report.main(["--sessions", str(tmp_path / "none.json"), *command]) == 1

@@ -1,0 +1,144 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from transformer_core.decide.statistics.simultaneous import (
+    CONFIDENCE,
+    simultaneous_ratios,
+    variance_between_sessions,
+)
+from transformer_core.measure.turns.session_ratio import TRIM, LogRatio
+
+
+def test_no_session_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one session"):
+        simultaneous_ratios([[]])
+
+
+def study(
+    random: np.random.Generator,
+    noise: Sequence[float],
+    between: float,
+    sessions: int = 2,
+    pairs: int = 8,
+    truth: float = 0.0,
+) -> list[list[LogRatio]]:
+    """A comparison for each of ``noise``, the standard deviation of its rounds; heavy tails.
+
+    ``between`` is the standard deviation of the sessions, ``truth`` the logarithm of the ratio.
+    """
+    shape = (len(noise), sessions)
+    values_csp = truth + between * random.normal(size=(*shape, 1))
+    rounds_csp = random.standard_t(4, size=(*shape, pairs)) / np.sqrt(2)
+    values_csp = np.sort(values_csp + np.array(noise)[:, None, None] * rounds_csp)
+    # As session_ratio has it for one session, for all at once.
+    cut = int(TRIM * pairs)
+    lowest, highest = values_csp[..., cut, None], values_csp[..., pairs - cut - 1, None]
+    centers_cs = values_csp[..., cut : pairs - cut].mean(axis=2)
+    spreads_cs = np.clip(values_csp, lowest, highest).std(axis=2, ddof=1)
+    errors_cs = spreads_cs / ((1 - 2 * cut / pairs) * np.sqrt(pairs))
+    return [
+        [
+            LogRatio(float(c), float(e), pairs - 2 * cut - 1, pairs)
+            for c, e in zip(*comparison, strict=True)
+        ]
+        for comparison in zip(centers_cs, errors_cs, strict=True)
+    ]
+
+
+ALIKE = [0.03] * 13
+UNLIKE = [0.03] * 7 + [0.06] * 6
+
+
+@pytest.mark.parametrize(
+    ("noise", "between", "sessions", "pairs"),
+    [
+        (ALIKE, 0.0, 2, 6),
+        (ALIKE, 0.01, 2, 8),
+        (ALIKE, 0.03, 2, 8),
+        (UNLIKE, 0.01, 2, 6),
+        (UNLIKE, 0.01, 4, 12),
+        ([0.03] * 12 + [0.12], 0.01, 2, 8),
+        ([0.03] * 3, 0.01, 3, 8),
+        ([0.03], 0.02, 4, 8),
+    ],
+)
+def test_all_intervals_of_a_study_hold_at_once(
+    noise: list[float], between: float, sessions: int, pairs: int
+) -> None:
+    """At least 95 % of studies may have no interval that misses; 99 % sure with 300 studies."""
+    random = np.random.default_rng(5)
+    studies = 300
+    failed = 0
+    for _ in range(studies):
+        intervals = simultaneous_ratios(study(random, noise, between, sessions, pairs))
+        failed += any(interval.low > 1 or interval.high < 1 for interval in intervals)
+    assert failed <= stats.binom.ppf(0.99, studies, 1 - CONFIDENCE)
+
+
+def test_a_real_difference_is_found() -> None:
+    random = np.random.default_rng(6)
+    found = [
+        interval.high < 1
+        for _ in range(40)
+        for interval in simultaneous_ratios(study(random, ALIKE, 0.003, truth=np.log(1 / 1.06)))
+    ]
+    assert np.mean(found) > 0.95
+
+
+def test_errors_are_moderated_the_more_the_more_alike_they_are() -> None:
+    random = np.random.default_rng(8)
+
+    def spread_of_widths(noise: Sequence[float]) -> float:
+        """Standard deviation of the logarithm of the widths of equally noisy comparisons."""
+        intervals = simultaneous_ratios(study(random, noise, 0.0, pairs=6))
+        widths = [np.log(interval.high / interval.low) for interval in intervals[:13]]
+        return float(np.std(np.log(widths)))
+
+    alike = np.mean([spread_of_widths(ALIKE) for _ in range(20)])
+    among_others = np.mean([spread_of_widths(ALIKE + [0.3] * 13) for _ in range(20)])
+    # Six windows alone would scatter by more than a third.
+    assert 1.3 * alike < among_others < 0.3
+
+
+def test_variance_between_sessions_is_estimated_from_all_comparisons() -> None:
+    random = np.random.default_rng(7)
+    many = study(random, [0.01] * 400, 0.02)
+    assert variance_between_sessions(many) == pytest.approx(0.02**2, rel=0.2)
+    none = study(random, [0.01] * 400, 0.0)
+    assert variance_between_sessions(none) < 0.002**2
+    assert variance_between_sessions([[LogRatio(0.1, 0.01, 5, 8)]]) == 0.0
+
+
+def test_without_an_error_the_spread_of_sessions_decides() -> None:
+    def exact(*values: float) -> list[LogRatio]:
+        return [LogRatio(value, 0.0, 0, 1) for value in values]
+
+    still, moved = simultaneous_ratios([exact(0.1, 0.1), exact(0.0, 0.02)])
+    # Both have the same variance, that of all sessions.
+    assert still.high / still.low == pytest.approx(moved.high / moved.low)
+    (alone,) = simultaneous_ratios([exact(0.1, 0.1, 0.1)])
+    assert alone.low == pytest.approx(alone.high, rel=1e-12)
+
+
+def test_without_an_error_rounding_does_not_matter() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        pairs = random.normal(0.0, 0.01, (7, 2))
+        sessions = [[LogRatio(float(x), 0.0, 0, 1) for x in pair] for pair in pairs]
+        expected = sum(float(np.var(pair, ddof=1)) for pair in pairs) / len(pairs)
+        assert variance_between_sessions(sessions) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_level_is_corrected_for_the_number_of_comparisons() -> None:
+    def width(count: int) -> float:
+        # As many sessions in all, so that only the level differs.
+        sessions = [LogRatio(value, 0.01, 10_000, 8) for value in (0.0, 0.0)]
+        spare = [LogRatio(0.0, 0.01, 10_000, 8) for _ in range(2 + 1000 - count)]
+        interval = simultaneous_ratios([sessions] * (count - 1) + [spare])[0]
+        return float(np.log(interval.high / interval.low))
+
+    ratio = stats.norm.ppf((1 + 0.95 ** (1 / 20)) / 2) / stats.norm.ppf((1 + 0.95**0.5) / 2)
+    assert width(20) / width(2) == pytest.approx(ratio, rel=0.01)

@@ -1,0 +1,141 @@
+"""What was timed must be what was certified."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from analysis_builders import SHA, repeat
+from kernels_seen import KERNELS
+
+from schemas.config.equivalence import Tolerance
+from schemas.results import Repeat, SeedTrajectory, Trajectory
+from schemas.results.checks import Checks, TensorDistance
+from schemas.results.equivalence import DropoutMoments
+from schemas.results.kernels import StepKernels
+from transformer_core.certify.certificates.certify import certify
+from transformer_core.certify.certificates.judged_moments import judge_moments
+from transformer_core.certify.certificates.timed_kernels import timed_otherwise
+from transformer_core.certify.certificates.weight_distance import Weights
+
+TENSOR = TensorDistance(
+    tensor="layer.weight", step=1, error=0.0, ratio=1.0, cosine=1.0, size=1.0, rounding=0.0
+)
+CHECKS = Checks(points=[], gradients=[TENSOR], updates=[TENSOR], skipped_steps=0)
+NO_CHECKS = Checks(points=[], gradients=[], updates=[], skipped_steps=0)
+
+
+def timed(**changes: Any) -> Repeat:
+    return repeat(1, [1.0]).model_copy(update={"kernels": KERNELS.model_copy(update=changes)})
+
+
+def certified(kernels: StepKernels | None = KERNELS, as_timed: Checks | None = None) -> Trajectory:
+    seed = SeedTrajectory(
+        seed=1,
+        initial_sha256=SHA,
+        losses=[1.0],
+        grad_norms=[1.0],
+        replica_differences=None,
+        as_timed=as_timed,
+    )
+    return Trajectory(
+        name="run",
+        status="ok",
+        reason=None,
+        traceback=None,
+        topology=None,
+        seeds=[seed],
+        kernels=kernels,
+        provenance=repeat(1, [1.0]).provenance,
+    )
+
+
+def test_the_same_kernels_are_nothing_to_speak_of() -> None:
+    assert timed_otherwise(timed(), certified()) == []
+    assert timed_otherwise(timed(), certified(kernels=None)) == []
+    resumed = repeat(1, [1.0])
+    assert timed_otherwise(resumed, certified()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"operators": ["aten.addmm float32", "aten.bmm float32"]}, "timed only: aten.bmm float32"),
+        ({"threads": 1}, "threads: 1 where timed, 2 where certified"),
+        ({"allocator": "jemalloc"}, "the allocator: jemalloc where timed"),
+        ({"compiled": True}, "compiled layers: True where timed"),
+    ],
+    ids=str,
+)
+def test_other_kernels_are_named(change: dict[str, Any], said: str) -> None:
+    assert any(clause.startswith(said) for clause in timed_otherwise(timed(**change), certified()))
+
+
+def test_a_certificate_of_other_kernels_decides_nothing() -> None:
+    tensors = {"layer.weight": np.ones(2)}
+    weights = Weights(run=tensors, reference=tensors, initial={"layer.weight": np.zeros(2)})
+    run = certified()
+    seed = run.seeds[0].model_copy(update={"checks": CHECKS})
+    run = run.model_copy(update={"seeds": [seed]})
+    tolerance = Tolerance(kind="tolerance")
+    assert certify(tolerance, run, run, weights, timed()).status == "equivalent"
+    other = certify(tolerance, run, run, weights, timed(threads=1))
+    assert other.status == "inconclusive"
+    assert other.timed_otherwise == ["threads: 1 where timed, 2 where certified"]
+    assert "timed otherwise than certified (threads: 1" in other.reason
+    assert other.kernels == KERNELS
+
+
+def test_deterministic_algorithms_are_covered_by_steps_without_them() -> None:
+    strict = certified(KERNELS.model_copy(update={"deterministic": True}))
+    assert timed_otherwise(timed(), strict) == [
+        "deterministic algorithms: False where timed, True where certified"
+    ]
+    covered = certified(KERNELS.model_copy(update={"deterministic": True}), as_timed=NO_CHECKS)
+    assert timed_otherwise(timed(), covered) == []
+
+
+def test_another_version_of_a_package_is_named() -> None:
+    run = timed()
+    other = run.provenance.model_copy(
+        update={"packages": run.provenance.packages | {"torch": "0.1"}}
+    )
+    (said,) = timed_otherwise(run.model_copy(update={"provenance": other}), certified())
+    assert said.startswith("torch 0.1 where timed")
+
+
+LOSSES = [4.0 + 0.1 * (-1) ** i + 0.001 * i for i in range(24)]
+NORMS = [1.0, 1.02, 0.98, 1.01, 0.99, 1.03]
+
+
+def moments(**changes: Any) -> DropoutMoments:
+    right: dict[str, Any] = {"losses": LOSSES, "grad_norms": NORMS, "slope": 1.0}
+    return DropoutMoments(**right | changes)
+
+
+def failing(mine: DropoutMoments, reduced: bool = False) -> list[str]:
+    return [d.quantity for d in judge_moments(mine, moments(), reduced) if not d.holds]
+
+
+@pytest.mark.parametrize(
+    ("change", "quantities"),
+    [
+        ({}, []),
+        ({"losses": [x + 0.02 for x in LOSSES], "slope": 0.997}, []),
+        ({"losses": [x + 0.5 for x in LOSSES]}, ["dropout_loss"]),
+        ({"losses": [4.0 + (x - 4.0) * 9 for x in LOSSES]}, ["dropout_spread"]),
+        ({"losses": [4.0 + i * 1e-9 for i in range(24)]}, ["dropout_spread"]),
+        ({"grad_norms": [1.5 * n for n in NORMS]}, ["dropout_gradient"]),
+        ({"grad_norms": []}, []),
+        ({"losses": LOSSES[:2] * 12}, ["dropout_draws"]),
+        ({"slope": 0.9}, ["dropout_slope"]),
+        ({"slope": None}, []),
+    ],
+    ids=str,
+)
+def test_moments(change: dict[str, Any], quantities: list[str]) -> None:
+    assert failing(moments(**change)) == quantities
+
+
+def test_few_bits_may_bend_the_slope_more() -> None:
+    assert failing(moments(slope=0.95)) == ["dropout_slope"]
+    assert failing(moments(slope=0.95), reduced=True) == []

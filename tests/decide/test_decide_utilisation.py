@@ -1,0 +1,208 @@
+"""Utilisation: the arithmetic of the very steps that were timed, over the right ceiling."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from small_training import VOCABULARY, small_spec, small_store
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError
+from schemas.results import MatrixRate, Roofline, Topology, VendorPeak
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.decide.utilisation import (
+    ceiling,
+    number_format,
+    rates,
+    step_flops,
+)
+from transformer_core.machine.batch_flops import Lengths, training_flops
+
+STEPS = 9
+
+
+def feeds_of(spec: RunSpec, readers: int) -> list[Feed]:
+    """The feeds of all ranks that read batches."""
+    micro_batches = spec.training.accumulation.micro_batches
+    return [
+        Feed(
+            small_store(),
+            spec.batching,
+            seed=spec.training.seed,
+            rank=rank,
+            world_size=readers,
+            micro_batches=micro_batches,
+            device=torch.device("cpu"),
+        )
+        for rank in range(readers)
+    ]
+
+
+def counted(spec: RunSpec, readers: int = 1) -> tuple[pd.DataFrame, list[float], list[float]]:
+    """steps.parquet, and the FLOPs of every step without and with padding, batch by batch."""
+    steps, model, whole = [], [], []
+    streams = [feed.batches() for feed in feeds_of(spec, readers)]
+    for step in range(1, STEPS + 1):
+        batches = [next(stream) for stream in streams]
+        first = batches[0]
+        row = {"step": step, "epoch": first.epoch, "batch": first.index}
+        steps.append(row | {"tokens": first.tokens, "padded_tokens": first.padded_tokens})
+        pairs: list[tuple[int, int]] = []
+        rectangles: list[tuple[int, int]] = []
+        for micro in (micro for batch in batches for micro in batch.micro_batches):
+            lengths = zip(
+                (micro.source != PAD).sum(1).tolist(),
+                (micro.target_output != PAD).sum(1).tolist(),
+                strict=True,
+            )
+            pairs += [pair for pair in lengths if micro.pairs]
+            rows, width = micro.source.shape
+            rectangles += [(width, micro.target_output.size(1))] * rows
+        model.append(flops(spec, pairs))
+        whole.append(flops(spec, rectangles))
+    return pd.DataFrame(steps), model, whole
+
+
+def flops(spec: RunSpec, pairs: list[tuple[int, int]]) -> float:
+    s, t = np.array(pairs, np.int64).T
+    sums = Lengths(*(np.array([values.sum()]) for values in (s, t, s * s, t * t, s * t)))
+    (total,) = training_flops(spec.model, VOCABULARY, sums)
+    return float(total)
+
+
+TWO = {"devices_per_node": 2}
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "single": ({}, 1),
+    "token_budget": ({"batching": {"kind": "token_budget", "tokens": 120}}, 1),
+    "accumulation": ({"training": {"accumulation": {"micro_batches": 3}}}, 1),
+    "two_ranks": ({"parallel": {"kind": "ddp"}, "machine": TWO}, 2),
+    # One process reads for all.
+    "central": ({"parallel": {"kind": "central"}, "machine": TWO}, 1),
+    "data_parallel": ({"parallel": {"kind": "data_parallel"}, "machine": TWO}, 1),
+}
+"""Sections of a run spec, and how many processes read batches."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_steps_are_those_that_the_feed_gave(name: str) -> None:
+    """Over more than an epoch: 40 pairs in batches of 8."""
+    sections, readers = CASES[name]
+    spec = small_spec(**sections)
+    steps, model, whole = counted(spec, readers)
+    assert steps["epoch"].max() > 0
+    found = step_flops(spec, small_store(), steps, Path("steps.parquet"))
+    assert found.model[1:].tolist() == model
+    assert found.with_padding[1:].tolist() == whole
+    assert all(padded >= useful for padded, useful in zip(whole, model, strict=True))
+
+
+def test_other_batches_than_those_of_the_run_are_refused() -> None:
+    spec = small_spec()
+    steps, _, _ = counted(spec)
+    steps.loc[3, "tokens"] += 1
+    with pytest.raises(ConfigError, match=r"tokens of step 4 = \d+\n.*other batches"):
+        step_flops(spec, small_store(), steps, Path("steps.parquet"))
+
+
+def test_a_rate_is_the_work_of_a_window_over_its_time() -> None:
+    windows = [
+        SimpleNamespace(first_step=2, last_step=3, seconds=2.0),
+        SimpleNamespace(first_step=4, last_step=4, seconds=0.5),
+    ]
+    work = np.array([np.nan, 1.0, 2.0, 4.0, 8.0])
+    repeat: Any = SimpleNamespace(windows=windows)
+    assert rates(repeat, work) == [3.0, 16.0]
+
+
+def limits(kind: str, *known: tuple[str, int | None, float | None], **more: Any) -> Roofline:
+    return Roofline.model_validate(
+        {
+            "status": "ok",
+            "reason": None,
+            "device": "device",
+            "kind": kind,
+            "threads": 4,
+            "matrix": [
+                MatrixRate(
+                    format=number_format,  # type: ignore[arg-type]
+                    threads=threads,
+                    flops_per_second=rate,
+                    shape=None,
+                    reason=None if rate else "no units",
+                )
+                for number_format, threads, rate in known
+            ],
+            "memory": [],
+            "launch_overhead_seconds": None,
+            "transfers": [],
+            "transfer_reason": None,
+            "vendor": None,
+            "torch": "2",
+            "command": "again",
+        }
+        | more
+    )
+
+
+def topology(device: str, ranks: int, threads: int, nodes: int = 1, link: bool = False) -> Topology:
+    return Topology.model_validate(
+        {
+            "device": device,
+            "backend": None,
+            "world_size": ranks,
+            "local_world_size": ranks // nodes,
+            "nodes": nodes,
+            "threads_per_rank": threads,
+            "link": {"kind": "emulated", "bandwidth": 1e8} if link else None,
+        }
+    )
+
+
+def test_ranks_on_a_cpu_share_one_ceiling() -> None:
+    spec = small_spec()
+    measured = limits("cpu", ("fp32", 1, 100.0), ("fp32", 4, 300.0))
+    assert ceiling(spec, topology("cpu", 1, 4), measured) == (300.0, None, None)
+    assert ceiling(spec, topology("cpu", 2, 2), measured) == (300.0, None, None)
+    assert ceiling(spec, topology("cpu", 1, 1), measured) == (100.0, None, None)
+    assert ceiling(spec, topology("cpu", 4, 2, nodes=2), measured) == (600.0, None, None)
+    assert ceiling(spec, topology("cpu", 2, 2, nodes=2, link=True), measured)[0] == 300.0
+    found, reason, _ = ceiling(spec, topology("cpu", 1, 3), measured)
+    assert found is None
+    assert "3 threads" in str(reason)
+
+
+def test_gpus_add_up_and_the_vendor_is_never_another() -> None:
+    spec = small_spec(
+        parallel={"kind": "ddp"},
+        training={"precision": {"kind": "bf16"}},
+        machine={"device": "cuda", "devices_per_node": 2},
+    )
+    peak = VendorPeak(
+        device="device", flops_per_second={"bf16": 900.0}, bytes_per_second=1.0, source="sheet"
+    )
+    measured = limits("cuda", ("fp32", None, 10.0), ("bf16", None, 800.0), vendor=peak)
+    gpus = topology("cuda", 2, 1)
+    assert ceiling(spec, gpus, measured) == (1600.0, None, 1800.0)
+    unknown = limits("cuda", ("bf16", None, None))
+    assert ceiling(spec, gpus, unknown) == (None, "no units", None)
+    found, reason, _ = ceiling(spec, topology("cpu", 1, 1), measured)
+    assert (found, reason) == (None, "the limits are those of a cuda device")
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, "fp32"),
+        ({"training": {"precision": {"kind": "tf32"}}}, "tf32"),
+        ({"training": {"precision": {"kind": "bf16_matmul"}}}, "bf16"),
+        ({"training": {"precision": {"kind": "fp16"}}}, "fp16"),
+        ({"parallel": {"kind": "fsdp", "bf16": True}}, "bf16"),
+    ],
+)
+def test_the_format_picks_the_ceiling(sections: dict[str, Any], expected: str) -> None:
+    assert number_format(small_spec(**sections)) == expected

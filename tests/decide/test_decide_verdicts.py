@@ -1,0 +1,81 @@
+from typing import Any
+
+import pytest
+from pair_builders import session
+
+from schemas.config.measurement import Comparing
+from schemas.results import Interval, Round
+from transformer_core.decide.statistics.verdicts import (
+    counted,
+    judge,
+    session_effects,
+    verdict_of,
+)
+
+
+def interval(low: float, high: float) -> Interval:
+    return Interval(median=(low + high) / 2, low=low, high=high, samples=9)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "throughput", "memory"),
+    [
+        (1.03, 1.2, "FASTER", "MORE"),
+        (0.8, 0.97, "SLOWER", "LESS"),
+        (0.99, 1.01, "SAME", "SAME"),
+        (1.001, 1.01, "SAME", "SAME"),
+        (1.001, 1.03, "FASTER", "MORE"),
+        (0.97, 0.999, "SLOWER", "LESS"),
+        (0.97, 1.01, "UNDECIDED", "UNDECIDED"),
+        (0.99, 1.03, "UNDECIDED", "UNDECIDED"),
+        (1.0, 1.03, "UNDECIDED", "UNDECIDED"),
+        (1 / 1.02, 1.02, "SAME", "SAME"),
+    ],
+)
+def test_verdict(low: float, high: float, throughput: str, memory: str) -> None:
+    assert verdict_of("throughput", interval(low, high), 0.02) == throughput
+    assert verdict_of("peak_memory", interval(low, high), 0.02) == memory
+    assert verdict_of("traffic", interval(low, high), 0.02) == memory
+
+
+def test_one_session_is_undecided_even_where_the_interval_is_clear() -> None:
+    effect = judge("throughput", interval(1.5, 1.6), 0.02, sessions=1)
+    assert (effect.verdict, effect.ratio) == ("UNDECIDED", interval(1.5, 1.6))
+    assert "one session" in effect.reason
+    assert judge("throughput", interval(1.5, 1.6), 0.02, sessions=2).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("variant", "reference", "verdict", "ratio"),
+    [(3, 2, "MORE", 1.5), (1, 2, "LESS", 0.5), (2, 2, "SAME", 1.0), (0, 2, "LESS", 0.0)],
+)
+def test_what_is_counted_is_exact(variant: int, reference: int, verdict: str, ratio: float) -> None:
+    effect = counted("traffic", variant, reference, "traffic")
+    assert effect.verdict == verdict
+    assert effect.ratio is not None
+    assert (effect.ratio.low, effect.ratio.median, effect.ratio.high) == (ratio, ratio, ratio)
+
+
+def test_a_ratio_to_nothing_is_none() -> None:
+    more = counted("traffic", 5, 0, "traffic")
+    assert (more.ratio, more.verdict, more.reason) == (None, "MORE", "the reference has no traffic")
+    none = counted("traffic", 0, 0, "traffic")
+    assert (none.ratio, none.verdict, none.reason) == (None, "SAME", "neither has any traffic")
+
+
+def test_several_sides_against_one() -> None:
+    def three(number: int) -> Any:
+        fast, slow = (
+            session(ratio, number, variant=name) for name, ratio in (("fast", 1.5), ("slow", 0.5))
+        )
+        rounds = [
+            Round(windows=[*a.windows, *(w for w in b.windows if w.side == "slow")])
+            for a, b in zip(fast.rounds, slow.rounds, strict=True)
+        ]
+        return fast.model_copy(update={"rounds": rounds})
+
+    found = session_effects([three(1), three(2)], "single", ["fast", "slow"], Comparing())
+    assert {name: effect.verdict for name, effect in found.items()} == {
+        "fast": "FASTER",
+        "slow": "SLOWER",
+    }

@@ -1,0 +1,37 @@
+"""How much of a study's time is kept for what follows its comparisons."""
+
+from pathlib import Path
+
+import pytest
+
+from schemas.config.study import Study
+from transformer_core.common.study_clock import JobTimes
+from transformer_core.common.yaml_files import read_mapping
+from transformer_core.decide.refine.following import kept_for_the_rest
+
+STUDY = Study.model_validate(
+    read_mapping(Path(__file__).resolve().parents[2] / "config/config.yaml")
+)
+
+
+def times(seconds: float) -> JobTimes:
+    return JobTimes(count=1, seconds=seconds, share=1.0)
+
+
+def test_trainings_to_a_quality_follow_too() -> None:
+    assert STUDY.quality is not None
+    without = STUDY.model_copy(update={"quality": None})
+    least = kept_for_the_rest(without, 10, {})
+    assert kept_for_the_rest(STUDY, 10, {}) == pytest.approx(least + STUDY.quality.budget / 2)
+    timed = {"quality": times(40.0)}
+    assert kept_for_the_rest(STUDY, 10, timed) == pytest.approx(least + 40.0)
+    assert kept_for_the_rest(without, 10, timed) == pytest.approx(least)
+
+
+def test_what_was_timed_counts_and_not_its_guess() -> None:
+    assert STUDY.search is not None
+    without = STUDY.model_copy(update={"quality": None})
+    timed = {"search": times(7.0), "page": times(1.0), "figures": times(2.0)}
+    guessed = kept_for_the_rest(without, 0, {})
+    assert guessed > STUDY.search.budget
+    assert 10.0 <= kept_for_the_rest(without, 0, timed) < guessed - STUDY.search.budget + 10.0

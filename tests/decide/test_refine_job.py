@@ -1,0 +1,117 @@
+"""The job from its command line: files of a study in, records and refinement.json out."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from analysis_builders import certificate
+from pair_builders import provenance
+
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.results import PairedRun, Refinement
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.common.study_clock import Clock
+from transformer_core.decide.refine import job
+from transformer_core.measure.turns import comparison
+from transformer_core.measure.turns import sides as processes
+from transformer_core.measure.turns.comparison import compare
+from transformer_core.measure.turns.sides import Side
+
+HERE = Path(__file__).parent
+COMPARING = Comparing(
+    warmup_steps=3,
+    window_seconds=0.025,
+    pairs=5,
+    sessions_least=2,
+    sessions_most=2,
+    budget=0.1,
+    together=3,
+)
+VARIANTS = ("fast", "noisy")
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Results of a study after the first round of its comparisons; sides without torch."""
+    paths = [str(HERE.parents[1]), *(str(HERE.parent / name) for name in ("measure", "analysis"))]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "turns.log"))
+    monkeypatch.setattr(processes, "WORKER", "fake_side")
+    monkeypatch.setattr(comparison, "collect", lambda spec, command, started: provenance())
+    monkeypatch.chdir(tmp_path)
+    folder = Path("results")
+    sides = []
+    for name in ("single", *VARIANTS):
+        spec = RunSpec.model_validate({"variant": name})
+        write_sealed(folder / f"runs/{name}/spec.json", spec.canonical_json())
+        found = certificate(name).model_copy(update={"variant": name})
+        write_sealed(folder / f"equivalence/{name}.json", found.model_dump_json())
+        sides.append(Side(name, spec))
+    runs = compare(sides, COMPARING, folder, tmp_path / "first", "the command")
+    for name, run in runs.items():
+        text, target = run.model_dump_json(), folder / f"pairs/single/{name}.json"
+        write_sealed(folder / f"turns/single/1/single/{name}.json", text, of=target)
+    return folder
+
+
+def refine(
+    monkeypatch: pytest.MonkeyPatch, results: Path, asked: str, spent: float
+) -> tuple[Refinement, dict[str, PairedRun]]:
+    """Run the job with this time; what it wrote."""
+    study = Study(
+        name="timed", variants=["single", *VARIANTS], time=asked, comparison=COMPARING, search=None
+    )
+    write_sealed(results / "study.json", study.canonical_json())
+    clock = Clock(began=time.time() - spent, seen=time.time(), running=True)
+    (results / ".clock.json").write_text(clock.model_dump_json())
+    shutil.rmtree(results / "refined", ignore_errors=True)
+    names = ("single", *VARIANTS)
+    arguments = ["--study", results / "study.json", "--data", results]
+    arguments += ["--specs", *(results / f"runs/{name}/spec.json" for name in names)]
+    arguments += ["--pairs", *(results / f"turns/single/1/single/{name}.json" for name in VARIANTS)]
+    arguments += ["--certificates", *(results / f"equivalence/{name}.json" for name in names)]
+    arguments += ["--claimed", json.dumps([["fast", "single"]]), "--code", "some"]
+    arguments += ["--clock", results / ".clock.json", "--sessions", results / "refined.sessions"]
+    arguments += ["--records", results / "refined", "--output", results / "refinement.json"]
+    monkeypatch.setattr(sys, "argv", ["job", *map(str, arguments)])
+    assert job.main() == 0
+    found = read_record(results / "refinement.json", Refinement)
+    for name in VARIANTS:
+        # As the rule does it: it may be read only where it was going to lie.
+        place = f"single/{name}.json"
+        (results / "pairs/single").mkdir(parents=True, exist_ok=True)
+        shutil.copy(results / "refined" / place, results / "pairs" / place)
+        seal = f"single/.{name}.json.seal"
+        shutil.copy(results / "refined" / seal, results / "pairs" / seal)
+    return found, {
+        name: read_record(results / f"pairs/single/{name}.json", PairedRun) for name in VARIANTS
+    }
+
+
+def test_more_time_adds_sessions_and_keeps_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, results: Path
+) -> None:
+    monkeypatch.setattr(job, "kept_for_the_rest", lambda study, pairs, jobs: 1.0)
+    none, first = refine(monkeypatch, results, "1000 s", spent=999.5)
+    assert none.stints == []
+    assert {len(run.sessions) for run in first.values()} == {2}
+    assert none.kept_seconds == 1.0
+    session = first["noisy"].sessions[-1].seconds
+    more, second = refine(monkeypatch, results, "1000 s", spent=999.0 - 2.5 * session)
+    assert [stint.variants for stint in more.stints][:1] == [["noisy"]]
+    added = second["noisy"].sessions
+    assert added[:2] == first["noisy"].sessions
+    assert len(added) == 2 + sum(stint.sessions for stint in more.stints)
+    assert second["noisy"].looks == 1 + len(more.stints)
+    assert second["fast"].model_dump() == first["fast"].model_dump()
+    again, third = refine(monkeypatch, results, "1000 s", spent=2000.0)
+    assert again.stints == []
+    assert third == second, "what was added stays when there is no more time"
+    assert not [path for path in (results / "refined.sessions").iterdir() if path.is_dir()]

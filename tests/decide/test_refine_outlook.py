@@ -1,0 +1,92 @@
+"""How much more a comparison must be measured."""
+
+from dataclasses import replace
+from math import exp, log
+
+import pytest
+
+from schemas.results import Interval
+from transformer_core.decide.refine.allocation import Limits, next_plan
+from transformer_core.decide.refine.outlook import (
+    Costs,
+    Standing,
+    best_rounds,
+    distance,
+    sessions_needed,
+)
+
+MARGIN = 0.02
+
+
+def standing(ratio: float = 1.03, reach: float = 0.05, **changes: object) -> Standing:
+    values = Standing(
+        reference="single",
+        variant="fast",
+        weight=1.0,
+        ratio=Interval(median=ratio, low=ratio * exp(-reach), high=ratio * exp(reach), samples=20),
+        verdict="UNDECIDED",
+        variance=(reach / 3) ** 2,
+        looks=1,
+        sessions=2,
+        together=10,
+        of_a_round=0.04,
+        between=1e-4,
+        costs=Costs(start=1.0, round=0.05),
+    )
+    return replace(values, **changes)  # type: ignore[arg-type]
+
+
+def test_distance_is_to_the_nearest_verdict() -> None:
+    assert distance(1.1, MARGIN) == pytest.approx(log(1.1))
+    assert distance(1 / 1.1, MARGIN) == pytest.approx(log(1.1))
+    assert distance(1.0, MARGIN) == pytest.approx(log(1.02))
+    worst = min(distance(1 + ratio / 1000, MARGIN) for ratio in range(100))
+    assert worst >= log(1.02) / 2, "nothing takes for ever"
+
+
+def test_half_the_distance_takes_four_times_as_much() -> None:
+    far = sessions_needed(standing(ratio=1.06, reach=0.5), 8, MARGIN)
+    near = sessions_needed(standing(ratio=1.03, reach=0.5), 8, MARGIN)
+    assert near / far == pytest.approx(4, rel=0.1)
+
+
+def test_what_there_is_counts() -> None:
+    known, unknown = (
+        sessions_needed(standing(ratio=1.03, reach=reach), 8, MARGIN) for reach in (0.06, 0.5)
+    )
+    assert 1 < known < unknown
+
+
+def test_another_look_costs() -> None:
+    first, third = (
+        sessions_needed(standing(looks=looks, reach=0.5), 8, MARGIN) for looks in (1, 3)
+    )
+    assert first < third < 2 * first
+
+
+def test_what_is_counted_needs_one_session() -> None:
+    assert sessions_needed(standing(reach=0.0), 8, MARGIN) == 1
+
+
+def test_rounds_of_a_session_balance_both_variances() -> None:
+    assert best_rounds(standing(between=0.0), 8, 64) == 64
+    assert best_rounds(standing(between=1.0), 8, 64) == 8
+    assert best_rounds(standing(of_a_round=0.02, between=1e-3), 8, 64) == 20
+
+
+def test_what_does_not_fit_is_not_begun() -> None:
+    limits = Limits(MARGIN, 8, 4)
+    assert next_plan([standing()], 2.5, limits) is None
+    plan = next_plan([standing()], 3.0, limits)
+    assert plan is not None
+    assert plan.sessions == 1
+    assert 2.8 <= plan.session_seconds <= 3.0
+
+
+def test_those_that_can_be_decided_come_before_those_that_cannot() -> None:
+    limits = Limits(MARGIN, 8, 2)
+    hopeless = standing(1.01, 0.5, variant="hopeless", weight=10.0)
+    soon = standing(1.1, 0.12, variant="soon")
+    plan = next_plan([hopeless, soon], 60.0, limits)
+    assert plan is not None
+    assert plan.variants == ("soon",)

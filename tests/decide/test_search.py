@@ -1,0 +1,434 @@
+"""The search, with sessions whose truth is known."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from math import log, prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from analysis_builders import certificate
+
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.results import (
+    Certificate,
+    Comparison,
+    Effect,
+    Interval,
+    MachineState,
+    Round,
+    SearchResult,
+    Session,
+    Side,
+    TurnWindow,
+)
+from schemas.results.kernels import StepKernels
+from schemas.results.search import BASELINE
+from transformer_core.certify.certificates.timed_kernels import uncertified
+from transformer_core.decide.search import (
+    combination_certificates,
+    combinations_search,
+    final_comparison,
+    trials,
+)
+from transformer_core.decide.search.candidates import own_effects, shortlist
+from transformer_core.decide.search.combinations_search import search
+from transformer_core.decide.search.recommended import recommended_yaml
+from transformer_core.machine.provenance import collect
+from transformer_core.measure.turns.session import SessionEndedError
+from transformer_core.run.statuses import Outcome
+from transformer_core.study.resolve import resolve
+
+STATE = MachineState(probes=[], cpu_megahertz=None, cpu_celsius=None, load_average=None, gpus=[])
+
+
+def variant(change: dict[str, Any], parent: str | None = "single") -> Variant:
+    return Variant.model_validate(
+        {"parent": parent, "change": change, "equivalence": "tolerance", "summary": "A test."}
+    )
+
+
+VARIANTS = {
+    "single": variant({"parallel": {"kind": "single"}}, None),
+    "bf16": variant({"training": {"precision": {"kind": "bf16"}}}),
+    "ddp": variant({"parallel": {"kind": "ddp"}}, None),
+    "view": variant({"parallel": {"bucket_view": True}}, "ddp"),
+    "rare": variant({"training": {"log_every": 50}}),
+}
+STUDY = Study(
+    name="test",
+    variants=list(VARIANTS),
+    baseline="single",
+    training={"steps": 100},
+    search={"budget": 1000, "candidates": 8, "largest": 3},
+)
+
+
+def speed(spec: RunSpec) -> float:
+    """The truth: bfloat16 pays, and pays double beside two devices, which alone do not pay."""
+    bf16, ddp = spec.training.precision.kind == "bf16", spec.parallel.kind == "ddp"
+    factors = [1.3 if bf16 else 1.0, 0.9 if ddp else 1.0, 1.6 if bf16 and ddp else 1.0]
+    factors.append(0.97 if spec.training.log_every == 50 else 1.0)
+    return prod(factors)
+
+
+class Bench:
+    """Stands for the sessions: what they were asked for, and who cannot run."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.broken: set[str] = set()
+        self.speed = self.final_speed = speed
+        self.allocators: dict[str, str] = {}
+        """Of sides, where it is not that of the certificates."""
+
+
+def kernels(spec: RunSpec, allocator: str | None = None) -> StepKernels:
+    """What computes a run spec."""
+    operators = [f"mm {spec.training.precision.kind}"]
+    operators += ["all_reduce"] * (spec.parallel.kind == "ddp")
+    return StepKernels(
+        operators=operators, attention=[], update=[], compiled=False, deterministic=False,
+        allocator=allocator or "usual", threads=1,
+    )  # fmt: skip
+
+
+def certificate_of(spec: RunSpec, name: str, status: str) -> Certificate:
+    """One that says what it was computed by."""
+    origin = collect(spec, "snakemake", datetime.now(UTC))
+    return certificate(name, status).model_copy(
+        update={"kernels": kernels(spec), "provenance": origin}
+    )
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench()
+
+    class Fake:
+        def __init__(
+            self, sides: Sequence[Any], comparing: Any, data: Path, folder: Path, *_: Any
+        ) -> None:
+            self.sides, self.comparing = sides, comparing
+            self.speed = made.final_speed if folder.name == "final" else made.speed
+
+        def run(self, number: int, enough: Any) -> Session:
+            made.asked.append([side.name for side in self.sides])
+            for side in self.sides:
+                if side.spec.parallel.kind in made.broken and side.name != BASELINE:
+                    raise SessionEndedError(side.name, Outcome(status="oom", reason="no memory"))
+            windows = [
+                TurnWindow(
+                    side=side.name, began=0.0, seconds=1.0 / self.speed(side.spec),
+                    steps=5, tokens=1000,
+                    padded_tokens=1000, input_wait_seconds=0.0,
+                )
+                for side in self.sides
+            ]  # fmt: skip
+            sides = [
+                Side(name=s.name, topology=None, startup_seconds=1.0, warmup_seconds=1.0,
+                     peak_memory_bytes=None, kernels=kernels(s.spec, made.allocators.get(s.name)))
+                for s in self.sides
+            ]  # fmt: skip
+            return Session(
+                number=number, started="2026-01-01T00:00:00+00:00", seconds=1.0, sides=sides,
+                rounds=[Round(windows=windows)] * 8, before=STATE, after=STATE,
+                foreign_cpu_seconds=0.0, rounds_seconds=1.0,
+            )  # fmt: skip
+
+    monkeypatch.setattr(trials, "Sessions", Fake)
+    return made
+
+
+def comparisons(certified: Mapping[str, str]) -> list[Comparison]:
+    """Single effects: the bfloat16 and the bucket view are known, two devices are slower."""
+    known = {"bf16": 1.3, "ddp": 0.9, "view": 0.9, "rare": 0.97}
+    return [
+        Comparison(
+            variant=name, reference="single", certificate=certified[name], counts=True,
+            effects=[Effect(quantity="throughput", verdict="FASTER",
+                            ratio=Interval(median=r, low=r, high=r, samples=4))],
+        )
+        for name, r in known.items()
+    ]  # fmt: skip
+
+
+def run(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    study: Study = STUDY,
+    certified: Mapping[str, str] | None = None,
+    combined: Mapping[tuple[str, ...], str] | None = None,
+) -> SearchResult:
+    statuses = dict.fromkeys(VARIANTS, "equivalent") | dict(certified or {})
+    verdicts = {tuple(sorted(k)): v for k, v in (combined or {}).items()}
+
+    def certify(bench: Any, variants: Any, trial: Any, reference: Any) -> Certificate:
+        status = verdicts.get(tuple(sorted(trial.parts)), "equivalent")
+        return certificate_of(trial.spec, "recommended", status)
+
+    monkeypatch.setattr(combination_certificates, "_certificate", certify)
+    monkeypatch.setattr(combinations_search, "profile_of", lambda bench, spec: None)
+    return search(
+        study,
+        VARIANTS,
+        comparisons(statuses),
+        {
+            name: certificate_of(resolve(study, name, VARIANTS), name, status)
+            for name, status in statuses.items()
+        },
+        folder / "reference",
+        folder / "data",
+        folder / "search",
+        "snakemake results/search.json",
+    )
+
+
+def test_it_finds_what_pays_only_together(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    assert found.status == "found"
+    assert {"bf16", "ddp"} <= set(found.parts)
+    assert "rare" not in found.parts
+    assert found.spec.training.precision.kind == "bf16"
+    assert found.waterfall[0].change == "bf16"
+    final = found.waterfall[-1].effect
+    assert final.ratio is not None
+    assert final.ratio.median == pytest.approx(1.3 * 0.9 * 1.6)
+    assert final.verdict == "FASTER"
+    without = {stage.change: stage.effect.ratio for stage in found.left_out}
+    assert without["bf16"] is not None
+    assert without["bf16"].median == pytest.approx(0.9)
+
+
+def test_each_round_keeps_the_better_half(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(combinations_search, "improve", lambda *_: None)
+    found = run(tmp_path, monkeypatch)
+    survived = sorted((len(item.rounds) for item in found.contenders), reverse=True)
+    assert survived == [3, 3, 2, 2, 1, 1, 1, 1]
+    assert all(asked[0] == BASELINE for asked in bench.asked)
+
+
+def test_a_winner_without_certificate_is_passed_over(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(tmp_path, monkeypatch)
+    second = run(tmp_path, monkeypatch, combined={tuple(first.parts): "not_equivalent"})
+    assert second.status == "found"
+    assert set(second.parts) != set(first.parts)
+    passed = next(c for c in second.contenders if c.parts == first.parts)
+    assert passed.certificate == "not_equivalent"
+
+
+def test_what_pays_alone_and_costs_beside_others_is_left_out(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the rounds chose among, two parts that hinder the third are taken out."""
+    monkeypatch.setattr(combinations_search, "own_effects", lambda *_: dict.fromkeys(VARIANTS, 0.2))
+    few = STUDY.search.model_copy(update={"candidates": 2, "largest": 3})
+    study = STUDY.model_copy(update={"search": few, "variants": ["single", "bf16", "ddp", "rare"]})
+
+    def hindered(spec: RunSpec) -> float:
+        others = (spec.parallel.kind == "ddp") + (spec.training.log_every == 50)
+        return (1.5 if spec.training.precision.kind == "bf16" else 1.0) * 0.9**others
+
+    bench.speed = bench.final_speed = hindered
+    found = run(tmp_path, monkeypatch, study)
+    tried = [set(item.parts) for item in found.contenders]
+    assert {"bf16", "ddp", "rare"} in tried, "what promises most by single effects"
+    assert found.parts == ["bf16"]
+
+
+def test_what_shows_nothing_alone_and_pays_beside_others_is_added(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part with a single effect below 1, whose interval reaches above it."""
+
+    def alone(_: Any, __: Any, ___: Any, end: str = "median") -> dict[str, float]:
+        return {"bf16": 0.3, "ddp": -0.5, "rare": 0.1 if end == "high" else -0.05}
+
+    monkeypatch.setattr(combinations_search, "own_effects", alone)
+    few = STUDY.search.model_copy(update={"candidates": 1, "largest": 3})
+    study = STUDY.model_copy(update={"search": few, "variants": ["single", "bf16", "ddp", "rare"]})
+
+    def helped(spec: RunSpec) -> float:
+        both = spec.training.precision.kind == "bf16" and spec.training.log_every == 50
+        return 1.5 if both else 1.2 if spec.training.precision.kind == "bf16" else 0.95
+
+    bench.speed = bench.final_speed = helped
+    found = run(tmp_path, monkeypatch, study)
+    assert set(found.parts) == {"bf16", "rare"}
+    tried = [set(item.parts) for item in found.contenders]
+    assert {"bf16", "ddp"} not in tried, "it cannot gain"
+
+
+def test_what_is_recommended_is_the_fastest_stage_that_is_shown(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds chose two devices as well, which the final comparison finds to cost."""
+    bench.final_speed = lambda spec: (
+        (1.3 if spec.training.precision.kind == "bf16" else 1.0)
+        * (0.9 if spec.parallel.kind == "ddp" else 1.0)
+    )
+    found = run(tmp_path, monkeypatch)
+    assert (found.status, found.parts) == ("found", ["bf16"])
+    assert found.certificate is not None
+    assert [stage.change for stage in found.waterfall] == ["bf16"]
+    assert found.beyond[0].change == "ddp"
+    assert "Throughput 1.300 x" in recommended_yaml(found)
+    best = {"bf16", "ddp"} | set(found.beyond[-1].parts)
+    unlike = run(tmp_path, monkeypatch, combined={("bf16",): "not_equivalent"})
+    assert set(unlike.parts) == best, "without a certificate of its own no stage is recommended"
+    assert unlike.beyond == []
+
+
+def test_turns_of_other_kernels_than_certified_win_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.allocators = {"trial_0": "another"}
+    first = run(tmp_path, monkeypatch)
+    passed = [c for c in first.contenders if c.certificate == "inconclusive"]
+    assert first.status == "found"
+    assert passed
+    assert all(c.parts != first.parts for c in passed)
+
+
+@pytest.mark.parametrize("side", ["best", BASELINE])
+def test_a_final_comparison_of_other_kernels_than_certified_shows_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    bench.allocators = {side: "another"}
+    found = run(tmp_path, monkeypatch)
+    assert (found.status, found.parts) == ("baseline", [])
+    said = f"{side} took its turns otherwise than certified (the allocator: another where timed"
+    assert found.reason.startswith(said)
+
+
+def test_a_stage_names_what_no_certificate_does(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    assert all(not stage.uncertified for stage in (*found.waterfall, *found.left_out))
+    # Without bfloat16 the products are those of the baseline, of which nothing is known now.
+    monkeypatch.setattr(
+        final_comparison, "uncertified", lambda s, side, known: uncertified(s, side, known[-1:])
+    )
+    found = run(tmp_path, monkeypatch)
+    without = {stage.change: stage.uncertified for stage in found.left_out}
+    assert without["bf16"] == ["mm fp32"]
+    assert found.waterfall[-1].uncertified == []
+
+
+def test_variants_without_certificate_take_no_part(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch, certified={"bf16": "not_equivalent"})
+    assert "bf16" not in found.eligible
+    assert found.status == "baseline"
+    assert found.parts == []
+    assert found.spec.training.precision.kind == "fp32"
+
+
+def test_who_cannot_run_loses_with_its_status(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.broken = {"ddp"}
+    found = run(tmp_path, monkeypatch)
+    assert found.parts == ["bf16"]
+    ended = [item for item in found.contenders if "ddp" in item.parts]
+    assert ended
+    assert {(item.status, item.reason) for item in ended} == {("oom", "no memory")}
+
+
+def test_no_more_trainings_at_once_than_allowed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = STUDY.model_copy(update={"search": STUDY.search.model_copy(update={"together": 3})})
+    run(tmp_path, monkeypatch, few)
+    assert max(map(len, bench.asked)) == 3
+
+
+def test_a_variant_without_parent_changes_the_study_not_the_baseline() -> None:
+    slow = variant({"training": {"optimizer": {"kind": "adam"}}})
+    adam, names = {**VARIANTS, "slow": slow}, ["slow", "single", "ddp", "bf16"]
+    study = STUDY.model_copy(update={"baseline": "slow", "variants": names})
+    # Twice as fast as the baseline is the study itself, and no faster are two devices.
+    measured = [
+        Comparison(
+            variant=name, reference="slow", certificate="equivalent", counts=True,
+            effects=[Effect(quantity="throughput", verdict="FASTER",
+                            ratio=Interval(median=r, low=r, high=r, samples=4))],
+        )
+        for name, r in {"single": 2.0, "ddp": 1.8, "bf16": 2.2}.items()
+    ]  # fmt: skip
+    effects = own_effects(study, adam, measured)
+    assert effects["ddp"] == pytest.approx(log(0.9))
+    assert effects["bf16"] == pytest.approx(log(1.1))
+    trials, together = shortlist(study, adam, ["single", "ddp", "bf16"], effects)
+    # What only says that there is one process stands in no combination.
+    assert [trial.parts for trial in trials] == [("bf16",), ("ddp", "bf16"), ("ddp",)]
+    assert together == 3
+
+
+def test_the_winner_is_compared_even_where_its_stages_find_no_room(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"together": 3, "candidates": 2, "largest": 5}
+    study = STUDY.model_copy(update={"search": STUDY.search.model_copy(update=few)})
+    found = run(tmp_path, monkeypatch, study)
+    final = {tuple(sorted(s.parts)) for s in found.waterfall}
+    assert found.status == "found"
+    assert tuple(sorted(found.parts)) in final
+
+
+def test_without_a_budget_nothing_is_searched(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = STUDY.model_copy(update={"search": None})
+    found = run(tmp_path, monkeypatch, none)
+    assert (found.status, bench.asked) == ("not_searched", [])
+
+
+def test_the_recommended_spec_can_be_read_as_it_is(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    text = recommended_yaml(found)
+    assert RunSpec.model_validate(yaml.safe_load(text)) == found.spec
+    assert "Certificate: equivalent" in text
+
+
+PADDING = {"kind": "fixed_size", "pairs": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "padded"),
+    [
+        ({"batching": PADDING}, True),
+        (
+            {"batching": PADDING, "model": {"kind": "transformer", "tokens": {"kind": "unpadded"}}},
+            False,
+        ),
+        ({"batching": PADDING | {"rows": {"kind": "packed"}}}, False),
+        ({}, False),
+    ],
+)
+def test_a_recommendation_says_where_it_computes_much_padding(
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    padded: bool,
+) -> None:
+    """Batches are part of what the study trains: they stay, and the file tells what they cost."""
+    spec = RunSpec.model_validate({"variant": "recommended"} | change)
+    found = run(tmp_path, monkeypatch).model_copy(update={"spec": spec})
+    text = recommended_yaml(found)
+    assert ("kind: token_budget} pads little" in text) == padded
+    assert RunSpec.model_validate(yaml.safe_load(text)) == spec

@@ -1,0 +1,72 @@
+"""Activation checkpointing: the same numbers from less memory."""
+
+import pytest
+import torch
+
+from schemas.config.model import Transformer
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models.registry import build_model
+
+VOCABULARY = 31
+
+
+def model(checkpoint: str, dropout: float = 0.1, norm: str = "pre") -> torch.nn.Module:
+    torch.manual_seed(0)
+    spec = Transformer(
+        d_model=16, d_ff=32, heads=2, dropout=dropout, norm=norm, checkpoint=checkpoint
+    )
+    return build_model(spec, VOCABULARY)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    source, target = (torch.randint(3, VOCABULARY, (4, 6)) for _ in range(2))
+    source[2, 3:] = PAD
+    return source, target
+
+
+def step(checkpoint: str, norm: str = "pre") -> tuple[torch.Tensor, list[torch.Tensor]]:
+    net = model(checkpoint, norm=norm)
+    torch.manual_seed(2)  # dropout: the second computation must drop what the first dropped
+    logits = net(*batch())
+    logits.square().sum().backward()
+    return logits.detach(), [p.grad for p in net.parameters()]
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_losses_and_gradients_are_the_same_to_the_last_bit(norm: str) -> None:
+    (logits, gradients), (plain, expected) = step("layers", norm), step("none", norm)
+    assert torch.equal(logits, plain)
+    for one, other in zip(gradients, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def saved_bytes(checkpoint: str) -> int:
+    """What autograd keeps of a forward pass, each piece of memory once."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    net = model(checkpoint)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = net(*batch())
+    weights = sum(p.nbytes for p in net.parameters())
+    return sum(storages.values()) - weights if logits.requires_grad else 0
+
+
+def test_the_forward_pass_keeps_less() -> None:
+    assert saved_bytes("layers") < saved_bytes("none") / 3
+
+
+def test_nothing_is_computed_twice_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model("layers").eval()
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("checkpointed without gradients")
+
+    monkeypatch.setattr("transformer_core.models.transformer.checkpoint", refuse)
+    with torch.no_grad():
+        assert net(*batch()).shape == (4, 6, VOCABULARY)

@@ -1,0 +1,106 @@
+"""Pieces of compiled loops on torch's own threads."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from transformer_core.models.layers import compiled_loops
+from transformer_core.models.layers.compiled_loops import in_pieces
+
+COUNT = 2**17
+"""Elements that are worth three threads."""
+
+
+@pytest.fixture(params=["torch's threads", "pool"])
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Three threads, of either kind."""
+    if request.param == "pool":
+        monkeypatch.setattr(compiled_loops, "_on_threads", lambda: compiled_loops._on_pool)
+    elif compiled_loops._on_threads() is compiled_loops._on_pool:
+        pytest.skip("this torch does not compute by OpenMP")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2**15, COUNT, COUNT + 1])
+def test_every_element_is_in_one_piece(run: None, count: int) -> None:
+    found = torch.zeros(count, dtype=torch.int64)
+
+    def work(start: int, stop: int) -> None:
+        found[start:stop] += 1
+
+    in_pieces(work, count)
+    assert found.eq(1).all()
+
+
+def test_pieces_run_at_the_same_time(run: None) -> None:
+    """Each waits for the others: one after the other they would never meet."""
+    meeting, threads = threading.Barrier(3, timeout=60), set()
+
+    def work(_: int, __: int) -> None:
+        meeting.wait()
+        threads.add(threading.get_native_id())
+
+    in_pieces(work, COUNT)
+    assert len(threads) == 3
+
+
+def test_threads_are_those_of_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started once by either, and taken by both: nothing new is started for the other."""
+    if compiled_loops._on_threads() is compiled_loops._on_pool:
+        pytest.skip("this torch does not compute by OpenMP")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        torch.ones(2**22).add_(1)
+        known = threads_of_process()
+        in_pieces(lambda _, __: None, COUNT)
+        assert threads_of_process() == known
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_of_process() -> set[int]:
+    psutil = pytest.importorskip("psutil")
+    return {thread.id for thread in psutil.Process().threads()}
+
+
+def test_an_error_of_a_piece_is_raised_when_all_have_ended(run: None) -> None:
+    done: list[int] = []
+
+    def work(start: int, _: int) -> None:
+        if start:
+            raise IndexError(f"no {start}")
+        done.append(start)
+
+    with pytest.raises(IndexError, match=r"no \d+"):
+        in_pieces(work, COUNT)
+    assert done == [0]
+
+
+def test_what_a_signal_raises_ends_the_program(run: None) -> None:
+    def work(start: int, _: int) -> None:
+        if start:
+            sys.exit(1)
+
+    with pytest.raises(SystemExit):
+        in_pieces(work, COUNT)
+
+
+def test_a_signal_that_is_lost_in_c_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This thread's call never came to its first line."""
+    monkeypatch.setattr(compiled_loops, "_on_threads", lambda: lambda _, __: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        in_pieces(lambda _, __: None, COUNT)
+
+
+def test_without_gccs_way_in_there_is_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    find: Callable[[], object] = compiled_loops._on_threads.__wrapped__
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert find() is compiled_loops._on_pool

@@ -1,0 +1,237 @@
+"""The decoder: what each option computes, masks of documents, initial weights, sharding units."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch._dynamo.utils import counters
+
+from schemas.config.decoder_only import DecoderOnly
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.compiled_layers import compile_layers
+from transformer_core.models.decoder_only import decoder
+from transformer_core.models.loss import chunked_token_loss_sum, token_loss_sum
+from transformer_core.models.one_pass_loss import one_pass_loss_sum
+from transformer_core.models.registry import build_language_model
+from transformer_core.parallel.strategies.fsdp import repeated_layers
+
+V, SIZES = 37, {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
+OPTIONS = [
+    {},
+    {"kv_heads": 2},
+    {"kv_heads": 1, "qkv": {"kind": "separate"}, "bias": True},
+    {"positions": {"kind": "learned", "length": 16}, "norm": {"kind": "layer"}, "bias": True},
+    {"positions": {"kind": "sinusoidal"}, "feed_forward": {"kind": "relu"}},
+    {"feed_forward": {"kind": "gelu"}, "tied_embeddings": False},
+    {"attention": {"kind": "reference"}},
+]
+
+
+def build(seed=1, **fields):
+    torch.manual_seed(seed)
+    return build_language_model(DecoderOnly(**SIZES, **fields), V)
+
+
+def batch():
+    generator = torch.Generator().manual_seed(2)
+    tokens, targets = (torch.randint(4, V, (3, 10), generator=generator) for _ in range(2))
+    segments = torch.tensor([[0] * 10, [0] * 3 + [1] * 7, [0] * 4 + [1] * 4 + [2] * 2])
+    targets[1, 7:] = PAD
+    return tokens, targets, segments
+
+
+@pytest.mark.parametrize("fields", OPTIONS)
+def test_later_tokens_change_nothing(fields):
+    tokens, _, _ = batch()
+    model = build(**fields).eval()
+    other = tokens.clone()
+    other[:, 5:] = 4
+    first, second = model.logits(tokens), model.logits(other)
+    torch.testing.assert_close(first[:, :5], second[:, :5])
+    assert not torch.allclose(first[:, 5:], second[:, 5:])
+
+
+@pytest.mark.parametrize("fields", OPTIONS)
+def test_a_document_does_not_see_those_beside_it(fields):
+    tokens, targets, segments = batch()
+    model = build(**fields).eval()
+    logits, loss = model.logits(tokens, segments), model(tokens, targets, segments)
+    rows = [(0, slice(0, 10)), (1, slice(0, 3)), (1, slice(3, 10))]
+    rows += [(2, part) for part in (slice(0, 4), slice(4, 8), slice(8, 10))]
+    alone = torch.zeros(())
+    for row, part in rows:
+        torch.testing.assert_close(
+            logits[row, part], model.logits(tokens[None, row, part])[0], rtol=1e-4, atol=1e-5
+        )
+        alone = alone + model(tokens[None, row, part], targets[None, row, part])
+    torch.testing.assert_close(loss, alone)
+    assert not torch.allclose(logits, model.logits(tokens))
+
+
+@pytest.mark.parametrize("fields", OPTIONS)
+def test_what_is_known_of_the_order(fields):
+    """The same tokens at other places give other logits."""
+    model = build(**fields).eval()
+    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 9]])
+    swapped = tokens[:, [1, 0, 2, 3, 4, 5, 6]]
+    assert not torch.allclose(model.logits(tokens)[0, -1], model.logits(swapped)[0, -1], atol=1e-6)
+
+
+def test_attention_is_the_same_step_by_step():
+    tokens, _, segments = batch()
+    fused, plain = build(kv_heads=2), build(kv_heads=2, attention={"kind": "reference"})
+    for arguments in [(tokens,), (tokens, segments)]:
+        torch.testing.assert_close(
+            fused.logits(*arguments), plain.logits(*arguments), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("fields", [{}, {"kv_heads": 2, "bias": True}])
+def test_the_kind_of_projection_changes_neither_weights_nor_logits(fields):
+    one, other = (build(qkv={"kind": kind}, **fields) for kind in ("fused", "separate"))
+    weights, others = canonical_state_dict(one), canonical_state_dict(other)
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+    tokens, _, _ = batch()
+    torch.testing.assert_close(one.logits(tokens), other.logits(tokens), rtol=1e-4, atol=1e-6)
+
+
+def test_initial_weights():
+    model = build(bias=True)
+    state = canonical_state_dict(model)
+    assert all(bool((t == 0).all()) for n, t in state.items() if n.endswith("bias"))
+    assert all(bool((t == 1).all()) for n, t in state.items() if n.endswith("norm.weight"))
+    spread = {n: float(t.std()) for n, t in state.items() if t.dim() == 2}
+    for name, std in spread.items():
+        adds = name.endswith(("self_attention.output.weight", "feed_forward.outer.weight"))
+        assert std == pytest.approx(0.02 / 2 if adds else 0.02, rel=0.15), name
+    seeds = [torch.cat([p.flatten() for p in build(seed).parameters()]) for seed in (1, 1, 2)]
+    assert torch.equal(seeds[0], seeds[1])
+    assert not torch.equal(seeds[0], seeds[2])
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda h, w, y: chunked_token_loss_sum(h, w, y, 0.0, 4),
+        lambda h, w, y: one_pass_loss_sum(h, w, y, 0.0),
+    ],
+)
+def test_losses_without_all_logits_have_the_same_gradients(head):
+    tokens, targets, segments = batch()
+    found = []
+    for options in ({}, {"loss": head}):
+        model = build()
+        loss = model(tokens, targets, segments, **options)
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        found[0][0], token_loss_sum(build().logits(tokens, segments), targets).detach()
+    )
+
+
+def test_checkpointing_changes_no_bit_of_loss_and_gradients():
+    tokens, targets, segments = batch()
+    found = []
+    for checkpoint in ("none", "layers"):
+        model = build(checkpoint=checkpoint, dropout=0.2)
+        torch.manual_seed(7)
+        loss = model(tokens, targets, segments)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_drops_in_training_only():
+    tokens, _, _ = batch()
+    model = build(dropout=0.3)
+    assert not torch.equal(model.logits(tokens), model.logits(tokens))
+    model.eval()
+    assert torch.equal(model.logits(tokens), model.logits(tokens))
+
+
+def test_layers_are_the_units_of_sharding():
+    model = build()
+    assert list(repeated_layers(model)) == list(model.layers)
+
+
+def test_one_graph_serves_all_layers_and_lengths(monkeypatch):
+    monkeypatch.setattr(
+        decoder,
+        "compile_layers",
+        lambda kind, *layers: compile_layers(kind, *layers, backend="aot_eager"),
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    tokens, targets, segments = batch()
+    compiled, plain = build(compile="layers").train(), build().train()
+    for columns in (10, 7, 9):
+        found = []
+        for model in (compiled, plain):
+            model.zero_grad()
+            model(*(given[:, :columns] for given in (tokens, targets, segments))).backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_fused_softmax_drops_attention_weights_and_nothing_without():
+    tokens, targets, segments = batch()
+    fused = {"attention": {"kind": "fused_softmax"}, "dropout_method": {"kind": "fused"}}
+    written = build(attention={"kind": "reference"})
+    torch.testing.assert_close(
+        build(**fused)(tokens, targets, segments), written(tokens, targets, segments)
+    )
+    dropping = build(**fused, dropout=0.5).train()
+    values = torch.stack([dropping(tokens, targets, segments).detach() for _ in range(400)])
+    assert values.std() > 0
+    mean, plain = values.mean(), written(tokens, targets, segments)
+    assert abs(mean - plain) < 0.1 * plain
+
+
+@pytest.mark.filterwarnings("error:Mismatch dtype")
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_the_residual_stream_is_of_16_bits(norm):
+    tokens, targets, segments = batch()
+    seen = []
+    model = build(residual="bf16", norm={"kind": norm})
+    for layer in model.layers:
+        layer.register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, targets, segments)
+    assert seen == [torch.bfloat16] * SIZES["layers"]
+    plain = build(norm={"kind": norm})(tokens, targets, segments)
+    torch.testing.assert_close(loss, plain, rtol=0.01, atol=0)
+
+
+def test_bfloat16_stays_near():
+    tokens, targets, segments = batch()
+    model = build(kv_heads=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, targets, segments)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, model(tokens, targets, segments), rtol=0.01, atol=0)
+
+
+def test_a_row_beyond_the_table_is_refused():
+    model = build(positions={"kind": "learned", "length": 4})
+    with pytest.raises(ValueError, match=r"row of 5 tokens .*model\.positions\.length"):
+        model.logits(torch.full((1, 5), 7))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": 5}, "does not divide d_model = 24"),
+        ({"heads": 4, "kv_heads": 3}, "does not divide heads = 4"),
+        ({"heads": 8}, "come in pairs"),
+        ({"d_model": 9, "heads": 3, "positions": {"kind": "sinusoidal"}}, "come in pairs"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        DecoderOnly(**{"d_model": 24, "heads": 4, **fields})

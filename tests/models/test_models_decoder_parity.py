@@ -1,0 +1,124 @@
+"""The decoder against GPT-2 and Llama of the transformers library, with copied weights."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks._copied_weights import gpt2_weights, llama_weights
+from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models.registry import build_language_model
+
+pytest.importorskip("transformers")
+
+V, SIZES = 37, {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
+GPT2 = {
+    "positions": {"kind": "learned", "length": 1024},
+    "norm": {"kind": "layer"},
+    "feed_forward": {"kind": "gelu"},
+    "bias": True,
+}
+LLAMA = {"kv_heads": 2, "tied_embeddings": False}
+
+
+def ours(**fields):
+    torch.manual_seed(3)
+    return build_language_model(DecoderOnly(**SIZES, **fields), V)
+
+
+def theirs(architecture, tied, **options):
+    spec = HuggingFaceCausal(
+        kind="huggingface_causal",
+        architecture=architecture,
+        tied_embeddings=tied,
+        options=options,
+        **SIZES,
+    )
+    torch.manual_seed(4)
+    model = build_language_model(spec, V)
+    with torch.no_grad():
+        for p in model.parameters():  # biases that are zero would hide that they are mixed up
+            p.add_(torch.randn_like(p) * 0.05)
+    return model
+
+
+def pair(name):
+    """Our model, the library's with the same weights, and how names are translated."""
+    if name == "gpt2":
+        other, translate = theirs("gpt2", tied=True), gpt2_weights
+        own = ours(**GPT2)
+    else:
+        other, translate = theirs("llama", tied=False, num_key_value_heads=2), llama_weights
+        own = ours(**LLAMA)
+    own.load_state_dict(translate(other.causal.state_dict(), SIZES["layers"]))
+    return own.eval(), other.eval(), translate
+
+
+def batch():
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(4, V, (3, 12), generator=generator)
+    targets = torch.randint(4, V, (3, 12), generator=generator)
+    tokens[1, 8:] = targets[1, 8:] = PAD
+    return tokens, targets
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_logits_loss_and_gradients_are_those_of_the_library(name):
+    own, other, translate = pair(name)
+    tokens, targets = batch()
+    logits = other.causal(tokens).logits
+    torch.testing.assert_close(own.logits(tokens), logits, rtol=1e-4, atol=1e-5)
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"
+    )
+    loss = own(tokens, targets)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(other(tokens, targets), expected)
+    loss.backward()
+    expected.backward()
+    gradients = {n: p.grad for n, p in other.causal.named_parameters()}
+    expected_gradients = translate(gradients, SIZES["layers"])
+    own_gradients = {n: p.grad for n, p in own.named_parameters()}
+    assert own_gradients.keys() == expected_gradients.keys()
+    for n, gradient in own_gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[n], rtol=1e-3, atol=1e-4, msg=n)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_documents_of_a_row_are_those_of_the_library(name):
+    own, other, _ = pair(name)
+    tokens, targets = batch()
+    segments = torch.tensor([[0] * 5 + [1] * 7, [0] * 12, [0] * 2 + [1] * 4 + [2] * 6])
+    torch.testing.assert_close(
+        own.logits(tokens, segments), other.logits(tokens, segments), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(own(tokens, targets, segments), other(tokens, targets, segments))
+    # As if each stood in a row of its own.
+    alone = other.causal(tokens[2:, 2:6]).logits
+    torch.testing.assert_close(own.logits(tokens, segments)[2:, 2:6], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_generated_text_is_that_of_the_library(name):
+    own, other, _ = pair(name)
+    with torch.no_grad():
+        (own.output or own.embedding).weight.mul_(5)
+        if name == "llama":
+            other.causal.lm_head.weight.mul_(5)
+        else:
+            other.causal.transformer.wte.weight.mul_(5)
+    prompts = [[1, 5, 6, 7], [1], [1, 9]]
+    found = own.generate(prompts, 8)
+    assert found == other.generate(prompts, 8)
+    assert len({tuple(text) for text in found}) > 1
+    # The library's own loop, one prompt at a time.
+    for prompt, text in zip(prompts, found, strict=True):
+        tokens = other.causal.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=8,
+            do_sample=False,
+            suppress_tokens=[0, 1],
+        )
+        after = tokens[0, len(prompt) :].tolist()
+        assert text == (after[: after.index(2)] if 2 in after else after)

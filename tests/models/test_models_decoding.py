@@ -1,0 +1,210 @@
+"""Greedy decoding and beam search against plain, uncached oracles."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schemas.config.model import Transformer
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.models.decoding.beam_search import _log_probabilities, beam_search, greedy
+from transformer_core.models.registry import build_model
+
+
+def build(seed, vocabulary, gain=3.0):
+    """A model whose next-token distributions differ from each other and from the uniform one."""
+    torch.manual_seed(seed)
+    spec = Transformer(
+        encoder_layers=1, decoder_layers=1, d_model=16, d_ff=32, heads=2, tied_embeddings=False
+    )
+    model = build_model(spec, vocabulary).eval()
+    with torch.no_grad():
+        model.output.weight.mul_(gain)
+        for parameter in model.decoder.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+def sentences(seed, vocabulary, lengths=(3, 6, 1, 5, 2, 4)):
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.full((len(lengths), max(lengths)), PAD)
+    for row, length in zip(source, lengths, strict=True):
+        row[:length] = torch.randint(4, vocabulary, (length,), generator=generator)
+    return source
+
+
+@torch.no_grad()
+def next_log_p(model, source, prefix):
+    """Log-probabilities of the token after BOS and ``prefix``; nothing is cached or batched."""
+    tokens = torch.tensor([[BOS, *prefix]])
+    return model(source[None], tokens)[0, -1].log_softmax(-1).tolist()
+
+
+def plain_greedy(model, source, max_length):
+    tokens = []
+    while len(tokens) < max_length:
+        log_p = next_log_p(model, source, tokens)
+        token = max((t for t in range(len(log_p)) if t not in (PAD, BOS)), key=log_p.__getitem__)
+        if token == EOS:
+            break
+        tokens.append(token)
+    return tokens
+
+
+def plain_beam(model, source, beam_size, alpha, max_length):
+    """Beam search with lists, one sentence at a time."""
+    beam, finished = [(0.0, [])], []
+    for length in range(1, max_length + 1):
+        candidates = sorted(
+            (
+                (score + log_p, [*prefix, token])
+                for score, prefix in beam
+                for token, log_p in enumerate(next_log_p(model, source, prefix))
+                if token not in (PAD, BOS)
+            ),
+            reverse=True,
+        )
+        for score, tokens in candidates[:beam_size]:
+            if tokens[-1] == EOS:
+                finished.append((score / ((5 + length) / 6) ** alpha, tokens[:-1]))
+        beam = [c for c in candidates if c[1][-1] != EOS][:beam_size]
+        if len(finished) >= beam_size:
+            break
+    return max(finished)[1] if finished else beam[0][1]
+
+
+def best_of_all(model, source, vocabulary, alpha, max_length):
+    """The best of all hypotheses that end within ``max_length`` tokens."""
+    words = [token for token in range(vocabulary) if token not in (PAD, BOS, EOS)]
+    best = (-float("inf"), [])
+    for count in range(max_length):
+        for tokens in itertools.product(words, repeat=count):
+            total = 0.0
+            for i, token in enumerate([*tokens, EOS]):
+                total += next_log_p(model, source, tokens[:i])[token]
+            best = max(best, (total / ((5 + count + 1) / 6) ** alpha, list(tokens)))
+    return best[1]
+
+
+def test_greedy_equals_uncached_greedy():
+    lengths = set()
+    for seed in range(4):
+        model, source = build(seed, 9), sentences(seed, 9)
+        results = greedy(model, source, 10)
+        assert results == [plain_greedy(model, row[row != PAD], 10) for row in source]
+        lengths |= {len(tokens) for tokens in results}
+    assert len(lengths) > 3, "the sentences must end at different steps for this to test anything"
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 6.0])
+def test_beam_search_equals_plain_beam_search(beam_size, alpha):
+    for seed in range(2):
+        model, source = build(seed, 8), sentences(seed, 8)
+        results = beam_search(model, source, beam_size, alpha, 7)
+        expected = [plain_beam(model, row[row != PAD], beam_size, alpha, 7) for row in source]
+        assert results == expected
+
+
+def test_beam_of_one_is_greedy():
+    for seed in range(6):
+        model, source = build(seed, 12), sentences(seed, 12)
+        assert beam_search(model, source, 1, 0.6, 9) == greedy(model, source, 9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
+def test_a_wide_beam_finds_the_best_of_all(alpha):
+    found = set()
+    for seed in range(3):
+        model, source = build(seed, 6, gain=1.0), sentences(seed, 6, lengths=(2, 3))
+        results = beam_search(model, source, 64, alpha, 4)
+        expected = [best_of_all(model, row[row != PAD], 6, alpha, 4) for row in source]
+        assert results == expected
+        found |= {len(tokens) for tokens in results}
+    assert alpha < 3 or max(found) > 1, "a strong length penalty must prefer long hypotheses"
+
+
+def ending(model, bias):
+    """Make EOS more (or less) probable at every step."""
+    plain = model.decode
+
+    def decode(*inputs):
+        logits = plain(*inputs).clone()
+        logits[..., EOS] += bias
+        return logits
+
+    model.decode = decode
+    return model
+
+
+@pytest.mark.parametrize("search", [greedy, lambda m, s, n: beam_search(m, s, 3, 0.6, n)])
+def test_stops_when_everything_has_ended(search):
+    model = ending(build(0, 8), 100.0)
+    calls = []
+    model.decoder[0].register_forward_hook(lambda *_: calls.append(1))
+    assert search(model, sentences(0, 8), 50) == [[]] * 6
+    assert len(calls) <= 3
+
+
+@pytest.mark.parametrize("search", [greedy, lambda m, s, n: beam_search(m, s, 3, 0.6, n)])
+def test_cuts_at_the_maximum_length(search):
+    results = search(ending(build(0, 8), -100.0), sentences(0, 8), 5)
+    assert [len(tokens) for tokens in results] == [5] * 6
+    assert not {PAD, BOS, EOS} & {token for tokens in results for token in tokens}
+
+
+@pytest.mark.parametrize("search", [greedy, lambda m, s, n: beam_search(m, s, 4, 0.6, n)])
+def test_a_batch_equals_its_sentences_and_is_repeatable(search):
+    model, source = build(2, 15), sentences(2, 15)
+    results = search(model, source, 8)
+    assert results == search(model, source, 8)
+    assert results == [search(model, row[None], 8)[0] for row in source]
+
+
+@pytest.mark.parametrize("search", [greedy, lambda m, s, n: beam_search(m, s, 2, 0.6, n)])
+def test_training_mode_is_refused(search):
+    with pytest.raises(ValueError, match=r"call eval\(\)"):
+        search(build(0, 8).train(), sentences(0, 8), 5)
+
+
+@pytest.mark.parametrize("search", [greedy, lambda m, s, n: beam_search(m, s, 2, 0.6, n)])
+def test_builds_no_graph_and_takes_small_vocabularies(search):
+    model = build(0, 5)
+    search(model, torch.tensor([[4, 4]]), 6)
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("search", [greedy, lambda m, s, n: beam_search(m, s, 2, 0.6, n)])
+def test_works_under_inference_mode_and_autocast(search):
+    model, source = build(1, 9), sentences(1, 9)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        results = search(model, source, 6)
+    assert len(results) == len(source)
+    assert any(results)
+
+
+def test_a_step_of_decoding_copies_no_list_to_the_device() -> None:
+    """A list as an index becomes a tensor of the host, which every step would copy."""
+
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Model:
+        def decode(self, *_: object) -> torch.Tensor:
+            return torch.zeros(2, 1, 9)
+
+    nothing: Any = None
+    with torch.no_grad(), Seen() as seen:
+        found = _log_probabilities(Model(), nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+    assert found[:, [PAD, BOS]].isneginf().all()
+    assert found.isfinite().sum() == 2 * 7
+    assert not [name for name in seen.names if "index" in name or "lift" in name]

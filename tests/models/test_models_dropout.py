@@ -1,0 +1,162 @@
+"""Dropout."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.config.model import FusedDropout, TorchDropout
+from transformer_core.models.layers.dropout import DROPOUTS, Dropout, dropout
+
+
+@pytest.mark.parametrize("kind", DROPOUTS)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_drops_with_probability_p_and_keeps_the_mean(kind, p):
+    torch.manual_seed(0)
+    n = 400_000
+    result = DROPOUTS[kind](torch.ones(n), p)
+    share = (result == 0).float().mean().item()
+    assert share == pytest.approx(p, abs=5 * (p * (1 - p) / n) ** 0.5)
+    assert result.unique().tolist() == [0.0, pytest.approx(1 / (1 - p))]
+
+
+def test_neighbours_are_independent():
+    # Four elements share one draw: none of the four places may be biased or tied to another.
+    torch.manual_seed(0)
+    dropped = (dropout(torch.ones(100_000, 4), 0.3) == 0).float()
+    torch.testing.assert_close(dropped.mean(0), torch.full((4,), 0.3), rtol=0, atol=0.008)
+    correlation = torch.corrcoef(dropped.T) - torch.eye(4)
+    assert correlation.abs().max() < 0.02
+
+
+@given(shape=st.lists(st.integers(0, 5), max_size=3))
+def test_keeps_shape_and_type(shape):
+    x = torch.ones(shape, dtype=torch.bfloat16)
+    assert dropout(x, 0.5).shape == x.shape
+    assert dropout(x, 0.5).dtype == x.dtype
+
+
+def test_gradient_passes_where_the_value_passed():
+    x = torch.full((1000,), 2.0, requires_grad=True)
+    y = dropout(x, 0.25)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad * 2.0, y.detach())
+
+
+def test_seed_decides():
+    def draw(seed):
+        torch.manual_seed(seed)
+        return dropout(torch.ones(1000), 0.5)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_the_schema_chooses():
+    torch.manual_seed(2)
+    ours = Dropout(0.5, TorchDropout(kind="torch")).train()(torch.ones(100))
+    torch.manual_seed(2)
+    assert torch.equal(ours, torch.nn.functional.dropout(torch.ones(100), 0.5))
+
+
+def test_nothing_happens_in_evaluation_or_without_probability():
+    x = torch.randn(100)
+    assert torch.equal(Dropout(0.5).eval()(x), x)
+    assert torch.equal(Dropout(0.0).train()(x), x)
+    assert (Dropout(0.5).train()(x) == 0).any()
+
+
+FUSED = FusedDropout(kind="fused")
+
+
+@pytest.fixture(params=[7, 3 * 2**16], ids=["one thread", "pieces"])
+def x(request):
+    """Small, and so large that threads share it; odd, so that the pieces are not equal."""
+    torch.manual_seed(0)
+    return (torch.randn(request.param + 1) + 3).requires_grad_()
+
+
+def test_the_sum_and_its_gradient_are_those_of_one_mask(x):
+    layer = Dropout(0.25, FUSED)
+    residual = torch.randn(len(x), requires_grad=True)
+    total = layer.added(residual, x)
+    passed = (total - residual).detach()
+    kept = passed != 0
+    torch.testing.assert_close(passed, torch.where(kept, x.detach() / 0.75, 0.0))
+    grad = torch.randn(len(x))
+    total.backward(grad)
+    torch.testing.assert_close(x.grad, torch.where(kept, grad / 0.75, 0.0))
+    torch.testing.assert_close(residual.grad, grad)
+    if len(x) > 100:
+        assert kept.float().mean().item() == pytest.approx(0.75, abs=0.005)
+
+
+def test_the_relu_and_its_gradient_are_those_of_one_mask(x):
+    layer, both = Dropout(0.25, FUSED), (x.detach() - 3).requires_grad_()
+    result = layer.of_relu(both)
+    positive = both.detach() > 0
+    assert not result[~positive].any()
+    kept = result.detach() > 0
+    torch.testing.assert_close(result.detach(), torch.where(kept, both.detach() / 0.75, 0.0))
+    grad = torch.randn(len(x))
+    result.backward(grad)
+    torch.testing.assert_close(both.grad, torch.where(kept, grad / 0.75, 0.0))
+    if len(x) > 100:
+        assert kept[positive].float().mean().item() == pytest.approx(0.75, abs=0.01)
+
+
+def test_masks_of_two_calls_are_not_one_sequence_with_another_start():
+    torch.manual_seed(0)
+    layer = Dropout(0.5, FUSED)
+    first, second = ((layer(torch.ones(20_000)) != 0).float() - 0.5 for _ in range(2))
+    # Any shift of one against the other would stand out of the noise, 5 standard errors.
+    size = torch.fft.rfft(first, 40_000).conj() * torch.fft.rfft(second, 40_000)
+    assert torch.fft.irfft(size).abs().max() < 5.5 * 0.25 * 20_000**0.5
+
+
+def test_the_seed_decides_the_masks_of_compiled_loops_too():
+    def draw(seed):
+        torch.manual_seed(seed)
+        return Dropout(0.5, FUSED).added(torch.zeros(1000), torch.ones(1000))
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_formats_are_dropped_in_small_operations(dtype):
+    layer, x = Dropout(0.5, FUSED), torch.ones(1000, dtype=dtype)
+    for result in (layer.added(torch.ones_like(x), x) - 1, layer.of_relu(x), layer(x)):
+        assert result.dtype == dtype
+        assert set(result.tolist()) == {0.0, 2.0}
+
+
+def test_evaluation_drops_nothing_and_adds():
+    layer, x = Dropout(0.5, FUSED).eval(), torch.tensor([-1.0, 2.0])
+    assert layer.added(x, x).tolist() == [-2.0, 4.0]
+    assert layer.of_relu(x).tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("residual", [torch.float32, torch.bfloat16])
+def test_fused_loops_in_bfloat16_are_those_of_32_bits_rounded(residual):
+    torch.manual_seed(0)
+    x = torch.randn(1000).to(torch.bfloat16)
+    beside = torch.randn(1000).to(residual)
+    layer, gradient = Dropout(0.25, FUSED), torch.randn(1000)
+
+    def of(x, beside, dtype):
+        found = []
+        for function in (layer, layer.of_relu, lambda y: layer.added(beside, y)):
+            mine = x.detach().clone().requires_grad_()
+            torch.manual_seed(1)
+            result = function(mine)
+            result.backward(gradient.to(result.dtype))
+            found += [result.detach(), mine.grad]
+        return [each.to(dtype) for each in found]
+
+    halves = of(x, beside, torch.float32)
+    wholes = of(x.float(), beside.float(), torch.float32)
+    for half, whole in zip(halves, wholes, strict=True):
+        assert torch.equal(half == 0, whole == 0)
+        torch.testing.assert_close(half, whole, rtol=2**-7, atol=1e-6)
+    assert (halves[0] == 0).float().mean() > 0.2

@@ -1,0 +1,159 @@
+"""MarianMT of the transformers library behind the interface of a model."""
+
+import builtins
+
+import pytest
+import torch
+
+from schemas.config.model import HuggingFace, Transformer
+from schemas.errors import Unsupported
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.models.decoding.beam_search import beam_search, greedy
+from transformer_core.models.libraries.huggingface import POSITIONS
+from transformer_core.models.registry import build_model
+
+pytest.importorskip("transformers")
+
+V = 41
+SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2}
+
+
+def build(seed=1, vocabulary=V, **fields):
+    torch.manual_seed(seed)
+    spec = HuggingFace(kind="huggingface", **{**SIZES, "dropout": 0.0, **fields})
+    return build_model(spec, vocabulary)
+
+
+def batch():
+    generator = torch.Generator().manual_seed(2)
+    source = torch.randint(4, V, (3, 7), generator=generator)
+    target = torch.randint(4, V, (3, 6), generator=generator)
+    source[1, 4:] = PAD
+    target[:, 0] = BOS
+    return source, target
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_is_as_large_as_this_projects_model(tied):
+    fields = {"tied_embeddings": tied, "d_model": 32, "d_ff": 128, "heads": 4}
+    theirs = parameters(build(vocabulary=500, **fields))
+    with torch.device("meta"):
+        ours = parameters(build_model(Transformer(**{**SIZES, **fields}), 500))
+    assert theirs == pytest.approx(ours, rel=0.02)
+
+
+def test_takes_every_setting():
+    fields = {"encoder_layers": 1, "decoder_layers": 3, "d_model": 24, "d_ff": 20, "heads": 3}
+    config = build(**fields, dropout=0.25).marian.config
+    assert (config.encoder_layers, config.decoder_layers) == (1, 3)
+    assert (config.encoder_ffn_dim, config.decoder_ffn_dim) == (20, 20)
+    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (3, 3)
+    assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.25,) * 3
+    assert (config.pad_token_id, config.bos_token_id, config.decoder_start_token_id) == (0, 1, 1)
+
+
+def test_the_seed_draws_the_weights():
+    weights = [torch.cat([p.flatten() for p in build(seed).parameters()]) for seed in (1, 1, 2)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_equals_the_librarys_own_forward():
+    source, target = batch()
+    model = build().eval()
+    marian = model.marian(
+        input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target
+    )
+    torch.testing.assert_close(model(source, target), marian.logits)
+
+
+def test_padding_of_the_source_changes_nothing():
+    source, target = batch()
+    model = build().eval()
+    torch.testing.assert_close(
+        model(source, target)[1:2], model(source[1:2, :4], target[1:2]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_later_target_tokens_change_nothing():
+    source, target = batch()
+    model = build().eval()
+    other = target.clone()
+    other[:, 3:] = 5
+    first, second = model(source, target), model(source, other)
+    torch.testing.assert_close(first[:, :3], second[:, :3])
+    assert not torch.allclose(first[:, 3:], second[:, 3:])
+
+
+def test_drops_activations_only_in_training():
+    source, target = batch()
+    model = build(dropout=0.3).train()
+    assert not torch.equal(model(source, target), model(source, target))
+    model.eval()
+    assert torch.equal(model(source, target), model(source, target))
+
+
+@torch.no_grad()
+def test_a_cache_continues_its_prefix_through_reorder_and_select():
+    source, target = batch()
+    model = build().eval()
+    memory, cache = model.encode(source), model.new_cache()
+    model.decode(memory, source, target[:, :2], cache)
+    rows = torch.tensor([2, 0])
+    cache.select(rows)
+    memory, source, target = memory[rows], source[rows], target[rows]
+    model.decode(memory, source, target[:, 2:3], cache)
+    # Two hypotheses of one source change places.
+    rows = torch.tensor([0, 0])
+    cache.select(rows)
+    memory, source, target = memory[rows], source[rows], target[rows].clone()
+    target[1, 3:] = 7
+    model.decode(memory, source, target[:, 3:4], cache)
+    cache.reorder(torch.tensor([1, 0]))
+    step = model.decode(memory, source, target[[1, 0], 4:5], cache)
+    whole = model(source, target[[1, 0]])[:, 4]
+    torch.testing.assert_close(step[:, 0], whole, rtol=1e-4, atol=1e-5)
+    assert cache.length == 5
+
+
+@torch.no_grad()
+def test_greedy_equals_uncached_greedy():
+    source, _ = batch()
+    model = build(seed=5, tied_embeddings=False).eval()
+    model.marian.lm_head.weight.mul_(3)
+    tokens = torch.full((3, 1), BOS)
+    for _ in range(7):
+        logits = model(source, tokens)[:, -1]
+        logits[:, [PAD, BOS]] = -torch.inf
+        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
+    expected = [row[: row.index(2)] if 2 in row else row for row in tokens[:, 1:].tolist()]
+    found = greedy(model, source, 7)
+    assert found == expected
+    assert len({tuple(row) for row in found}) > 1
+    assert beam_search(model, source, 1, 0.6, 7) == expected
+
+
+def test_a_source_beyond_the_positions_is_refused():
+    model = build()
+    source, target = torch.full((1, POSITIONS + 1), 5), torch.full((1, 2), 5)
+    with pytest.raises(ValueError, match=r"source of 1025 tokens .*filter\.max_tokens"):
+        model(source, target)
+    with pytest.raises(ValueError, match="target of 1025 tokens"):
+        model(target, source)
+
+
+def test_a_machine_without_the_library_is_unsupported(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.split(".")[0] == "transformers":
+            raise ImportError("No module named 'transformers'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(Unsupported, match=r"pip install .*\[models\]"):
+        build()

@@ -1,0 +1,179 @@
+"""Models of the user's own: what they must offer, and what is said when they do not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.config.model import ImportedModel
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.models.decoding.beam_search import beam_search, greedy
+from transformer_core.models.registry import build_model
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = "docs.examples.own_model:build"
+V = 31
+
+MODULE = """
+import torch
+from torch import nn
+
+def build(spec, vocabulary):
+    return nn.Bilinear(1, 1, vocabulary)
+
+def nothing(spec, vocabulary):
+    return None
+
+number = 3
+
+class Bag(nn.Module):
+    '''The next token depends on the last one and on the sum of the source.'''
+    def __init__(self, vocabulary, shift=0):
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, vocabulary + shift)
+        self.calls = []
+    def forward(self, source, target_input):
+        self.calls.append(target_input.size(1))
+        return self.table(target_input) + self.table(source).sum(1, keepdim=True)
+
+class Half(Bag):
+    def encode(self, source):
+        return source
+
+class Full(Bag):
+    def encode(self, source):
+        return self.table(source).sum(1, keepdim=True)
+    def new_cache(self):
+        return NoCache()
+    def decode(self, memory, source, target_input, cache=None):
+        return self.table(target_input) + memory
+
+class NoCache:
+    def reorder(self, rows): pass
+    def select(self, rows): pass
+
+def bag(spec, vocabulary): return Bag(vocabulary)
+def wide(spec, vocabulary): return Bag(vocabulary, shift=2)
+def half(spec, vocabulary): return Half(vocabulary)
+def full(spec, vocabulary): return Full(vocabulary)
+
+class Pair(Bag):
+    def forward(self, source, target_input):
+        return super().forward(source, target_input), None
+class Ids(Bag):
+    def forward(self, source, target_input):
+        return super().forward(source, target_input).long()
+def pair(spec, vocabulary): return Pair(vocabulary)
+def ids(spec, vocabulary): return Ids(vocabulary)
+"""
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """A folder on the path of modules; those imported from it are forgotten afterwards."""
+    (tmp_path / "users_model.py").write_text(MODULE)
+    (tmp_path / "broken_model.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in ("users_model", "broken_model"):
+        sys.modules.pop(name, None)
+
+
+def build(factory, **fields):
+    torch.manual_seed(3)
+    return build_model(ImportedModel(kind="import", factory=factory, **fields), V)
+
+
+def batch():
+    generator = torch.Generator().manual_seed(2)
+    source = torch.randint(4, V, (3, 6), generator=generator)
+    target = torch.randint(4, V, (3, 4), generator=generator)
+    source[1, 3:] = PAD
+    target[:, 0] = BOS
+    return source, target
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("no_such_module:build", "there is no module no_such_module; remedy: start snakemake in"),
+        ("users_model.inner:build", "there is no module users_model.inner"),
+        ("users_model:biuld", "users_model has no biuld; remedy: did you mean build"),
+        ("users_model:number", "number is a int, not a function"),
+        ("users_model:nothing", "gives a NoneType, not a torch.nn.Module"),
+        ("users_model:half", "has no decode and no new_cache; remedy: define all of encode, "),
+    ],
+)
+def test_what_cannot_be_built_is_said(modules, factory, message):
+    with pytest.raises(ValueError, match=f"^model.factory = {factory}: ") as raised:
+        build(factory)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_import_that_fails_inside_the_module_is_the_users_own_error(modules):
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        build("broken_model:build")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("wide", r"gives torch.float32 \[3, 4, 33\].*return logits \[3, 4, 31\]"),
+        ("pair", "gives a tuple, not a tensor"),
+        ("ids", r"gives torch.int64 \[3, 4, 31\]"),
+    ],
+)
+def test_wrong_logits_are_said_at_the_first_batch(modules, factory, message):
+    model = build(f"users_model:{factory}")
+    with pytest.raises(ValueError, match=message):
+        model(*batch())
+
+
+@torch.no_grad()
+def test_forward_alone_is_enough_for_both_searches(modules):
+    source, _ = batch()
+    alone, own = build("users_model:bag").eval(), build("users_model:full").eval()
+    assert greedy(alone, source, 6) == greedy(own, source, 6)
+    assert beam_search(alone, source, 3, 0.6, 6) == beam_search(own, source, 3, 0.6, 6)
+    assert max(alone.own.calls) > 1  # the whole prefix
+    assert own.own.calls == []  # its decode() was called instead
+
+
+@torch.no_grad()
+def test_a_prefix_follows_its_row():
+    source, target = batch()
+    model = build(EXAMPLE).eval()
+    memory, cache = model.encode(source), model.new_cache()
+    model.decode(memory, source, target[:, :2], cache)
+    rows = torch.tensor([2, 0])
+    cache.select(rows)
+    source, target = source[rows], target[rows]
+    step = model.decode(memory[rows], source, target[:, 2:3], cache)
+    torch.testing.assert_close(step[:, 0], model(source, target)[:, 2])
+
+
+def test_the_example_takes_sizes_and_options():
+    assert build(EXAMPLE, d_model=24, encoder_layers=3).own.reader.num_layers == 3
+    model = build(EXAMPLE, d_model=24, encoder_layers=3, options={"layers": 1})
+    assert model.own.reader.num_layers == 1
+    assert model.own.source.embedding_dim == 24
+
+
+def test_the_example_sees_no_padding_and_no_later_token():
+    source, target = batch()
+    model = build(EXAMPLE).eval()
+    other = target.clone()
+    other[:, 2:] = 9
+    torch.testing.assert_close(model(source, target)[:, :2], model(source, other)[:, :2])
+    short = model(source[1:2, :3], target[1:2])
+    torch.testing.assert_close(model(source, target)[1:2], short)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(source, target).isfinite().all()
+
+
+def test_the_guide_names_the_example():
+    text = (ROOT / "docs/own-model.md").read_text(encoding="utf-8")
+    assert EXAMPLE in text
+    assert "docs/own-model.md" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,208 @@
+"""The one-pass loss against the loss of whole logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.exc import TorchDynamoException
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.machine.step_kernels import FirstStep
+from transformer_core.models import one_pass_loss
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.one_pass_loss import one_pass_loss_sum
+
+
+def draw(v=11, scale=1.0):
+    torch.manual_seed(0)
+    hidden, output = torch.randn(3, 4, 8) * scale, torch.randn(v, 8)
+    labels = torch.randint(1, v, (3, 4))
+    labels[1, 2:] = PAD
+    return hidden.requires_grad_(), output.requires_grad_(), labels
+
+
+def whole(hidden, output, labels, smoothing):
+    return token_loss_sum(F.linear(hidden, output), labels, smoothing)
+
+
+def results(loss, smoothing=0.1, factor=1.0, scale=1.0, autocast=None):
+    hidden, output, labels = draw(scale=scale)
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        value = loss(hidden, output, labels, smoothing)
+    (value * factor).backward()
+    return value.detach(), hidden.grad, output.grad
+
+
+@pytest.mark.parametrize("elements", [1, 40, 2**20])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("factor", [1.0, -0.25])
+def test_value_and_gradients_are_those_of_whole_logits(monkeypatch, elements, smoothing, factor):
+    monkeypatch.setattr(one_pass_loss, "_CPU_ELEMENTS", elements)
+    for ours, expected in zip(
+        results(one_pass_loss_sum, smoothing, factor),
+        results(whole, smoothing, factor),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_rounds_products_and_nothing_else(dtype):
+    value, *gradients = results(one_pass_loss_sum, autocast=dtype)
+    exact, *expected = results(whole)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, exact, rtol=1e-2, atol=1e-2)
+    for ours, reference in zip(gradients, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - reference).norm() < 0.02 * reference.norm()
+
+
+def test_large_logits_do_not_overflow():
+    value, *gradients = results(one_pass_loss_sum, scale=1e4)
+    exact, *expected = results(whole, scale=1e4)
+    torch.testing.assert_close(value, exact, rtol=1e-5, atol=1e-2)
+    for ours, reference in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1.0)
+
+
+def test_padding_counts_nothing_even_where_there_is_nothing_else():
+    hidden, output, labels = draw()
+    loss = one_pass_loss_sum(hidden, output, torch.full_like(labels, PAD), 0.1)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not hidden.grad.any()
+    assert not output.grad.any()
+
+
+def test_rows_of_padding_are_masked_where_they_are_computed(monkeypatch):
+    """As on a GPU, where it costs more to leave them out."""
+    monkeypatch.setattr(one_pass_loss, "places", lambda real: torch.arange(len(real)))
+    monkeypatch.setattr(one_pass_loss, "_PADDING_LEFT_OUT", ())
+    for ours, expected in zip(results(one_pass_loss_sum), results(whole), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_gradients_none_are_computed():
+    hidden, output, labels = draw()
+    with torch.no_grad():
+        value = one_pass_loss_sum(hidden, output, labels, 0.1)
+    torch.testing.assert_close(value, whole(hidden, output, labels, 0.1).detach())
+
+
+def test_fake_tensors_pass():
+    with FakeTensorMode():
+        hidden, output = torch.randn(3, 4, 8).requires_grad_(), torch.randn(11, 8)
+        loss = one_pass_loss_sum(hidden, output, torch.ones(3, 4, dtype=torch.int64), 0.1)
+        loss.backward()
+        assert hidden.grad.shape == (3, 4, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda():
+    inputs = draw()
+    expected = [x.detach() for x in torch.autograd.grad(whole(*inputs, 0.1), inputs[:2])]
+    there = [x.detach().cuda() for x in inputs]
+    there = [x.requires_grad_(x.is_floating_point()) for x in there]
+    ours = torch.autograd.grad(one_pass_loss_sum(*there, 0.1), there[:2])
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_what_is_compiled_for_gpus_is_the_plain_code(padded):
+    """Without the compiler's kernels, which need a GPU: one graph, and the same numbers."""
+    hidden, output, labels = draw()
+    with torch.no_grad():
+        logits = (hidden @ output.T).flatten(0, 1)
+        counted = labels.flatten() != PAD if padded else None
+        compiled = torch.compile(
+            one_pass_loss._loss_and_gradient, backend="eager", dynamic=True, fullgraph=True
+        )
+        expected = one_pass_loss._loss_and_gradient(logits, labels.flatten(), counted, 0.1)
+        for ours, plain in zip(
+            compiled(logits, labels.flatten(), counted, 0.1), expected, strict=True
+        ):
+            torch.testing.assert_close(ours, plain)
+
+
+@pytest.fixture
+def for_a_gpu(monkeypatch):
+    """The way of GPUs, with a backend that needs no compiler; calls of what is compiled."""
+    calls = []
+
+    def counted(*args):
+        calls.append(1)
+        return plain(*args)
+
+    plain = one_pass_loss._loss_and_gradient
+    compiled = torch.compile(counted, backend="eager", dynamic=True)
+    monkeypatch.setattr(one_pass_loss, "_compiled", lambda: compiled)
+    monkeypatch.setattr(one_pass_loss, "_not_compiled", [])
+    return calls
+
+
+def rows():
+    hidden, output, labels = draw()
+    return (hidden @ output.T).flatten(0, 1).detach(), labels.flatten(), None, 0.1
+
+
+def test_the_step_whose_operators_are_seen_is_compiled_as_those_after_it(for_a_gpu):
+    """torch refuses to compile under most modes that see operators, and for good."""
+    expected = one_pass_loss._loss_and_gradient(*rows())
+    with FirstStep() as kernels:
+        kernels.begin()
+        first = one_pass_loss._in_two_kernels(*rows())
+    torch.compiler.reset()
+    assert not one_pass_loss.watched()
+    for found in (first, one_pass_loss._in_two_kernels(*rows())):
+        for ours, plain in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, plain)
+    assert for_a_gpu
+
+
+def test_tensors_without_memory_are_not_compiled(for_a_gpu):
+    with FakeTensorMode():
+        assert one_pass_loss.watched()
+        fake = torch.empty(3, 5), torch.ones(3, dtype=torch.int64), None, 0.1
+        assert one_pass_loss._in_two_kernels(*fake)[1].shape == (3, 5)
+    assert not for_a_gpu
+
+
+def test_a_host_without_a_compiler_computes_step_by_step(monkeypatch, caplog):
+    tried = []
+
+    def refuse(*_):
+        tried.append(1)
+        raise TorchDynamoException("Failed to find C compiler.")
+
+    monkeypatch.setattr(one_pass_loss, "_compiled", lambda: refuse)
+    monkeypatch.setattr(one_pass_loss, "_not_compiled", [])
+    monkeypatch.setattr(one_pass_loss.log, "propagate", True)
+    expected = one_pass_loss._loss_and_gradient(*rows())
+    for _ in range(2):
+        for ours, plain in zip(one_pass_loss._in_two_kernels(*rows()), expected, strict=True):
+            torch.testing.assert_close(ours, plain)
+    assert tried == [1]
+    assert "step by step" in caplog.text
+    assert "C compiler" in caplog.text
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("words", [7, 64, 1001])
+def test_one_loop_in_bfloat16_is_that_step_by_step_but_for_rounding(smoothing, words):
+    torch.manual_seed(0)
+    logits = (5 * torch.randn(40, words)).to(torch.bfloat16)
+    labels = torch.randint(0, words, (40,))
+    wide = one_pass_loss._loss_and_gradient(logits.double(), labels, None, smoothing)
+    losses, gradient = one_pass_loss._in_one_loop(logits.clone(), labels, None, smoothing)
+    torch.testing.assert_close(losses, wide[0].float(), rtol=1e-5, atol=1e-5)
+    assert gradient.dtype == torch.bfloat16
+    torch.testing.assert_close(gradient.float(), wide[1].float(), rtol=2**-8, atol=1e-6)
+
+
+def test_a_logit_that_is_no_number_is_in_the_loss():
+    logits = torch.zeros(2, 40, dtype=torch.bfloat16)
+    logits[1, 3] = torch.nan
+    losses, _ = one_pass_loss._in_one_loop(logits, torch.tensor([1, 2]), None, 0.1)
+    assert losses.isnan().tolist() == [False, True]

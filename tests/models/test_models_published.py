@@ -1,0 +1,128 @@
+"""What the published code writes out, against plain formulas and against the fused kinds."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from schemas.config.model import PublishedAttention, PublishedNorm, SeparateQkv, Transformer
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.models.layers.attention import reference_attention
+from transformer_core.models.layers.normalization import NORMS
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.published_loss import kl_divergence_sum
+from transformer_core.models.registry import build_model
+from transformer_core.models.transformer import source_mask
+
+V = 23
+
+
+def pairs():
+    source = torch.tensor([[7, 8, 9, EOS], [7, EOS, PAD, PAD]])
+    target = torch.tensor([[BOS, 5, 6, 11, 12], [BOS, 5, PAD, PAD, PAD]])
+    return source, target
+
+
+@pytest.mark.parametrize("d", [4, 128])
+def test_the_published_norm_divides_by_the_deviation_of_a_sample(d):
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, d)
+    published, fused = NORMS["published"](d), NORMS["fused"](d)
+    expected = fused(x) * math.sqrt((d - 1) / d)
+    torch.testing.assert_close(published(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_published_loss_by_hand():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 7)
+    labels = torch.tensor([[3, 4, PAD], [6, PAD, PAD]])
+    expected = 0.0
+    for b, t in ((0, 0), (0, 1), (1, 0)):
+        log_p = logits[b, t].log_softmax(-1)
+        for token in range(7):
+            if token != PAD:
+                share = 0.9 if token == labels[b, t] else 0.1 / 5
+                expected -= share * log_p[token].item()
+    torch.testing.assert_close(kl_divergence_sum(logits, labels, 0.1).item(), expected)
+
+
+def test_without_smoothing_the_published_loss_is_the_cross_entropy():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 7, requires_grad=True)
+    labels = torch.tensor([[3, 4, PAD], [6, PAD, PAD]])
+    (published,) = torch.autograd.grad(kl_divergence_sum(logits, labels, 0.0), logits)
+    (ours,) = torch.autograd.grad(token_loss_sum(logits, labels, 0.0), logits)
+    torch.testing.assert_close(published, ours)
+    torch.testing.assert_close(
+        kl_divergence_sum(logits, labels, 0.0), token_loss_sum(logits, labels, 0.0)
+    )
+
+
+def test_losses_of_a_real_vocabulary_hardly_differ():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 5, 1000), torch.randint(1, 1000, (4, 5))
+    published, ours = (loss(logits, labels, 0.1) for loss in (kl_divergence_sum, token_loss_sum))
+    assert published != ours
+    torch.testing.assert_close(published, ours, rtol=1e-3, atol=0.0)
+
+
+def model(**kinds):
+    torch.manual_seed(3)
+    spec = Transformer(d_model=16, d_ff=32, heads=2, dropout=0.0, **kinds)
+    return build_model(spec, V)
+
+
+def test_the_published_attention_computes_the_same_model():
+    source, target = pairs()
+    published = model(
+        attention=PublishedAttention(kind="published"), qkv=SeparateQkv(kind="separate")
+    )
+    ours = model()
+    real = target != PAD
+    torch.testing.assert_close(
+        published(source, target)[real], ours(source, target)[real], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_masks_of_a_batch_are_those_of_padding_and_of_what_comes_later(monkeypatch):
+    published = model(attention=PublishedAttention(kind="published"))
+    seen = []
+
+    def watched(q, k, v, mask, causal, dropout, drop):
+        seen.append((mask, causal))
+        return reference_attention(q, k, v, mask, causal, dropout)
+
+    for module in published.modules():
+        if hasattr(module, "attend"):
+            monkeypatch.setattr(module, "attend", watched)
+    source, target = pairs()
+    published(source, target)
+    own = [mask for mask, causal in seen if mask.shape[-2:] == (5, 5) and not causal]
+    expected = source_mask(target) & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert len(own) == 2
+    assert all(torch.equal(mask, expected) for mask in own)
+    assert own[0] is own[1]  # made once
+
+
+def test_the_published_model_decodes_as_it_trains():
+    published = model(attention=PublishedAttention(kind="published")).eval()
+    source, target = pairs()
+    memory, cache = published.encode(source[:1]), published.new_cache()
+    steps = [published.decode(memory, source[:1], target[:1, i : i + 1], cache) for i in range(5)]
+    whole = published(source[:1], target[:1])
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_the_published_norm_has_the_weights_of_the_fused_one():
+    ours, published = model(), model(norm_method=PublishedNorm(kind="published"))
+    assert ours.state_dict().keys() == published.state_dict().keys()
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(ours.state_dict().values(), published.state_dict().values(), strict=True)
+    )
+    norms = [m for m in published.modules() if isinstance(m, nn.LayerNorm)]
+    assert {type(m) for m in norms} == {NORMS["published"]}
+    x = torch.randn(2, 3, 16)
+    assert not torch.allclose(norms[0](x), F.layer_norm(x, (16,)))

@@ -1,0 +1,336 @@
+"""Streams: order and memory, checked with a model of CUDA's streams where there is no GPU.
+
+The model knows which work has surely ended when other work starts, as a vector clock for each
+stream. It runs nothing late, so it finds a missing event whatever the timing.
+"""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from schemas.config.model import StreamsQkv, Transformer
+from schemas.errors import Unsupported
+from transformer_core.models.layers import cuda_streams
+from transformer_core.models.layers.cuda_streams import between_synchronisations, concurrently
+from transformer_core.models.layers.qkv_projection import build_projection
+from transformer_core.models.registry import build_model
+
+PARTS = ("query", "key", "value")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Stream:
+    """A queue; ``clock`` tells how far each queue is when the next work of this one starts."""
+
+    def __init__(self, device=None):
+        self.clock = {}
+
+    def wait_stream(self, other):
+        self.merge(other.clock)
+
+    def merge(self, clock):
+        for stream, time in clock.items():
+            self.clock[stream] = max(time, self.clock.get(stream, 0))
+
+
+class FakeCuda:
+    """What ``model.layers.cuda_streams`` uses of ``torch.cuda``, and a race detector."""
+
+    def __init__(self):
+        self.made, self.synchronisations = [], 0
+        self.main = self.current = Stream()
+        self.all = [self.main]
+        self.writers = {}
+        self.used_by, self.recorded = set(), set()
+        self.races = []
+        self.kept = []  # so that an address stands for one tensor
+
+    def is_available(self):
+        return True
+
+    def Stream(self, device=None):  # noqa: N802
+        made = Stream()
+        self.made.append(made)
+        self.all.append(made)
+        return made
+
+    def current_stream(self, device=None):
+        return self.current
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def synchronize(self, device=None):
+        """The host waits for every stream: what is launched from now on starts later."""
+        self.synchronisations += 1
+        for stream in self.all:
+            for other in self.all:
+                stream.merge(other.clock)
+
+    def kernel(self, reads, writes):
+        """Work on the current stream."""
+        stream = self.current
+        self.kept += [*reads, *writes]
+        for tensor in reads:
+            writer, time = self.writers[self.memory(tensor)]
+            if stream.clock.get(writer, 0) < time:
+                self.races.append((writer, stream))
+            if writer is not stream:
+                self.used_by.add((self.memory(tensor), stream))
+        stream.clock[stream] = stream.clock.get(stream, 0) + 1
+        for tensor in writes:
+            self.writers[self.memory(tensor)] = (stream, stream.clock[stream])
+
+    def record(self, tensor, stream):
+        self.recorded.add((self.memory(tensor), stream))
+
+    @property
+    def forgotten(self):
+        """Uses of memory by another stream than its own that the allocator was not told of."""
+        return self.used_by - self.recorded
+
+    @staticmethod
+    def memory(tensor):
+        return tensor.untyped_storage().data_ptr()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda_streams, "cuda", fake)
+    monkeypatch.setattr(cuda_streams, "require_on_cuda", lambda x: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: fake.record(x, stream))
+    cuda_streams._side_stream.cache_clear()
+    yield fake
+    cuda_streams._side_stream.cache_clear()
+
+
+def launched(cuda, as_published, parts=PARTS, calls=1):
+    """A projection of an input that the current stream made, read there afterwards."""
+    torch.manual_seed(0)
+    spec = StreamsQkv(kind="streams", device_synchronise=as_published)
+    projection = build_projection(spec, 12, 3, parts)
+    for linear in projection.children():
+        linear.register_forward_hook(lambda _, inputs, output: cuda.kernel(inputs, [output]))
+    for _ in range(calls):
+        x = torch.randn(2, 5, 12)
+        cuda.kernel([], [x])
+        results = projection(x)
+        cuda.kernel(results, [])
+    return projection, x, results
+
+
+MODES = pytest.mark.parametrize("as_published", [False, True], ids=["events", "as_published"])
+
+
+@MODES
+@pytest.mark.parametrize("parts", [PARTS, PARTS[1:]])
+def test_no_race_and_the_values_of_separate(cuda, as_published, parts):
+    projection, x, results = launched(cuda, as_published, parts)
+    assert cuda.races == []
+    assert not cuda.forgotten
+    for part, result in zip(parts, results, strict=True):
+        assert torch.equal(result, projection.project(part, x))
+
+
+def test_each_part_has_a_stream_that_every_call_and_layer_shares(cuda):
+    launched(cuda, False, calls=3)
+    launched(cuda, False)
+    assert len(cuda.made) == 3
+    assert all(stream.clock[stream] for stream in cuda.made)
+    assert cuda.races == []
+    assert cuda.synchronisations == 0
+
+
+def test_as_published_makes_streams_and_synchronises_at_every_call(cuda):
+    launched(cuda, True, calls=2)
+    assert len(cuda.made) == 6
+    assert cuda.synchronisations == 4
+
+
+@MODES
+def test_a_single_part_stays_on_the_current_stream(cuda, as_published):
+    launched(cuda, as_published, ("query",))
+    assert not cuda.made
+    assert cuda.synchronisations == 0
+
+
+def test_side_streams_do_not_wait_for_each_other(cuda):
+    launched(cuda, False)
+    assert all(set(stream.clock) == {stream, cuda.main} for stream in cuda.made)
+
+
+def test_planted_fault_side_streams_without_their_event(cuda, monkeypatch):
+    wait = Stream.wait_stream
+    monkeypatch.setattr(
+        Stream, "wait_stream", lambda s, other: wait(s, other) if s is cuda.main else None
+    )
+    launched(cuda, False)
+    assert cuda.races == [(cuda.main, stream) for stream in cuda.made]
+
+
+def test_planted_fault_results_without_their_event(cuda, monkeypatch):
+    wait = Stream.wait_stream
+    monkeypatch.setattr(
+        Stream, "wait_stream", lambda s, other: wait(s, other) if s is not cuda.main else None
+    )
+    launched(cuda, False)
+    assert cuda.races == [(stream, cuda.main) for stream in cuda.made]
+
+
+@pytest.mark.parametrize("forgotten", [0, 1], ids=["before", "after"])
+def test_planted_fault_one_synchronisation_of_two(cuda, monkeypatch, forgotten):
+    calls = iter(range(2))
+    synchronise = cuda.synchronize
+    monkeypatch.setattr(
+        cuda, "synchronize", lambda device: None if next(calls) == forgotten else synchronise()
+    )
+    launched(cuda, True)
+    assert len(cuda.races) == 3
+
+
+@MODES
+def test_planted_fault_memory_that_is_not_handed_over(cuda, monkeypatch, as_published):
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    launched(cuda, as_published)
+    assert len(cuda.forgotten) == 6  # the input by three streams, three results by the main one
+
+
+def test_counting_without_data_needs_no_streams(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with torch.device("meta"):
+        projection = build_projection(StreamsQkv(kind="streams"), 12, 3, PARTS)
+        assert [part.shape for part in projection(torch.empty(2, 5, 12))] == [(2, 3, 5, 4)] * 3
+
+
+@MODES
+def test_a_machine_without_cuda_is_told_so(monkeypatch, as_published):
+    spec = Transformer(qkv={"kind": "streams", "device_synchronise": as_published})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Unsupported, match=r"^needs CUDA: .*this host has none$"):
+        build_model(spec, 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    tokens = torch.tensor([[4, 5]])
+    with pytest.raises(Unsupported, match=r"^needs CUDA: .*the input is on the cpu$"):
+        build_model(spec, 30)(tokens, tokens)
+
+
+LONG = 100_000_000
+"""Clock cycles: some 50 ms."""
+
+
+def in_time(run, seed):
+    """Whether each of three products of a late input, read at once, is right."""
+    torch.manual_seed(seed)
+    linears = [nn.Linear(1024, 1024, bias=False).cuda() for _ in PARTS]
+    values = torch.randn(64, 512, 1024, device="cuda")
+    x = torch.zeros_like(values)
+    with torch.no_grad():
+        # Once for the memory, whose first allocation might wait for the device, and to leave
+        # other values in it.
+        warm = [result.clone() for result in run(linears, x)]
+        torch.cuda.synchronize()
+        del warm
+        torch.cuda._sleep(LONG)
+        x.copy_(values)
+        read = [result.clone() for result in run(linears, x)]
+        torch.cuda.synchronize()
+        return [
+            torch.allclose(linear(values), result, rtol=1e-4, atol=1e-4)
+            for linear, result in zip(linears, read, strict=True)
+        ]
+
+
+def late(linear):
+    """``linear`` whose result comes after a while."""
+
+    def apply(x):
+        torch.cuda._sleep(LONG)
+        return linear(x)
+
+    return apply
+
+
+def concurrently_late(linears, x):
+    return concurrently([late(linear) for linear in linears], x)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("run", [concurrently, concurrently_late, between_synchronisations])
+def test_large_tensors_on_cuda_come_in_time(run):
+    for seed in range(5):
+        assert in_time(run, seed) == [True] * 3
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize(("fault", "run"), [("before", concurrently), ("after", concurrently_late)])
+def test_planted_fault_a_stream_without_its_event_on_cuda(monkeypatch, fault, run):
+    wait, main = torch.cuda.Stream.wait_stream, torch.cuda.current_stream()
+
+    def faulty(stream, other):
+        if (stream == main) == (fault == "before"):
+            wait(stream, other)
+
+    monkeypatch.setattr(torch.cuda.Stream, "wait_stream", faulty)
+    assert not any(in_time(run, seed=100))
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("run", [concurrently, between_synchronisations])
+def test_memory_that_is_still_read_is_not_reused_on_cuda(run):
+    used = []
+
+    def noted(linear):
+        def apply(x):
+            used.append(torch.cuda.current_stream())
+            return linear(x)
+
+        return apply
+
+    torch.manual_seed(0)
+    linears = [nn.Linear(1024, 1024, bias=False).cuda() for _ in PARTS]
+    x = torch.randn(32, 512, 1024, device="cuda")
+    with torch.no_grad():
+        expected = [linear(x) for linear in linears]
+        results = run([noted(linear) for linear in linears], x)
+        torch.cuda._sleep(LONG)
+        read = [result + 0 for result in results]
+        del results
+        for side in used:
+            with torch.cuda.stream(side):
+                torch.full_like(x, torch.nan)
+        torch.cuda.synchronize()
+    for ours, theirs in zip(read, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@GPU
+@MODES
+def test_training_on_cuda_equals_separate(as_published):
+    def trained(qkv):
+        torch.manual_seed(5)
+        spec = Transformer(d_model=256, d_ff=512, heads=4, dropout=0.0, qkv=qkv)
+        model = build_model(spec, 200).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(7)
+        for _ in range(10):
+            source, target = torch.randint(4, 200, (2, 64, 48), device="cuda")
+            loss = nn.functional.cross_entropy(model(source, target).flatten(0, 1), target.ravel())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model.state_dict()
+
+    expected = trained({"kind": "separate"})
+    state = trained({"kind": "streams", "device_synchronise": as_published})
+    for name, tensor in expected.items():
+        torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)

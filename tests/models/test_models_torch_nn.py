@@ -1,0 +1,114 @@
+"""torch.nn.Transformer with the same weights computes the same as this project's layers."""
+
+import pytest
+import torch
+from torch import nn
+
+from schemas.config.model import TorchTransformer, Transformer
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.decoding.beam_search import beam_search, greedy
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.registry import build_model
+
+V = 37
+SIZES = {"encoder_layers": 2, "decoder_layers": 3, "d_model": 16, "d_ff": 24, "heads": 2}
+
+
+def build(kind, seed=1, **fields):
+    schema = {"transformer": Transformer, "torch_nn": TorchTransformer}[kind]
+    torch.manual_seed(seed)
+    return build_model(schema(kind=kind, **{**SIZES, "dropout": 0.0, **fields}), V)
+
+
+def batch():
+    generator = torch.Generator().manual_seed(2)
+    source = torch.randint(4, V, (3, 7), generator=generator)
+    target = torch.randint(4, V, (3, 6), generator=generator)
+    source[1, 4:] = PAD
+    target[:, 0] = BOS
+    target[2, 3:] = PAD
+    labels = target.roll(-1, dims=1)
+    labels[:, -1] = PAD
+    return source, target, labels.masked_fill(target == PAD, PAD)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_starts_from_the_same_weights(norm, tied):
+    ours, theirs = (
+        build(kind, norm=norm, tied_embeddings=tied) for kind in ("transformer", "torch_nn")
+    )
+    mine, other = canonical_state_dict(ours), canonical_state_dict(theirs)
+    assert mine.keys() == other.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, other[name]), name
+    # Everything is named: nothing is left without a value.
+    assert sum(t.numel() for t in other.values()) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_computes_the_same_function_and_gradients(norm, training):
+    source, target, labels = batch()
+    logits, gradients = {}, {}
+    for kind in ("transformer", "torch_nn"):
+        model = build(kind, norm=norm).train(training)
+        logits[kind] = model(source, target)
+        token_loss_sum(logits[kind], labels).backward()
+        for p in model.parameters():
+            p.data = p.grad
+        gradients[kind] = canonical_state_dict(model)
+    real = labels != PAD
+    torch.testing.assert_close(
+        logits["torch_nn"][real], logits["transformer"][real], rtol=1e-4, atol=1e-5
+    )
+    for name, gradient in gradients["transformer"].items():
+        torch.testing.assert_close(
+            gradients["torch_nn"][name], gradient, rtol=1e-3, atol=2e-5, msg=lambda m, n=name: n + m
+        )
+
+
+def test_the_fused_path_of_evaluation_computes_the_same():
+    source, target, labels = batch()
+    with torch.no_grad():
+        a, b = (build(kind).eval()(source, target) for kind in ("transformer", "torch_nn"))
+    torch.testing.assert_close(a[labels != PAD], b[labels != PAD], rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_of_a_planted_fault_differ():
+    model = build("torch_nn")
+    before = {name: t.clone() for name, t in canonical_state_dict(model).items()}
+    with torch.no_grad():
+        model.transformer.decoder.layers[1].multihead_attn.in_proj_weight[16:32] += 1
+    after = canonical_state_dict(model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"decoder.1.cross_attention.project_memory.key.weight"}
+
+
+def test_drops_activations_only_in_training():
+    source, target, _ = batch()
+    model = build("torch_nn", dropout=0.3)
+    assert not torch.equal(model(source, target), model(source, target))
+    model.eval()
+    assert torch.equal(model(source, target), model(source, target))
+    rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)}
+    rates |= {m.dropout for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    assert rates == {0.3}
+
+
+def test_searches_find_what_this_projects_layers_find():
+    source, _, _ = batch()
+    ours, theirs = build("transformer", seed=4).eval(), build("torch_nn", seed=4).eval()
+    assert greedy(theirs, source, 8) == greedy(ours, source, 8)
+    assert beam_search(theirs, source, 3, 0.6, 8) == beam_search(ours, source, 3, 0.6, 8)
+
+
+def test_a_cache_continues_its_prefix():
+    source, target, _ = batch()
+    model = build("torch_nn").eval()
+    memory, cache = model.encode(source), model.new_cache()
+    whole = model.decode(memory, source, target)
+    for step in range(target.size(1)):
+        logits = model.decode(memory, source, target[:, step : step + 1], cache)
+        torch.testing.assert_close(logits[:, 0], whole[:, step], rtol=1e-4, atol=1e-5)

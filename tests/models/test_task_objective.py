@@ -1,0 +1,71 @@
+"""Objectives: what a loss is of a batch, whatever computes it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import TypeAdapter
+
+from schemas.config.decoder_only import DecoderOnly
+from schemas.config.model import Transformer
+from schemas.config.task import LanguageModel, Translation
+from schemas.config.training import AnyLoss
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.objective import objective
+from transformer_core.models.registry import build_model
+
+VOCABULARY = 20
+MASKED = LanguageModel(kind="language_model", context=16)
+JOINED = LanguageModel(kind="language_model", context=16, texts="joined")
+LOSSES = ["whole", "chunked", "one_pass"]
+
+
+def model():
+    torch.manual_seed(1)
+    spec = DecoderOnly(layers=2, d_model=16, heads=2, d_ff=24, initial_std=0.3)
+    return build_model(spec, VOCABULARY)
+
+
+def texts():
+    """Two rows of 8 tokens: the first has texts of 3 and 5, the second ends with padding."""
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randint(4, VOCABULARY, (2, 8), generator=generator)
+    labels = torch.randint(4, VOCABULARY, (2, 8), generator=generator)
+    inputs[:, 0] = inputs[0, 3] = BOS
+    inputs[1, 6:] = labels[1, 6:] = PAD
+    return torch.empty((2, 0), dtype=torch.int64), inputs, labels
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_every_loss_is_that_of_the_logits(kind, smoothing):
+    loss = TypeAdapter(AnyLoss).validate_python({"kind": kind})
+    module = objective(MASKED, model(), smoothing, loss)
+    source, inputs, labels = texts()
+    expected = token_loss_sum(module.logits(source, inputs), labels, smoothing)
+    torch.testing.assert_close(module(source, inputs, labels), expected)
+    if not smoothing:
+        logits = module.logits(source, inputs).flatten(0, 1)
+        plain = F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="sum")
+        torch.testing.assert_close(expected, plain)
+
+
+def test_a_text_in_a_row_is_as_if_it_were_alone_unless_they_are_joined():
+    source, inputs, _ = texts()
+    second = inputs[:1, 3:]
+    network = model()
+    alone = objective(MASKED, network).logits(source[:1], second)
+    masked = objective(MASKED, network).logits(source[:1], inputs[:1])[:, 3:]
+    joined = objective(JOINED, network).logits(source[:1], inputs[:1])[:, 3:]
+    torch.testing.assert_close(masked, alone)
+    assert not torch.allclose(joined, alone, atol=1e-3)
+
+
+def test_the_loss_of_a_translation_is_that_of_its_logits_to_the_bit():
+    torch.manual_seed(1)
+    network = build_model(Transformer(d_model=16, heads=2, d_ff=24, dropout=0.0), VOCABULARY)
+    generator = torch.Generator().manual_seed(2)
+    source, inputs, labels = torch.randint(4, VOCABULARY, (3, 2, 7), generator=generator)
+    module = objective(Translation(), network, 0.1)
+    expected = token_loss_sum(network(source, inputs), labels, 0.1)
+    assert module(source, inputs, labels).item() == expected.item()

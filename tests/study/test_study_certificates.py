@@ -1,0 +1,142 @@
+"""The short runs that certificates need."""
+
+from typing import Any
+
+import pytest
+
+from schemas.config.equivalence import REFERENCE
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.training import Constant, Fp32
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError
+from transformer_core.study.certification import (
+    compared_with,
+    reference_spec,
+    short_runs,
+    short_spec,
+)
+from transformer_core.study.resolve import check_study, resolve_all
+
+STUDY: dict[str, Any] = {
+    "name": "tiny",
+    "variants": ["single"],
+    "filter": {"max_tokens": 16},
+    "model": {"kind": "transformer", "dropout": 0.3},
+    "training": {"precision": {"kind": "bf16"}, "accumulation": {"micro_batches": 2}},
+    "certificate": {"steps": 7, "learning_rate": 0.01},
+}
+
+
+def variant(equivalence: Any, change: dict[str, Any] | None = None) -> Variant:
+    return Variant(equivalence=equivalence, change=change or {}, summary="A change.")
+
+
+VARIANTS = {
+    "single": variant("tolerance", {"parallel": {"kind": "single"}}),
+    "ddp": variant("tolerance", {"parallel": {"kind": "ddp"}}),
+    "bf16": variant({"kind": "statistical", "seeds": 4}),
+    "fp16": variant("statistical"),
+    "logging": variant({"kind": "bitwise", "against": "ddp"}, {"training": {"log_every": 3}}),
+    "sgd": variant("different", {"training": {"optimizer": {"kind": "sgd"}}}),
+}
+
+
+def study(*names: str, **fields: Any) -> Study:
+    return check_study(STUDY | {"variants": names, "baseline": names[0]} | fields, "study.yaml")
+
+
+def runs(*names: str) -> dict[str, int]:
+    of = study(*names)
+    found = short_runs(of, VARIANTS, resolve_all(of, VARIANTS))
+    assert all(run.spec.variant == name for name, run in found.items())
+    return {name: run.seeds for name, run in found.items()}
+
+
+def test_every_run_is_made_once_with_the_most_seeds_that_are_needed() -> None:
+    assert runs("single", "bf16", "fp16") == {"single": 1, REFERENCE: 8, "bf16": 8, "fp16": 6}
+
+
+def test_only_statistical_runs_look_whether_their_seeds_are_enough() -> None:
+    of = study("single", "bf16", "fp16")
+    found = short_runs(of, VARIANTS, resolve_all(of, VARIANTS))
+    looks = {name: (run.first_look, run.margin) for name, run in found.items()}
+    assert looks == {"single": (0, 0), REFERENCE: (0, 0), "bf16": (4, 0.005), "fp16": (3, 0.005)}
+
+
+def test_a_bitwise_variant_brings_the_one_it_must_equal() -> None:
+    assert runs("logging") == {"logging": 1, "ddp": 1}
+
+
+def test_a_different_model_needs_no_run() -> None:
+    assert runs("sgd") == {}
+    assert compared_with(VARIANTS["sgd"]) is None
+    assert compared_with(VARIANTS["ddp"]) == REFERENCE
+    assert compared_with(VARIANTS["logging"]) == "ddp"
+
+
+def test_the_reference_is_as_plain_as_it_can_be() -> None:
+    spec = reference_spec(study("single"))
+    assert (spec.model.attention.kind, spec.model.qkv.kind) == ("reference", "separate")
+    assert spec.training.precision == Fp32()
+    assert spec.training.accumulation.micro_batches == 1
+    assert spec.training.optimizer.fused is False
+    assert (spec.parallel.kind, spec.world_size) == ("single", 1)
+    assert spec.model.d_model == study("single").model.d_model
+    assert RunSpec.model_validate_json(spec.canonical_json()) == spec
+
+
+def test_the_reference_of_another_kind_of_model() -> None:
+    spec = reference_spec(study("single", model={"kind": "torch_nn", "d_model": 32}))
+    assert (spec.model.kind, spec.model.d_model) == ("torch_nn", 32)
+
+
+def test_short_runs_are_short_and_without_dropout() -> None:
+    of = study("ddp")
+    spec = short_spec(of, resolve_all(of, VARIANTS)["ddp"])
+    training = spec.training
+    assert (training.steps, training.validate_every, training.checkpoint_every) == (7, 0, 0)
+    assert training.schedule == Constant(kind="constant", peak=0.01)
+    assert training.log_every == of.training.log_every
+    assert 0.0 < spec.model.dropout < 1e-6, "the kernels of dropout, and nothing dropped"
+    assert spec.parallel.kind == "ddp"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"dropout": 0.2}},
+        {"training": {"schedule": {"factor": 2.0}}},
+        {"training": {"seed": 2}},
+        {"training": {"label_smoothing": 0.2}},
+        {"batching": {"tokens": 2048}},
+        {"training": {"clip_norm": 0.5}},
+    ],
+    ids=str,
+)
+def test_what_a_variant_changes_is_not_smoothed_over(change: dict[str, Any]) -> None:
+    of = study("plain", "changed")
+    variants = {"plain": variant("tolerance"), "changed": variant("tolerance", change)}
+    specs = resolve_all(of, variants)
+    plain, changed = (short_spec(of, spec) for spec in specs.values())
+    assert plain != changed.model_copy(update={"variant": "plain"})
+
+
+@pytest.mark.parametrize("field", ["repeats", "measurement", "evaluation"])
+def test_timing_and_evaluation_make_no_certificate_stale(field: str) -> None:
+    values = {"repeats": 9, "measurement": {"window_steps": 3}, "evaluation": {"beam_size": 1}}
+    one, other = study("ddp"), study("ddp", **{field: values[field]})
+    digests = [
+        run.spec.digest()
+        for of in (one, other)
+        for run in short_runs(of, VARIANTS, resolve_all(of, VARIANTS)).values()
+    ]
+    assert digests[:2] == digests[2:]
+
+
+def test_a_variant_that_is_only_compared_with_must_resolve() -> None:
+    broken = variant("tolerance", {"training": {"steps": 0}})
+    variants = {"a": variant({"kind": "bitwise", "against": "b"}), "b": broken}
+    of = study("a")
+    with pytest.raises(ConfigError, match=r"b\.change\.training\.steps"):
+        short_runs(of, variants, resolve_all(of, variants))

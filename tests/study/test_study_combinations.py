@@ -1,0 +1,75 @@
+"""Combinations of variants: own changes laid over one another, conflicts refused."""
+
+from typing import Any
+
+import pytest
+
+from schemas.config.equivalence import Statistical, Tolerance
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from transformer_core.study.combinations import candidates, combine, equivalence_of, fitting
+from transformer_core.study.resolve import resolve
+
+
+def variant(change: dict[str, Any], parent: str | None = "single", **more: Any) -> Variant:
+    return Variant.model_validate(
+        {"parent": parent, "change": change, "summary": "For a test."}
+        | {"equivalence": "tolerance"}
+        | more
+    )
+
+
+VARIANTS = {
+    "single": variant({"parallel": {"kind": "single"}}, None),
+    "bf16": variant({"training": {"precision": {"kind": "bf16"}}}, equivalence="statistical"),
+    "fp16": variant({"training": {"precision": {"kind": "fp16"}}}, equivalence="statistical"),
+    "rare_log": variant({"training": {"log_every": 50}}, equivalence="bitwise"),
+    "ddp": variant({"parallel": {"kind": "ddp"}}, None),
+    "view": variant({"parallel": {"bucket_view": True}}, "ddp"),
+    "same": variant({"training": {"seed": 1}}),
+}
+STUDY = Study(
+    name="test", variants=list(VARIANTS), baseline="single", training={"steps": 100, "seed": 1}
+)
+
+
+def test_a_combination_takes_the_own_change_of_every_part() -> None:
+    spec = combine(STUDY, VARIANTS, ("ddp", "view", "bf16"), "best")
+    assert spec is not None
+    assert spec.variant == "best"
+    assert spec.parallel.model_dump() == resolve(STUDY, "view", VARIANTS).parallel.model_dump()
+    assert spec.training.precision.kind == "bf16"
+
+
+def test_the_order_of_the_parts_does_not_matter() -> None:
+    specs = [combine(STUDY, VARIANTS, p, "best") for p in (("ddp", "view"), ("view", "ddp"))]
+    assert specs[0] is not None
+    assert specs[0] == specs[1]
+
+
+@pytest.mark.parametrize("parts", [("bf16", "fp16"), ("view",), ("view", "bf16")])
+def test_changes_that_do_not_fit_together_are_no_combination(parts: tuple[str, ...]) -> None:
+    assert combine(STUDY, VARIANTS, parts, "best") is None
+
+
+def test_no_parts_are_the_baseline_under_another_name() -> None:
+    spec = combine(STUDY, VARIANTS, (), "best")
+    assert spec == resolve(STUDY, "single", VARIANTS).model_copy(update={"variant": "best"})
+
+
+def test_candidates_are_valid_and_each_is_there_once() -> None:
+    parts = [name for name in VARIANTS if name != "single"]
+    chosen = sorted(fitting(VARIANTS, parts, 2), key=len)
+    assert ("bf16", "fp16") not in chosen
+    found = [parts for parts, _ in candidates(STUDY, VARIANTS, chosen)]
+    assert found == [
+        ("bf16",), ("fp16",), ("rare_log",), ("ddp",),
+        ("bf16", "rare_log"), ("bf16", "ddp"), ("fp16", "rare_log"), ("fp16", "ddp"),
+        ("rare_log", "ddp"), ("ddp", "view"),
+    ]  # fmt: skip
+
+
+def test_the_loosest_part_says_how_equal_a_combination_must_be() -> None:
+    assert isinstance(equivalence_of(VARIANTS, ("rare_log", "bf16", "ddp")), Statistical)
+    assert isinstance(equivalence_of(VARIANTS, ("rare_log",)), Tolerance)
+    assert isinstance(equivalence_of(VARIANTS, ("rare_log", "ddp")), Tolerance)

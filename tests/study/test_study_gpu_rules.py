@@ -1,0 +1,91 @@
+"""What run specs for GPUs must obey, and what the original study asks of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from transformer_core.decide.search.recommended import pads
+from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.compared_pairs import members_in
+from transformer_core.study.reservations import largest, on_one_device, reservation
+from transformer_core.study.resolve import check_study, resolve_all
+from transformer_core.study.variants import read_variants
+
+ROOT = Path(__file__).parents[2]
+FLASH = {"attention": {"kind": "sdpa", "backend": "flash"}}
+UNPADDED = {"tokens": {"kind": "unpadded"}}
+BF16 = {"precision": {"kind": "bf16"}}
+
+
+def wrong(model: dict[str, Any], training: dict[str, Any], device: str = "cuda") -> list[str]:
+    model = {"kind": "transformer"} | model
+    sections = {"model": model, "training": training, "machine": {"device": device}}
+    return [message for _, _, message, _ in violations(RunSpec(variant="v", **sections))]
+
+
+def test_a_kernel_of_attention_that_is_named_must_be_possible() -> None:
+    assert wrong(FLASH | UNPADDED, BF16) == []
+    assert wrong({"attention": {"kind": "sdpa"}}, {}, "cpu") == []
+    (found,) = wrong(FLASH, BF16)
+    assert "takes no mask" in found
+    (found,) = wrong(FLASH | UNPADDED, {"precision": {"kind": "tf32"}})
+    assert "computes in 16 bits" in found
+    (found,) = wrong(FLASH | UNPADDED, BF16, "cpu")
+    assert "kernel of CUDA devices" in found
+    efficient = {"attention": {"kind": "sdpa", "backend": "efficient"}}
+    assert wrong(efficient, {}) == []
+
+
+@pytest.fixture(scope="module")
+def original() -> Any:
+    text = (ROOT / "config/studies/original.yaml").read_text()
+    return check_study(yaml.safe_load(text), "original.yaml")
+
+
+def test_a_study_in_micro_batches_has_no_member_without(original: Any) -> None:
+    """The curve over micro-batches takes plain DDP as the one without them."""
+    _, families = read_variants(ROOT / "config/variants.yaml")
+    family = families["accumulation"]
+    assert "ddp" not in {member.variant for member in members_in(family, original)}
+    training = original.training.model_copy(
+        update={
+            "accumulation": original.training.accumulation.model_copy(update={"micro_batches": 1})
+        }
+    )
+    whole = original.model_copy(update={"training": training})
+    assert "ddp" in {member.variant for member in members_in(family, whole)}
+
+
+def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original: Any) -> None:
+    variants, _ = read_variants(ROOT / "config/variants.yaml")
+    specs = resolve_all(original, variants)
+    found = reservation([on_one_device(largest(specs.values()))], 30_000)
+    assert (found.hosts, found.gpus_per_host) == (1, 1)
+    rule = (ROOT / "workflow/rules/memory.smk").read_text().split("rule memory:")[0]
+    assert "needs(lambda wildcards: [on_one_device(largest(SPECS.values()))])" in rule
+
+
+AS_PUBLISHED = {"original", "published"}
+"""Studies whose batches are those of the original study."""
+
+
+def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together() -> None:
+    """It computes more padding than words; settings that somebody starts from do not."""
+    assert Study.model_fields["batching"].default.kind == "token_budget"
+    for file in (ROOT / "config/studies").glob("*.yaml"):
+        study = check_study(yaml.safe_load(file.read_text()), file.name)
+        if study.task.kind == "translation":  # rows of texts are all as long as their context
+            assert (study.batching.kind == "fixed_size") == (study.name in AS_PUBLISHED), file.name
+
+
+def test_the_search_of_the_original_study_can_leave_padding_out(original: Any) -> None:
+    variants, _ = read_variants(ROOT / "config/variants.yaml")
+    specs = resolve_all(original, variants)
+    assert pads(specs[original.baseline])
+    assert [name for name in original.variants if not pads(specs[name])] == [
+        "published_tokens_unpadded"
+    ]

@@ -1,0 +1,57 @@
+"""What a study may say beside a training of the user's own."""
+
+from typing import Any
+
+import pytest
+
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.checks.imported_rules import REPORT, asked_in_vain
+from transformer_core.study.checks.study_rules import contradictions
+from transformer_core.study.users_files import own_models
+
+TASK = {"kind": "import", "factory": "docs.examples.my_training:build"}
+
+
+def study(**more: Any) -> Study:
+    return Study.model_validate({"name": "mine", "variants": ["single"], "task": TASK} | more)
+
+
+def spec(**more: Any) -> RunSpec:
+    return RunSpec.model_validate({"variant": "single", "task": TASK} | more)
+
+
+def test_a_plain_study_is_right() -> None:
+    assert list(contradictions(study(), "study")) == []
+    assert list(violations(spec())) == []
+    assert list(asked_in_vain(["--cores", REPORT], study())) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "field"),
+    [
+        ("model", {"kind": "transformer", "d_model": 64}, "model.d_model"),
+        ("tokenizer", {"vocabulary": 500}, "tokenizer.vocabulary"),
+        ("batching", {"kind": "token_budget", "tokens": 999}, "batching.tokens"),
+    ],
+)
+def test_sections_that_nothing_reads_are_refused(section: str, value: Any, field: str) -> None:
+    found = [name for name, *_ in violations(spec(**{section: value}))]
+    assert found == [field]
+
+
+def test_variants_and_other_targets_are_refused() -> None:
+    (problem,) = contradictions(study(variants=["single", "ddp"]), "study")
+    assert problem.field == "variants"
+    assert "task.techniques" in problem.message
+    (problem,) = asked_in_vain(["results/search.json"], study())
+    assert REPORT in problem.remedy
+
+
+def test_what_the_users_module_imports_is_kept() -> None:
+    lines = own_models([spec()])
+    assert [line.split()[0] for line in lines if "examples" in line] == [
+        "docs/examples/byte_gpt.py",
+        "docs/examples/my_training.py",
+    ]

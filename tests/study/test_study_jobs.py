@@ -1,0 +1,102 @@
+"""What a job reserves on a cluster, from its run spec alone."""
+
+from typing import Any
+
+import pytest
+
+from schemas.config.run_spec import RunSpec
+from schemas.results import BatchShape, Parts, PredictedRank, Prediction
+from transformer_core.study.reservations import largest, on_one_device, parameters, reservation
+
+VOCABULARY = 1000
+
+
+def spec(kind: str = "ddp", **sections: Any) -> RunSpec:
+    return RunSpec.model_validate({"variant": "v", "parallel": {"kind": kind}} | sections)
+
+
+def machine(**fields: Any) -> dict[str, Any]:
+    return {"machine": {"device": "cuda"} | fields}
+
+
+@pytest.mark.parametrize(
+    ("run", "hosts", "gpus"),
+    [
+        (spec("single", **machine()), 1, 1),
+        (spec(**machine(devices_per_node=4)), 1, 4),
+        (spec(**machine(devices_per_node=4, nodes=2)), 2, 4),
+        (spec(**machine(device="cpu", devices_per_node=4, nodes=2)), 2, 0),
+        (spec(**machine(device="auto")), 1, 0),
+        # The two hosts of a limited link are one.
+        (spec(**machine(devices_per_node=2, nodes=2, link={"bandwidth": 1e9})), 1, 4),
+    ],
+)
+def test_hosts_and_gpus_are_those_of_the_spec(run: RunSpec, hosts: int, gpus: int) -> None:
+    job = reservation([run], VOCABULARY)
+    assert (job.hosts, job.gpus_per_host) == (hosts, gpus)
+
+
+def test_parameters_are_those_of_the_matrices() -> None:
+    """The model of the Annotated Transformer: 6 + 6 layers, 512 wide, has 44 million in layers."""
+    sizes = {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8}
+    model = {"model": {"kind": "transformer"} | sizes}
+    assert parameters(spec(**model), 0) == 44_040_192
+    assert parameters(spec(**model), 30_000) - parameters(spec(**model), 0) == 30_000 * 512
+
+
+def test_bigger_models_batches_and_longer_trainings_take_more() -> None:
+    small = reservation([spec()], VOCABULARY)
+    wide = reservation(
+        [spec(model={"kind": "transformer", "d_model": 4096, "d_ff": 16384})], VOCABULARY
+    )
+    long = reservation([spec(training={"steps": 10**7})], VOCABULARY)
+    batch = reservation([spec(batching={"kind": "token_budget", "tokens": 10**6})], VOCABULARY)
+    assert wide.memory_mb > 2 * small.memory_mb
+    assert batch.memory_mb > small.memory_mb
+    assert long.minutes > 4 * small.minutes
+    assert long.memory_mb == small.memory_mb
+
+
+def test_a_second_attempt_asks_for_more() -> None:
+    first, second = (reservation([spec()], VOCABULARY, attempt=n) for n in (1, 2))
+    assert second.memory_mb == 2 * first.memory_mb
+    assert second.minutes == 2 * first.minutes
+    assert second.hosts == first.hosts
+
+
+def test_two_specs_at_the_same_time_need_the_memory_of_both() -> None:
+    one = reservation([spec()], VOCABULARY)
+    two = reservation([spec(), spec(**machine(device="cpu", nodes=2))], VOCABULARY)
+    # The processes are as many on each host, with half the batch.
+    assert 1.8 * one.memory_mb < two.memory_mb <= 2 * one.memory_mb
+    assert two.hosts == 2
+
+
+def prediction(process_bytes: int) -> Prediction:
+    parts = Parts.model_construct()
+    rank = PredictedRank.model_construct(
+        rank=0,
+        batch=BatchShape.model_construct(),
+        at_peak=parts,
+        anatomy=parts,
+        training_bytes=process_bytes - 10**8,
+        validation_bytes=0,
+    )
+    return Prediction.model_construct(
+        variant="v", status="ok", device="cpu", ranks=[rank], context_bytes=10**8
+    )
+
+
+def test_a_prediction_of_memory_stands_in_place_of_the_estimate() -> None:
+    run = spec(**machine(device="cpu", devices_per_node=2))
+    job = reservation([run], VOCABULARY, [prediction(8 * 10**9)])
+    assert job.memory_mb == pytest.approx(2 * 1.25 * 8000)
+    other = spec().model_copy(update={"variant": "w"})
+    assert reservation([other], VOCABULARY, [prediction(8 * 10**9)]).memory_mb < job.memory_mb
+
+
+def test_the_spec_with_most_hosts_is_the_largest() -> None:
+    runs = [spec("single"), spec(**machine(devices_per_node=8)), spec(**machine(nodes=2))]
+    assert largest(runs) is runs[2]
+    assert on_one_device(runs[2]).machine.nodes == 1
+    assert reservation([on_one_device(runs[1])], VOCABULARY).gpus_per_host == 1

@@ -1,0 +1,375 @@
+"""From a study and variants to run specs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.config.model import HuggingFace, Transformer
+from schemas.config.parallel import Ddp, Machine, Single
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.training import Linear, Noam
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError
+from transformer_core.study.resolve import check_study, resolve, resolve_all
+from transformer_core.study.variants import read_variants
+
+SHARED = set(RunSpec.model_fields) & set(Study.model_fields)
+
+
+def study(**fields: Any) -> Study:
+    data = {"name": "tiny", "variants": ["single"], "filter": {"max_tokens": 16}}
+    return check_study(data | fields, "study.yaml")
+
+
+def variant(change: dict[str, Any] | None = None, parent: str | None = None) -> Variant:
+    return Variant(parent=parent, change=change or {}, equivalence="tolerance", summary="A change.")
+
+
+CHANGES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
+    ("model", "d_ff"): st.integers(1, 4096),
+    ("model", "dropout"): st.sampled_from([0.0, 0.3]),
+    ("training", "seed"): st.integers(0, 99),
+    ("training", "log_every"): st.integers(1, 99),
+    ("evaluation", "beam_size"): st.integers(1, 9),
+    ("machine", "threads"): st.integers(0, 9),
+    ("batching", "tokens"): st.integers(1000, 9999),
+}
+
+
+MODEL = {"kind": "transformer"}
+KINDS = {"batching": {"kind": "token_budget"}, "model": MODEL}
+
+
+def nested(flat: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (section, field), value in flat.items():
+        tree.setdefault(section, dict(KINDS.get(section, {})))[field] = value
+    return tree
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.lists(st.fixed_dictionaries({}, optional=CHANGES), min_size=1, max_size=4),
+    st.fixed_dictionaries({}, optional=CHANGES),
+)
+def test_the_youngest_change_wins_and_the_rest_is_the_study(
+    changes: list[dict[tuple[str, str], Any]], own: dict[tuple[str, str], Any]
+) -> None:
+    base = study(**nested(own))
+    names = [f"v{number}" for number in range(len(changes))]
+    variants = {
+        name: variant(nested(change), names[number - 1] if number else None)
+        for number, (name, change) in enumerate(zip(names, changes, strict=True))
+    }
+    spec = resolve(base, names[-1], variants)
+    assert spec.variant == names[-1]
+    expected = {key: value for change in changes for key, value in change.items()}
+    for section, field in CHANGES:
+        of_study = getattr(getattr(base, section), field)
+        found = getattr(getattr(spec, section), field)
+        assert found == expected.get((section, field), of_study)
+    for section in SHARED - {section for section, _ in expected} - {"machine"}:
+        assert getattr(spec, section) == getattr(base, section)
+    assert RunSpec.model_validate_json(spec.canonical_json()) == spec
+
+
+def test_a_new_kind_keeps_the_fields_that_it_has_too() -> None:
+    base = study(
+        training={"schedule": {"kind": "noam", "factor": 3.0, "warmup": 7}},
+        model={"kind": "transformer", "d_model": 96, "heads": 6, "norm": "post"},
+    )
+    variants = {
+        "same": variant({"training": {"schedule": {"factor": 4.0}}}),
+        "other": variant({"training": {"schedule": {"kind": "linear", "peak": 0.1}}}),
+        "own": variant({"training": {"schedule": {"kind": "linear", "peak": 0.1, "warmup": 9}}}),
+        "library": variant({"model": {"kind": "huggingface", "heads": 8}}),
+        "back": variant({"model": {"kind": "transformer"}}, parent="library"),
+    }
+    schedules = {name: resolve(base, name, variants).training.schedule for name in variants}
+    assert schedules["same"] == Noam(factor=4.0, warmup=7)
+    assert schedules["other"] == Linear(kind="linear", peak=0.1, warmup=7)
+    assert schedules["own"] == Linear(kind="linear", peak=0.1, warmup=9)
+    assert resolve(base, "library", variants).model == HuggingFace(
+        kind="huggingface", d_model=96, heads=8
+    )
+    back = resolve(base, "back", variants).model
+    assert back == Transformer(d_model=96, heads=8), "what the kind between lacks is forgotten"
+
+
+def test_single_is_independent_of_the_devices_of_the_study() -> None:
+    variants = {
+        "single": variant({"parallel": {"kind": "single"}}),
+        "unsaid": variant(),
+        "ddp": variant({"parallel": {"kind": "ddp"}}),
+        "back": variant({"parallel": {"kind": "single"}}, parent="ddp"),
+    }
+    one = study(machine={"devices_per_node": 2})
+    two = study(machine={"devices_per_node": 4, "nodes": 3})
+    for name in ("single", "unsaid", "back"):
+        spec = resolve(one, name, variants)
+        assert spec.digest() == resolve(two, name, variants).digest()
+        assert (spec.world_size, spec.parallel) == (1, Single())
+    assert resolve(one, "ddp", variants).digest() != resolve(two, "ddp", variants).digest()
+    assert resolve(two, "ddp", variants).world_size == 12
+
+
+def test_single_takes_one_device_however_it_is_built() -> None:
+    machine = Machine(devices_per_node=4, nodes=2, threads=3)
+    spec = RunSpec(variant="single", parallel=Single(), machine=machine)
+    assert spec.machine == Machine(devices_per_node=1, nodes=1, threads=3)
+    assert RunSpec(variant="ddp", parallel=Ddp(kind="ddp"), machine=machine).world_size == 8
+
+
+def test_parts_of_a_batch() -> None:
+    change = {"parallel": {"kind": "ddp"}, "training": {"accumulation": {"micro_batches": 3}}}
+    assert resolve(study(), "v", {"v": variant(change)}).parts == 6
+
+
+def test_a_study_of_defaults_is_sound() -> None:
+    base = check_study({"name": "plain", "variants": ["single"]}, "study.yaml")
+    assert set(resolve_all(base, {"single": variant()})) == {"single"}
+
+
+def test_resolve_all_keeps_the_order_of_the_study() -> None:
+    variants = {name: variant() for name in ("a", "b", "c")}
+    assert list(resolve_all(study(variants=["c", "a"], baseline="a"), variants)) == ["c", "a"]
+
+
+def problems(study: Study, variants: dict[str, Variant]) -> list[tuple[str, str, Any, str]]:
+    with pytest.raises(ConfigError) as caught:
+        resolve_all(study, variants, "study.yaml", "variants.yaml")
+    return [(p.file, p.field, p.value, p.remedy) for p in caught.value.problems]
+
+
+def test_names_in_the_study() -> None:
+    variants = {"single": variant(), "ddp": variant({"parallel": {"kind": "ddp"}})}
+    base = study(variants=["single", "dpd", "single"], baseline="singel")
+    assert problems(base, variants) == [
+        ("study.yaml", "baseline", "singel", "did you mean single?"),
+        ("study.yaml", "variants[1]", "dpd", "did you mean ddp?"),
+        ("study.yaml", "variants[2]", "single", "remove one"),
+    ]
+
+
+def test_a_mistake_in_a_parent_is_said_once_and_there() -> None:
+    variants = {
+        "single": variant({"model": {"headz": 2}}),
+        "child": variant({"training": {"seed": 2}}, parent="single"),
+        "grandchild": variant({"model": {"d_ff": 3}}, parent="child"),
+    }
+    base = study(variants=list(variants))
+    found = problems(base, variants)
+    assert found == [("variants.yaml", "single.change.model.headz", 2, "did you mean heads?")]
+
+
+@pytest.mark.parametrize("heads", [0, 3])
+def test_the_youngest_of_several_authors_is_named(heads: int) -> None:
+    variants = {
+        "parent": variant({"model": {"heads": 2}}),
+        "child": variant({"model": {"heads": heads}}, parent="parent"),
+        "grandchild": variant({"model": {"d_ff": 3}}, parent="child"),
+    }
+    ((_, field, value, _),) = problems(study(variants=list(variants), baseline="parent"), variants)
+    assert (field, value) == ("child.change.model.heads", heads)
+
+
+def test_a_mistake_in_the_study_is_said_once() -> None:
+    variants = {"single": variant(), "other": variant({"training": {"seed": 5}})}
+    base = study(variants=list(variants), model={"kind": "transformer", "heads": 3})
+    found = problems(base, variants)
+    assert found == [("study.yaml", "model.heads", 3, "take 2 or 4 heads, or change model.d_model")]
+
+
+def test_variants_that_need_different_values_are_all_heard() -> None:
+    variants = {
+        "single": variant(),
+        "ddp": variant({"parallel": {"kind": "ddp"}}),
+        "four": variant({"training": {"accumulation": {"micro_batches": 4}}}, parent="ddp"),
+    }
+    base = study(variants=list(variants), batching={"kind": "fixed_size", "pairs": 1})
+    found = problems(base, variants)
+    assert [field for _, field, _, _ in found] == ["batching.pairs", "batching.pairs"]
+    assert "at least 2 pairs" in found[0][3]
+    assert "at least 8 pairs" in found[1][3]
+
+
+def test_a_broken_rule_is_laid_to_the_file_that_sets_the_field() -> None:
+    variants = {"single": variant(), "odd": variant({"model": {"heads": 3}})}
+    base = study(variants=list(variants))
+    (found,) = problems(base, variants)
+    assert found[:3] == ("variants.yaml", "odd.change.model.heads", 3)
+
+
+def test_streams_on_a_cpu_are_laid_to_the_variant_once() -> None:
+    variants = {
+        "single": variant(),
+        "streams": variant({"model": {"qkv": {"kind": "streams"}}}),
+        "published": variant({"model": {"qkv": {"device_synchronise": True}}}, parent="streams"),
+    }
+    base = study(variants=list(variants), machine={"device": "cpu"})
+    (found,) = problems(base, variants)
+    assert found[:3] == ("variants.yaml", "streams.change.model.qkv.kind", "streams")
+
+
+RULES: dict[str, tuple[dict[str, Any], str, Any, str]] = {
+    "heads": (
+        {"model": MODEL | {"d_model": 96, "heads": 5}},
+        "model.heads",
+        5,
+        "take 4 or 6 heads",
+    ),
+    "streams without CUDA": (
+        {"model": MODEL | {"qkv": {"kind": "streams"}}, "machine": {"device": "cpu"}},
+        "model.qkv.kind",
+        "streams",
+        "set machine.device to auto or cuda",
+    ),
+    "chunks of another model's logits": (
+        {"model": MODEL | {"kind": "torch_nn"}, "training": {"loss": {"kind": "chunked"}}},
+        "training.loss.kind",
+        "chunked",
+        "take loss: {kind: whole}, or model: {kind: transformer}",
+    ),
+    "odd width": ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", 15, "take 16"),
+    "pairs": (
+        {
+            "batching": {"kind": "fixed_size", "pairs": 3},
+            "training": {"accumulation": {"micro_batches": 4}},
+        },
+        "batching.pairs",
+        3,
+        "take at least 4 pairs",
+    ),
+    "tokens": (
+        {"batching": {"kind": "token_budget", "tokens": 33}},
+        "batching.tokens",
+        33,
+        "take at least 34 tokens",
+    ),
+    "no window": (
+        {"training": {"steps": 29, "schedule": {"kind": "constant", "peak": 1.0}}},
+        "training.steps",
+        29,
+        "take at least 30 steps",
+    ),
+    "warm-up": (
+        {"training": {"steps": 50, "schedule": {"kind": "noam", "warmup": 51}}},
+        "training.schedule.warmup",
+        51,
+        "take at most 50",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "field", "value", "remedy"), RULES.values(), ids=RULES)
+def test_rules_over_several_sections(
+    fields: dict[str, Any], field: str, value: Any, remedy: str
+) -> None:
+    ((file, found, given_value, said),) = problems(study(**fields), {"single": variant()})
+    assert (file, found, given_value) == ("study.yaml", field, value)
+    assert remedy in said
+
+
+def test_sharded_weights_are_not_there_for_one_product_of_all_layers() -> None:
+    base = study(model=MODEL | {"memory_products": "together"})
+    ((_, found, value, said),) = problems(base, {"single": variant({"parallel": {"kind": "fsdp"}})})
+    assert (found, value) == ("model.memory_products", "together")
+    assert "take per_layer" in said
+
+
+@pytest.mark.parametrize("kind", ["central", "data_parallel"])
+def test_a_chunked_loss_has_no_logits_to_gather(kind: str) -> None:
+    base = study(training={"loss": {"kind": "chunked"}})
+    ((_, found, _, said),) = problems(base, {"single": variant({"parallel": {"kind": kind}})})
+    assert found == "training.loss.kind"
+    assert "set parallel.local_loss: true" in said
+    local = {"parallel": {"kind": kind, "local_loss": True}}
+    assert resolve_all(base, {"single": variant(local)})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": MODEL | {"d_model": 96, "heads": 6}},
+        {"model": MODEL | {"qkv": {"kind": "streams"}}, "machine": {"device": "auto"}},
+        {"model": MODEL | {"qkv": {"kind": "streams"}}, "machine": {"device": "cuda"}},
+        {"model": MODEL | {"qkv": {"kind": "separate"}}, "machine": {"device": "cpu"}},
+        {"batching": {"kind": "fixed_size", "pairs": 1}},
+        {"batching": {"kind": "token_budget", "tokens": 34}},
+        {"training": {"steps": 30, "schedule": {"kind": "noam", "warmup": 30}}},
+    ],
+)
+def test_rules_allow_their_borders(fields: dict[str, Any]) -> None:
+    assert resolve_all(study(**fields), {"single": variant()})
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+END = "equivalence: tolerance, summary: s"
+VARIANT_FILES = {
+    "unknown parent": (
+        f"single: {{{END}}}\nchild: {{parent: singel, {END}}}\n",
+        ("child.parent", "singel", "is not a variant", "did you mean single?"),
+    ),
+    "circle": (
+        f"a: {{parent: c, {END}}}\nb: {{parent: a, {END}}}\nc: {{parent: b, {END}}}\n",
+        ("b.parent", "a", "is circular: a -> c -> b -> a", "break the circle"),
+    ),
+    "its own parent": (
+        f"a: {{parent: a, {END}}}\n",
+        ("a.parent", "a", "is circular: a -> a", "break the circle"),
+    ),
+    "no mapping": ("[a, b]\n", ("(top level)", ["a", "b"], "is not a mapping", "write name:")),
+    "empty": ("", ("(top level)", None, "is not a mapping", "write name:")),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), VARIANT_FILES.values(), ids=VARIANT_FILES)
+def test_variants_files(tmp_path: Path, text: str, expected: tuple[str, Any, str, str]) -> None:
+    path = write(tmp_path / "variants.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        read_variants(path)
+    (problem,) = caught.value.problems
+    field, value, message, remedy = expected
+    assert (problem.file, problem.field, problem.value) == (str(path), field, value)
+    assert message in problem.message
+    assert remedy in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"a: {{{END}}}\nb: {{{END}}}\na: {{{END}}}\n", "line 3"),
+        (f"a: {{{END},\n  change: {{training: {{seed: 1, steps: 2, seed: 3}}}}}}\n", "line 2"),
+        ("a: {equivalence\n", "line 2"),
+    ],
+)
+def test_yaml_errors_name_the_line(tmp_path: Path, text: str, line: str) -> None:
+    path = write(tmp_path / "variants.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        read_variants(path)
+    (problem,) = caught.value.problems
+    assert problem.file == str(path)
+    assert line in problem.field
+
+
+def test_yaml_anchors_and_merges_still_work(tmp_path: Path) -> None:
+    text = f"a: &a {{{END}}}\nb: {{<<: *a, summary: other}}\n"
+    found = read_variants(write(tmp_path / "variants.yaml", text)).variants
+    assert (found["a"].summary, found["b"].summary) == ("s", "other")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml.*\n.*no such file.*\n.*check the path"):
+        read_variants(tmp_path / "nowhere.yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(ConfigError, match=r"binary\.yaml"):
+        read_variants(binary)

@@ -1,0 +1,136 @@
+"""Studies from files and command lines, read before Snakemake reads them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.config.claims import Claim
+from schemas.errors import ConfigError
+from transformer_core.study.checks.planned_study import plan_study
+from transformer_core.study.declarations.study_files import guard, study_settings
+from transformer_core.study.variants import read_variants
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_files_are_laid_over_one_another_and_entries_on_top(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.json"
+    first.write_text("name: a\nmodel: {heads: 2, d_ff: 8}\nvariants: [single, ddp]\n")
+    second.write_text('{"model": {"heads": 4}, "variants": ["single"]}')
+    settings = study_settings([first, second], ["model={d_ff: 16}", "title=a {b}", "repeats=3"])
+    assert settings == {
+        "name": "a",
+        "model": {"heads": 4, "d_ff": 16},
+        "variants": ["single"],
+        "title": "a {b}",
+        "repeats": 3,
+    }
+
+
+def test_a_file_may_not_be_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text('__use_yte__: true\n__definitions__: [\'open("made", "w")\']\n')
+    with pytest.raises(ConfigError, match="__use_yte__"):
+        study_settings([path])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-n", "--configfile", "{bad}"],
+        ["results/report.html", "--configfile={bad}", "--cores", "2"],
+        ["--configfiles", "{good}", "{bad}"],
+        ["--configfile", "{good}", "-n", "--configfile", "{bad}"],
+        ["--config", "model={a: 1, a: 2}"],
+        ["-C", "name=x", "model=[[[[[[[[[[[[[[[[[[[[[1", "--cores", "all"],
+    ],
+)
+def test_the_guard_reads_what_the_command_line_names(tmp_path: Path, arguments: list[str]) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("name: a\n")
+    bad.write_text("a: &a [*a]\n")
+    given = [a.replace("{good}", str(good)).replace("{bad}", str(bad)) for a in arguments]
+    with pytest.raises(SystemExit, match="remedy:"):
+        guard(given)
+    guard(["-n", "--configfile", str(good), "--config", "against=there", "repeats=2"])
+    guard(["--configfile"])  # left to Snakemake
+
+
+def test_snakemake_never_reads_what_the_guard_refuses(tmp_path: Path) -> None:
+    """An alias bomb would keep it busy; a template would be run."""
+    levels = "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 40))
+    path = tmp_path / "study.yaml"
+    made = tmp_path / "made"
+    path.write_text(
+        f"__use_yte__: true\n__definitions__: ['open({json.dumps(str(made))}, \"w\")']\n"
+        f"x0: &x0 {{a: 1}}\n{levels}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "--configfile", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "remedy:" in done.stderr
+    assert str(path) in done.stderr
+    assert not made.exists()
+
+
+WRONG: list[tuple[str, str, str]] = [
+    ("limits={smallest_message: 4096, largest_message: 1024}", "limits.largest_message", "4096"),
+    ("comparison={sessions_least: 5, sessions_most: 3}", "comparison.sessions_most", "at least 5"),
+    ("machine={threads: 1024, devices_per_node: 64}", "machine.threads", "at most 64"),
+    ("machine={threads: 100000}", "machine.threads", "at most 1024"),
+    ("batching={kind: token_budget, tokens: 1000000000, scale: 9}", "batching.scale", "at most 1"),
+    ("model={kind: transformer, d_model: 65536, encoder_layers: 1000}", "model.d_model", "1e+12"),
+    ("tokenizer={kind: file, path: nowhere.json, vocabulary: 300}", "tokenizer.path", "check the"),
+    ("traces={mine: [/dev/zero]}", "traces.mine[0]", "check the path"),
+    ("self_test={planted: [0.1, 0.2, 0.1]}", "self_test.planted[2]", "once"),
+    ("link_check={bandwidths: [1000000000, 1Gbit/s]}", "link_check.bandwidths[1]", "once"),
+    ("link_check={bandwidths: [100000000, 5, 100Mbit/s]}", "link_check.bandwidths[2]", "once"),
+    ("memory={largest_batch: {limit: " + "9" * 400 + "GiB}}", "memory.largest_batch.limit", "512"),
+    ("training={seed: 1180591620717411303424}", "training.seed", "at most 4294967295"),
+    ("machine={timeout: 1e300}", "machine.timeout", "at most 604800"),
+    ("title=\"a\\0b\"", "title", "control characters"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("entries", "field", "remedy"), WRONG, ids=[w[1] for w in WRONG])
+def test_contradictions_name_field_value_and_remedy(entries: str, field: str, remedy: str) -> None:
+    declared = read_variants(ROOT / "config/variants.yaml")
+    claims: dict[str, Claim] = {}
+    settings = study_settings([], ["name=a", "variants=[single, ddp]", entries])
+    with pytest.raises(ConfigError) as caught:
+        plan_study(settings, "study.yaml", declared, claims)
+    problems = {problem.field: problem for problem in caught.value.problems}
+    assert field in problems, problems
+    assert remedy in f"{problems[field].message} {problems[field].remedy}"
+
+
+def test_powersgd_that_never_begins_is_refused() -> None:
+    declared = read_variants(ROOT / "config/variants.yaml")
+    name = next(n for n, v in declared.variants.items() if "powersgd" in str(v.change))
+    training = "training={steps: 4, schedule: {kind: noam, warmup: 4}}"
+    entries = ["name=a", f"variants=[single, {name}]", training]
+    settings = study_settings([], [*entries, "measurement={warmup_steps: 2, window_steps: 2}"])
+    with pytest.raises(ConfigError, match=r"start_step = \d+"):
+        plan_study(settings, "study.yaml", declared, {})
+
+
+def test_a_target_behind_the_option_is_told(tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text("name: mine\n")
+    with pytest.raises(SystemExit) as caught:
+        guard(["--cores", "2", "--configfile", str(study), "results/report.html"])
+    told = str(caught.value)
+    assert "results/report.html\n    problem: cannot be read: no such file" in told
+    assert told.endswith("write it before the option: results/report.html --configfile ...")
+    with pytest.raises(SystemExit) as caught:
+        guard(["--configfile", str(tmp_path / "other.yaml")])
+    assert "before the option" not in str(caught.value)

@@ -1,0 +1,217 @@
+"""What is said of the time of a study: before, while and after it runs."""
+
+import io
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.results import Refinement, Unsettled
+from transformer_core.common.study_clock import JobTimes, RunningClock
+from transformer_core.study.timekeeping.beginning import at_the_end, at_the_start
+from transformer_core.study.timekeeping.expectations import (
+    Range,
+    expected,
+    guesses,
+    in_words,
+    total,
+)
+from transformer_core.study.timekeeping.progress_line import LINE_SECONDS, Timekeeper, Work
+
+STEP = 1e12
+
+
+class Screen(io.StringIO):
+    """A terminal, or not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+class Now:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(event: str, **fields: Any) -> logging.LogRecord:
+    made = logging.LogRecord("snakemake", logging.INFO, "", 0, None, None, None)
+    vars(made).update(fields, event=SimpleNamespace(value=event))
+    return made
+
+
+def keeper(folder: Path, terminal: bool, asked: float | None = None) -> tuple[Timekeeper, Now]:
+    now = Now()
+    work = Work({"train": 4, "page": 1}, {"train": 1.0, "page": 0.5}, {}, {}, start=2.0)
+    clock = RunningClock(folder / "clock.json", now)
+    return Timekeeper(clock, work, asked, stream=Screen(terminal), now=now), now
+
+
+def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -> None:
+    one.emit(record("job_info", jobid=number, rule_name=rule, rule_msg=f"Job of {rule}\nmore"))
+    now.now += seconds
+    one.emit(record("job_finished", job_id=number))
+
+
+def test_the_line_says_what_how_far_and_how_long_still(tmp_path: Path) -> None:
+    one, now = keeper(tmp_path, terminal=True)
+    for number in range(3):
+        run_job(one, now, number, "train", 100.0)
+    one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
+    line = one.line()
+    assert line.startswith("3 of 5 jobs, 5:00, ")
+    assert line.endswith(" left | Train ddp, repeat 1")
+    # One training of 100 s, and a page of which only a guess is known.
+    left = one.work.left(now())
+    assert 80 <= left.low <= 100 <= left.high <= 140
+    now.now += 60.0
+    assert one.work.left(now()).high == pytest.approx(left.high - 60.0)
+
+
+def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> None:
+    one, now = keeper(tmp_path, terminal=True)
+    run_job(one, now, 0, "train", 100.0)
+    one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
+    now.now += 90.0
+    assert "over" not in one.line()
+    now.now += 90.0
+    left = one.work.left(now())
+    assert (
+        f" over {in_words(Range(left.high, left.high)).removeprefix('about ')} left" in one.line()
+    )
+
+
+def test_a_terminal_has_one_line(tmp_path: Path) -> None:
+    one, now = keeper(tmp_path, terminal=True)
+    run_job(one, now, 0, "train", 1.0)
+    text = one.stream.getvalue()  # type: ignore[attr-defined]
+    assert "\n" not in text
+    assert text.count("\x1b[2K") == 2
+    one.clear().emit(record("progress"))
+    assert one.stream.getvalue().endswith("\r\x1b[2K")  # type: ignore[attr-defined]
+
+
+def test_a_log_has_a_line_now_and_then(tmp_path: Path) -> None:
+    one, now = keeper(tmp_path, terminal=False)
+    for number in range(100):
+        run_job(one, now, number, "train", LINE_SECONDS / 10)
+    one.clear().emit(record("progress"))
+    lines = one.stream.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 10
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_line_knows_of_the_time_of_the_study(tmp_path: Path) -> None:
+    one, now = keeper(tmp_path, terminal=True, asked=600.0)
+    one.work.counts["refine"] = 1
+    run_job(one, now, 0, "page", 60.0)
+    assert "1:00 of 10:00, 9 min left" in one.line().replace("about ", "")
+
+
+def test_who_failed_is_not_at_work(tmp_path: Path) -> None:
+    one, _ = keeper(tmp_path, terminal=True)
+    one.emit(record("job_info", jobid=0, rule_name="train", rule_msg=None))
+    one.emit(record("job_error", jobid=0))
+    assert one.work.running == {}
+    assert one.clock.clock.jobs == {}
+
+
+def test_what_took_long_before_is_expected_to_take_long() -> None:
+    known = {"train": JobTimes(count=2, seconds=20.0)}
+    found = expected("train", known, {"train": Range(1.0, 2.0)}, start=1.0)
+    assert found.low < 10.0 < found.high
+    assert expected("other", known, {"other": Range(1.0, 2.0)}, start=1.0) == Range(1.0, 2.0)
+    both = total({"train": 3, "other": 4}, {"other": 0.5}, known, {"other": Range(1.0, 2.0)}, 1.0)
+    assert both.low < 30 + 2 < both.high
+
+
+def test_trainings_that_ended_narrow_what_others_are_guessed_to_take() -> None:
+    guessed = {"train": Range(2.0, 32.0), "profile": Range(1.0, 16.0), "turns": Range(1.0, 16.0)}
+    known = {"train": JobTimes(count=2, seconds=16.0)}
+    found = expected("profile", known, guessed, start=1.0)
+    assert found.low < 4.0 < found.high  # in the middle, as 8 is of 2 to 32
+    assert found.high < 16.0
+    assert expected("turns", known, guessed, start=1.0) == guessed["turns"]
+    assert expected("profile", {}, guessed, start=1.0) == guessed["profile"]
+
+
+def test_a_guess_grows_with_the_model_and_the_steps() -> None:
+    def guess(width: int, steps: int) -> Range:
+        study = Study.model_validate(
+            {
+                "name": "guessed",
+                "variants": ["single"],
+                "model": {"kind": "transformer", "d_model": width, "d_ff": 4 * width},
+                "training": {"steps": steps},
+            }
+        )
+        shared = study.model_dump(include={"model", "training"})
+        spec = RunSpec.model_validate({"variant": "single", **shared})
+        return guesses(study, {"single": spec}, [1], start=0.0, rate=STEP)["train"]
+
+    small, long, wide = guess(64, 10), guess(64, 1000), guess(512, 10)
+    assert small.low < small.high
+    assert long.high == pytest.approx(100 * small.high)
+    assert wide.high > 8 * small.high
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (Range(20.2, 45.0), "20 to 45 s"),
+        (Range(30.0, 30.3), "about 30 s"),
+        (Range(200.0, 560.0), "3 to 9 min"),
+        (Range(30.0, 400.0), "0.5 to 7 min"),
+        (Range(8_000.0, 20_000.0), "2 to 6 h"),
+    ],
+)
+def test_ranges_in_words(seconds: Range, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_the_start_says_how_sure_it_is() -> None:
+    needed = Range(300.0, 540.0)
+    said = at_the_start(16, 212, needed, ["train"] * 20, 20, None, 0.0)
+    assert said == (
+        "16 variants, 212 jobs: 5 to 9 min on this machine"
+        " (a first guess: no such job has ended here yet)."
+    )
+    said = at_the_start(16, 30, needed, [], 20, 600.0, 60.0)
+    assert "as such jobs took before" in said
+    assert said.endswith(
+        "The study has 10:00, of which 1:00 are spent."
+        " What is left goes to comparisons that are undecided."
+    )
+    said = at_the_start(16, 30, needed, [], 20, 200.0, 0.0)
+    assert said.endswith("What must run takes longer: comparisons have their first round only.")
+
+
+def test_the_end_says_what_more_time_would_settle(tmp_path: Path) -> None:
+    file = tmp_path / "refinement.json"
+    assert at_the_end(None, 10.0, file) == ""
+    assert at_the_end(600.0, 580.0, file) == "9:40 of 10:00 are spent."
+    found = Refinement(
+        asked_seconds=600.0,
+        began_at_seconds=1.0,
+        kept_seconds=20.0,
+        ended_at_seconds=560.0,
+        stints=[],
+        unsettled=[Unsettled(variant="a", reference="b", seconds=90.0)],
+    )
+    file.write_text(found.model_dump_json())
+    assert at_the_end(600.0, 580.0, file) == (
+        "9:40 of 10:00 are spent. Undecided: a against b (about 1:30 more)."
+        " With --config time=12min the same command goes on with them."
+    )
+    file.write_text(found.model_copy(update={"unsettled": []}).model_dump_json())
+    assert "Every comparison has a verdict." in at_the_end(600.0, 580.0, file)

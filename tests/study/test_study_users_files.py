@@ -1,0 +1,105 @@
+"""Corpora and models of the user, found without running anything."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from schemas.config.corpus import AnyCorpus
+from transformer_core.study.users_files import corpus_files, own_sources
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    files = {
+        "lab/__init__.py": "raise SystemExit('this package was run')",
+        "lab/model.py": "import torch\nfrom . import layers\nfrom helpers import size\n",
+        "lab/layers.py": "from .deep.block import Block",
+        "lab/deep/block.py": "import json\n\ndef late():\n    import beside\n",
+        "lab/unused.py": "",
+        "helpers.py": "import lab.model  # a circle",
+        "beside.py": "def broken(:",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_a_model_with_all_that_it_imports_from_files_beside_it(own: Path) -> None:
+    found = own_sources("lab.model", [str(own), *sys.path])
+    names = [path.relative_to(own).as_posix() for path in found]
+    assert names == [
+        "beside.py",
+        "helpers.py",
+        "lab/__init__.py",
+        "lab/deep/block.py",
+        "lab/layers.py",
+        "lab/model.py",
+    ]
+    assert "lab" not in sys.modules
+
+
+def test_an_installed_model_is_its_own_file_alone() -> None:
+    (found,) = own_sources("torch.nn", sys.path)
+    assert found.as_posix().endswith("torch/nn/__init__.py")
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "lab.no_such_module", "sys"])
+def test_a_module_without_a_file(own: Path, module: str) -> None:
+    found = own_sources(module, [str(own)])
+    assert found in ([], [own / "lab/__init__.py"])
+
+
+@pytest.mark.parametrize(
+    ("corpus", "expected"),
+    [
+        ({"kind": "grammar"}, []),
+        (
+            {
+                "kind": "text",
+                **{
+                    split: {"source": "a.en", "target": "a.de"}
+                    for split in ("train", "validation", "test")
+                },
+            },
+            ["a.en", "a.de"],
+        ),
+        ({"kind": "tsv", "train": "a.tsv", "validation": "b.tsv", "test": "b.tsv"}, ["a.tsv"]),
+        ({"kind": "tsv", "train": "missing", "validation": "b.tsv", "test": "b.tsv"}, []),
+        ({"kind": "datasets", "folder": "set"}, ["set/data.arrow", "set/train/more.arrow"]),
+        (
+            {
+                "kind": "url",
+                "folder": "copies",
+                **{
+                    split: {
+                        side: {"url": f"https://example.org/x/a.{end}?y=1", "sha256": "0" * 64}
+                        for side, end in (("source", "en"), ("target", "de"))
+                    }
+                    for split in ("train", "validation", "test")
+                },
+            },
+            ["copies/a.en", "copies/a.de"],
+        ),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_files_of_a_corpus(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    corpus: dict[str, object],
+    expected: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.en", "a.de", "a.tsv", "b.tsv", "set/data.arrow", "set/train/more.arrow"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for name in ("copies/a.en", "copies/a.de"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    checked = TypeAdapter(AnyCorpus).validate_python({"name": "mine", **corpus})
+    assert corpus_files(checked, "train") == expected

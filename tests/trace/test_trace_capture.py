@@ -1,0 +1,326 @@
+"""A capture: phases around a training, traces of every rank, DDP's timers beside them."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from capture_builders import spec_of, write_shards
+from small_training import Watcher, small_setup, small_spec
+
+from schemas.config.parallel import Ddp
+from schemas.config.profiling import Profiling
+from schemas.config.run_spec import RunSpec
+from schemas.results import Capture, DdpTimes
+from transformer_core.trace.capture import worker as capture_worker
+from transformer_core.trace.capture.order import CaptureOrder
+from transformer_core.trace.capture.phase_ranges import mark_phases
+from transformer_core.trace.capture.worker import ddp_delay, uninterrupted
+from transformer_core.trace.events.phases import PHASES, STEP, label
+from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
+from transformer_core.training.loop import train
+
+TOLERANCE = 0.05
+"""Of the step: how far the share of communication may differ between trace and DDP's timers. These
+begin when a bucket is handed over; the trace shows the exchange itself."""
+
+
+class Marks:
+    """Phases as they begin and end."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __call__(self, phase: str) -> AbstractContextManager[None]:
+        @contextmanager
+        def lasting() -> Iterator[None]:
+            self.told.append(phase)
+            yield
+            self.told.append(f"/{phase}")
+
+        return lasting()
+
+
+def told(**training: Any) -> list[str]:
+    """The phases of a training of one step."""
+    setup = small_setup(small_spec(training={"steps": 1, **training}))
+    marks = Marks()
+    mark_phases(setup, marks)
+    train(setup, Watcher(), Path("unused"))
+    return marks.told
+
+
+def test_the_phases_of_a_step_in_their_order() -> None:
+    one = ["data", "/data", "forward", "loss", "/loss", "/forward", "backward", "/backward"]
+    # Twice more where strategies may reduce: when a micro-batch ends, and before the update.
+    nothing = ["backward", "/backward"]
+    assert told() == [*one, *nothing, *nothing, "optimizer", "/optimizer"]
+
+
+def test_every_micro_batch_has_its_phases() -> None:
+    phases = told(accumulation={"micro_batches": 2})
+    assert phases.count("forward") == phases.count("loss") == 2
+    assert phases.count("data") == phases.count("optimizer") == 1
+
+
+def test_marks_change_nothing_of_the_training() -> None:
+    losses = []
+    for mark in (None, Marks()):
+        setup = small_setup(small_spec())
+        if mark is not None:
+            mark_phases(setup, mark)
+        watcher = Watcher()
+        train(setup, watcher, Path("unused"))
+        losses.append(torch.cat([p.detach().flatten() for p in setup.model.parameters()]))
+    assert torch.equal(*losses)
+
+
+def test_nothing_interrupts_the_profiled_steps() -> None:
+    spec = small_spec(training={"steps": 3, "validate_every": 1, "checkpoint_every": 1})
+    training = uninterrupted(spec, 6).training
+    assert (training.validate_every, training.checkpoint_every) == (0, 0)
+    assert training.steps > 7, "the last step of a training validates"
+    assert (
+        training.model_copy(update={"steps": 3, "validate_every": 1, "checkpoint_every": 1})
+        == spec.training
+    )
+
+
+def test_the_warm_up_lasts_until_a_technique_is_itself() -> None:
+    profiling = Profiling(warmup_steps=2)
+    powersgd = {"kind": "ddp", "hook": {"kind": "powersgd", "start_step": 10}}
+    for spec, steps in ((spec_of(), 2), (spec_of(parallel=powersgd), 11)):
+        order = CaptureOrder(
+            spec=spec,
+            data=Path("data"),
+            output=Path("out"),
+            command="",
+            profiling=profiling,
+            profiler="torch",
+        )
+        assert order.warmup_steps == steps
+
+
+def test_which_step_the_timers_of_ddp_describe() -> None:
+    def spec(**accumulation: Any) -> RunSpec:
+        return small_spec(parallel={"kind": "ddp"}, training={"accumulation": accumulation})
+
+    assert ddp_delay(spec()) == 1
+    assert ddp_delay(spec(micro_batches=4, synchronise="last")) == 1
+    assert ddp_delay(spec(micro_batches=4, synchronise="every")) == 0
+
+
+def test_a_supervisor_starts_without_torch() -> None:
+    modules = "transformer_core.trace.capture.job, transformer_core.measure.limits.collectives.job"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def run_capture(folder: Path, spec: RunSpec, profiler: str = "torch") -> Capture:
+    """Capture ``spec`` as the workflow does."""
+    data = folder / "data"
+    if not data.exists():
+        write_shards(data)
+    output = folder / spec.variant
+    (folder / "spec.json").write_text(spec.canonical_json())
+    profiling = Profiling(profiler=profiler, warmup_steps=2, steps=3)  # type: ignore[arg-type]
+    command = [sys.executable, "-m", "transformer_core.trace.capture.job"]
+    command += ["--spec", str(folder / "spec.json"), "--data", str(data), "--output", str(output)]
+    command += ["--profiling", profiling.canonical_json()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=250, env=os.environ | {"PYTHONPATH": "."}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Capture.model_validate_json((output / "capture.json").read_text())
+
+
+def trace_of(path: Path) -> list[dict[str, Any]]:
+    """The complete events of a Kineto trace."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def within(step: dict[str, Any], events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    begin, end = step["ts"], step["ts"] + step["dur"]
+    return [event for event in events if begin <= event["ts"] < end]
+
+
+def shares(
+    record: Capture, folder: Path, is_reduction: Callable[[dict[str, Any]], bool]
+) -> tuple[list[float], list[float]]:
+    """Share of the communication in every step of every rank: of the trace, and DDP's."""
+    traced, timed = [], []
+    for rank in record.ranks:
+        events = trace_of(folder / rank.files[0])
+        steps = sorted((e for e in events if e["name"] == label(STEP)), key=lambda e: e["ts"])
+        assert len(steps) == len(rank.step_seconds) == len(rank.ddp) == 3
+        for step, times in zip(steps, rank.ddp, strict=True):
+            reductions = within(step, [e for e in events if is_reduction(e)])
+            assert reductions
+            begin = min(e["ts"] for e in reductions)
+            end = max(e["ts"] + e["dur"] for e in reductions)
+            traced.append((end - begin) / step["dur"])
+            timed.append(times.communication_seconds / (step["dur"] / 1e6))
+    return traced, timed
+
+
+def test_two_ranks_are_traced_and_agree_with_the_timers_of_ddp(tmp_path: Path) -> None:
+    machine = {"device": "cpu", "devices_per_node": 2, "threads": 1}
+    record = run_capture(tmp_path, spec_of(parallel=Ddp(kind="ddp"), machine=machine))
+    assert (record.status, record.profiler) == ("ok", "torch")
+    assert record.topology is not None
+    assert record.topology.world_size == 2
+    assert (record.first_step, record.last_step) == (3, 5)
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    output = tmp_path / "profiled"
+    for rank in record.ranks:
+        assert [times.step for times in rank.ddp] == [3, 4, 5]
+        events = trace_of(output / rank.files[0])
+        names = [event["name"] for event in events]
+        assert names.count(label(STEP)) == 3
+        assert {label(phase) for phase in PHASES} <= set(names)
+        read = read_kineto(output / rank.files[0])
+        assert [process.rank for process in read.processes] == [rank.rank]
+    traced, timed = shares(record, output, lambda e: e["name"] == "gloo:all_reduce")
+    assert median(traced) > 0.01, "the test would show nothing"
+    differences = [t - own for t, own in zip(timed, traced, strict=True)]
+    # Medians: a loaded machine may stretch what a step does between two clocks.
+    assert -0.02 < median(differences) < TOLERANCE, "the timers cannot end before the exchange"
+    assert not list(output.glob("outcome-*")) + list(output.glob("rank-*[01].json"))
+
+
+def test_a_run_that_this_machine_cannot_do_is_a_status(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there are CUDA devices here")
+    record = run_capture(tmp_path, spec_of("cuda"))
+    assert record.status == "unsupported"
+    assert "needs 1 CUDA device" in str(record.reason)
+    assert record.ranks == []
+    assert (record.profiler, record.topology) == (None, None)
+
+
+def needs_gpus(count: int) -> pytest.MarkDecorator:
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return pytest.mark.skipif(found < count, reason=f"needs {count} CUDA devices, found {found}")
+
+
+@pytest.mark.gpu
+@needs_gpus(1)
+def test_torch_profiler_records_kernels_of_every_phase(tmp_path: Path) -> None:
+    record = run_capture(tmp_path, spec_of("cuda"))
+    assert (record.status, record.profiler) == ("ok", "torch")
+    (rank,) = record.ranks
+    output = tmp_path / "profiled"
+    events = trace_of(output / rank.files[0])
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    assert kernels
+    (process,) = read_kineto(output / rank.files[0]).processes
+    assert len(process.device) >= len(kernels)
+    steps = [
+        event
+        for event in events
+        if event["name"] == label(STEP) and "stream" not in event.get("args", {})
+    ]
+    host = sum(rank.step_seconds)
+    assert sum(kernel["dur"] for kernel in kernels) / 1e6 < 3 * host
+    assert len(steps) >= 3
+
+
+@pytest.mark.gpu
+@needs_gpus(2)
+def test_nccl_in_the_trace_agrees_with_the_timers_of_ddp(tmp_path: Path) -> None:
+    machine = {"device": "cuda", "devices_per_node": 2}
+    record = run_capture(tmp_path, spec_of(parallel=Ddp(kind="ddp"), machine=machine))
+    assert record.status == "ok", record.reason
+
+    def is_reduction(event: dict[str, Any]) -> bool:
+        return event.get("cat") == "kernel" and "AllReduce" in event["name"]
+
+    traced, timed = shares(record, tmp_path / "profiled", is_reduction)
+    assert abs(median(traced) - median(timed)) < 2 * TOLERANCE
+
+
+@pytest.mark.gpu
+@needs_gpus(1)
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="Nsight Systems is not on the PATH")
+def test_both_profilers_see_the_same_kernels(tmp_path: Path) -> None:
+    from transformer_core.trace.capture.nsys_program import rows
+
+    spec = spec_of("cuda")
+    by_nsys = run_capture(tmp_path, spec, "nsys")
+    assert (by_nsys.status, by_nsys.profiler) == ("ok", "nsys")
+    kernels, ranges = rows(tmp_path / "profiled" / by_nsys.ranks[0].files[0])
+    assert ranges > 0
+    by_torch = run_capture(tmp_path, spec, "torch")
+    events = trace_of(tmp_path / "profiled" / by_torch.ranks[0].files[0])
+    same = sum(event.get("cat") == "kernel" for event in events)
+    assert kernels == pytest.approx(same, rel=0.02)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or shutil.which("nsys") is None,
+    reason="needs Nsight Systems on the PATH, and no CUDA device",
+)
+def test_nsys_without_a_gpu_is_a_status(tmp_path: Path) -> None:
+    record = run_capture(tmp_path, spec_of(), "nsys")
+    assert record.status == "unsupported"
+    assert "nsys recorded no kernel on rank 0, but" in str(record.reason)
+
+
+def test_timers_that_disturb_have_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA those of DDP make the host wait in every step: none of these is recorded."""
+    said: list[tuple[str, int]] = []
+    step = 0
+
+    class Recorder:
+        def prepare(self) -> None:
+            pass
+
+        def start(self) -> None:
+            said.append(("start", step))
+
+        def stop(self) -> None:
+            said.append(("stop", step))
+
+        @staticmethod
+        def range_named(name: str) -> Any:
+            return nullcontext()
+
+    monkeypatch.setattr(capture_worker, "has_slow_timers", lambda setup: True)
+    monkeypatch.setattr(
+        capture_worker, "switch_on_timers", lambda setup: said.append(("timers", step))
+    )
+    times = DdpTimes(
+        step=1,
+        forward_seconds=1,
+        backward_compute_seconds=1,
+        communication_seconds=1,
+        overlap_seconds=1,
+    )
+    monkeypatch.setattr(
+        capture_worker,
+        "ddp_times",
+        lambda setup, described: times.model_copy(update={"step": described}),
+    )
+    strategy = SimpleNamespace(synchronise=lambda: None, devices=[])
+    setup: Any = SimpleNamespace(spec=spec_of(parallel=Ddp(kind="ddp")), strategy=strategy)
+    quiet: Any = SimpleNamespace(step_done=lambda tokens: None)
+    recorder: Any = Recorder()
+    capturing = capture_worker.Capturing(setup, recorder, quiet, warmup=2, steps=3)
+    for step in range(1, 9):
+        capturing.step_done(step, 1, 1, 1, 0.0)
+    step = 9
+    with pytest.raises(capture_worker.Enough):
+        capturing.step_done(step, 1, 1, 1, 0.0)
+    assert said == [("start", 2), ("stop", 5), ("timers", 5)]
+    assert [found.step for found in capturing.ddp] == [6, 7, 8]

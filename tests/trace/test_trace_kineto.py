@@ -1,0 +1,298 @@
+"""Kineto traces: old and new forms, exact times, memory, and their faults."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from traces import complete, kineto, on_device
+
+from schemas.errors import ConfigError
+from transformer_core.trace.breakdown.device_breakdown import break_down
+from transformer_core.trace.breakdown.job import NO_EVENTS, breakdown_of_files
+from transformer_core.trace.events.arrow_arrays import table_of
+from transformer_core.trace.events.rows import rows_of
+from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+STEP = [
+    complete("user_annotation", "phase:step", 0, 100),
+    complete("user_annotation", "phase:forward", 1, 20),
+    complete("user_annotation", "phase:backward", 21, 50),
+    complete(
+        *("cpu_op", "aten::addmm", 2, 6),
+        **{"Input Dims": [[6], [4, 5], [5, 6], [], []]},
+        **{"Input type": ["float", "float", "float", "Scalar", "Scalar"]},
+    ),
+    complete("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=11),
+    complete("cuda_runtime", "cudaLaunchKernel", 30, 1, correlation=12, tid=2),
+    on_device("kernel", "ampere_sgemm_32x32", 10.5, 20.25, 11),
+    on_device("kernel", NCCL, 25, 30, 12, stream=20),
+    on_device("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 60, 5, 13, bytes=320),
+    on_device("gpu_memset", "Memset (Device)", 70, 1, 14, bytes=4),
+]
+
+
+def test_one_step(tmp_path: Path) -> None:
+    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", STEP)]).table)
+    (step,) = device.steps
+    found = step.partition
+    assert (found.window_ns, found.compute_ns, found.overlap_ns) == (100_000, 20_250, 5_750)
+    assert (found.exposed_communication_ns, found.exposed_copies_ns) == (24_250, 6_000)
+    by_class = {found.operator_class: found for found in device.operators}
+    assert by_class["contraction"].flops == 2 * 4 * 5 * 6
+    assert by_class["contraction"].bytes == 4 * (6 + 20 + 30 + 24)
+    assert [(p.phase, p.compute_ns, p.communication_ns) for p in device.phases] == [
+        ("forward", 20_250, 0),
+        ("backward", 0, 30_000),
+        ("other", 0, 0),
+    ]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+@pytest.mark.parametrize("after", [False, True])
+def test_the_head_may_stand_before_or_after_the_events(
+    tmp_path: Path, name: str, after: bool
+) -> None:
+    head = {"baseTimeNanoseconds": 10**18, "distributedInfo": {"rank": 3, "world_size": 4}}
+    source = read_kineto(kineto(tmp_path / name, STEP, after=after, **head))
+    (trace,) = source.processes
+    assert (trace.rank, trace.ranks, trace.pid) == (3, 4, 42)
+    rows = rows_of(read_files([tmp_path / name]).table)
+    assert rows["t0_ns"][0] == 10**18 + 10_500
+
+
+@pytest.mark.parametrize(
+    ("ts", "nanoseconds"),
+    [
+        ("1694128201435418", 1_694_128_201_435_418_000),  # whole microseconds since 1970
+        ("1694128201435418.179", 1_694_128_201_435_418_179),  # beyond a double
+        ("4396017018185.845", 4_396_017_018_185_845),
+    ],
+)
+def test_times_are_exact(tmp_path: Path, ts: str, nanoseconds: int) -> None:
+    path = tmp_path / "trace.json"
+    row = json.dumps(on_device("kernel", "k", 0, 1.001, 1)).replace('"ts": 0', f'"ts": {ts}')
+    path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{row}]}}')
+    rows = rows_of(read_files([path]).table)
+    assert rows["t0_ns"].tolist() == [nanoseconds]
+    assert rows["t1_ns"].tolist() == [nanoseconds + 1001]
+
+
+def test_old_categories(tmp_path: Path) -> None:
+    """torch 1.8: capitals, ``stream 7`` as thread, ``Input dims``."""
+    old = [
+        complete("Operator", "aten::mm", 0, 5, **{"Input dims": [[2, 3], [3, 4]]}),
+        complete("Runtime", "cudaLaunchKernel", 1, 1, correlation=5),
+        on_device("Kernel", "volta_sgemm", 10, 4, 5) | {"tid": "stream 7"},
+        on_device("Memcpy", "Memcpy DtoH (Device -> Pageable)", 20, 2, 6, bytes=8),
+        on_device("Memset", "Memset (Device)", 30, 1, 7, bytes=8),
+    ]
+    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", old)]).table)
+    assert {(a.kind, a.name) for a in device.activities} == {
+        ("compute", "contraction"),
+        ("memcpy", "d2h"),
+        ("memset", "Memset (Device)"),
+    }
+    assert device.operators[0].flops == 2 * 2 * 3 * 4
+
+
+def test_renamed_collective_kernels(tmp_path: Path) -> None:
+    """By name in any spelling; else by what the trace says of the kernel, else by its launch."""
+    comms = {"Collective name": "_allgather_base", "In msg nelems": 10, "Out msg nelems": 40}
+    rows = [
+        complete("user_annotation", "nccl:reduce_scatter", 0, 5),
+        complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=4),
+        on_device("kernel", "ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_f32", 10, 1, 1),
+        on_device("kernel", "ncclFutureKernel_v9", 20, 1, 2, **comms, dtype="BFloat16"),
+        on_device("kernel", "ncclFutureKernel_v9", 30, 1, 3),
+        on_device("kernel", "a_name_that_says_nothing", 40, 1, 4),
+        on_device(
+            "kernel", "void at::native::reduce_kernel<512, ReduceOp<all_reduce> >()", 50, 1, 5
+        ),
+    ]
+    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    assert [(c.collective, c.count, c.bytes) for c in device.collectives] == [
+        ("all_gather", 1, 80),
+        ("all_reduce", 1, None),
+        ("other", 1, None),
+        ("reduce_scatter", 1, None),
+    ]
+    assert device.span.compute_ns == 1000
+
+
+def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path: Path) -> None:
+    rows = [
+        complete("cpu_op", "c10d::allgather_", 0, 30),
+        complete("user_annotation", "nccl:all_gather", 2, 25),
+        complete("cpu_op", "aten::copy_", 5, 4),
+        complete("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=1),
+        complete("cuda_runtime", "cudaLaunchKernel", 15, 1, correlation=2),
+        on_device("kernel", "copy_kernel", 20, 5, 1),
+        on_device("kernel", "renamed", 30, 7, 2),
+    ]
+    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    assert (device.span.compute_ns, device.span.communication_ns) == (5000, 7000)
+
+
+def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path: Path) -> None:
+    dims = {"Input Dims": [[394241]], "Input type": ["float"]}
+    for collective, factor in (("all_reduce", 1), ("_allgather_base", 8)):
+        rows = [
+            complete("user_annotation", f"nccl:{collective}", 0, 5, **dims),
+            complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+            on_device("kernel", "ncclKernel_Any", 10, 1, 1),
+        ]
+        path = kineto(tmp_path / "trace.json", rows, distributedInfo={"rank": 0, "world_size": 8})
+        (device,) = break_down(read_files([path]).table)
+        assert [c.bytes for c in device.collectives] == [4 * 394241 * factor]
+
+
+def test_backward_without_a_range_is_what_autograd_launches(tmp_path: Path) -> None:
+    rows = [
+        complete("user_annotation", "ProfilerStep#12", 0, 100),
+        complete("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 10, 20, tid=2),
+        complete("cuda_runtime", "cudaLaunchKernel", 15, 1, correlation=1, tid=2),
+        complete("cuda_runtime", "cudaLaunchKernel", 50, 1, correlation=2),
+        on_device("kernel", "sgemm", 60, 5, 1),
+        on_device("kernel", "other", 70, 5, 2),
+    ]
+    table = rows_of(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    kernel = table["kind"] == "kernel"
+    assert table["phase"][kernel].tolist() == ["backward", None]
+    assert table["step"][kernel].tolist() == [0, 0]
+
+
+def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path: Path) -> None:
+    """Two kernels of one product; a third is launched by another thread at the same time."""
+    dims = {"Input Dims": [[4, 5], [5, 6]], "Input type": ["float"] * 2}
+    rows = [
+        complete("cpu_op", "aten::mm", 0, 50, **dims),
+        *(complete("cuda_runtime", "launch", 10 * n, 1, correlation=n) for n in (1, 2)),
+        complete("cuda_runtime", "launch", 30, 1, correlation=3, tid=2),
+        *(on_device("kernel", "splitk_gemm", 100 * n, 5, n) for n in (1, 2, 3)),
+    ]
+    table = rows_of(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    assert table["operator"].tolist() == ["aten::mm", "aten::mm", None]
+    (device,) = break_down(read_files([tmp_path / "trace.json"]).table)
+    (contraction,) = device.operators
+    assert (contraction.count, contraction.flops, contraction.counted_ns) == (3, 240, 10_000)
+
+
+def test_a_cpu_trace_has_self_times_and_collectives(tmp_path: Path) -> None:
+    rows = [
+        complete("user_annotation", "phase:step", 0, 200),
+        complete("user_annotation", "phase:forward", 0, 50),
+        complete(
+            *("cpu_op", "aten::linear", 10, 30),
+            **{"Input Dims": [[4, 5], [6, 5], [6]], "Input type": ["float"] * 3},
+        ),
+        complete(
+            *("cpu_op", "aten::addmm", 12, 25),
+            **{"Input Dims": [[6], [4, 5], [5, 6]], "Input type": ["float"] * 3},
+        ),
+        complete("cpu_op", "c10d::allreduce_", 60, 90),  # waits
+        complete("cpu_op", "autograd::engine::evaluate_function: X", 150, 20),
+        complete("cpu_op", "aten::mul", 155, 10),
+        complete("user_annotation", "gloo:all_reduce", 62, 80, tid=9)
+        | {"args": {"Input Dims": [[100]], "Input type": ["float"]}},
+        complete("cpu_op", "aten::copy_", 65, 5, tid=9),  # the collective's own
+    ]
+    path = kineto(tmp_path / "t.json", rows, distributedInfo={"rank": 0, "world_size": 2})
+    (device,) = break_down(read_files([path]).table)
+    found = device.steps[0].partition
+    assert device.device == "cpu"
+    assert (found.window_ns, found.compute_ns) == (200_000, 40_000)
+    assert (found.exposed_communication_ns, found.overlap_ns) == (80_000, 0)
+    assert (found.exposed_copies_ns, found.exposed_graphs_ns, device.host_bound_ns) == (None,) * 3
+    assert [(c.collective, c.bytes) for c in device.collectives] == [("all_reduce", 400)]
+    contraction = device.operators[0]
+    # The operator around the product is of its class too, but the product is counted once.
+    assert (contraction.time_ns, contraction.flops, contraction.counted_ns) == (30_000, 240, 25_000)
+
+
+def test_time_of_python_inside_an_operator_is_not_computation(tmp_path: Path) -> None:
+    rows = [
+        complete("cpu_op", "aten::outer", 0, 100),
+        complete("user_annotation", "hook", 20, 50),
+        complete("cpu_op", "aten::inner", 30, 10),
+    ]
+    (device,) = break_down(read_files([kineto(tmp_path / "t.json", rows)]).table)
+    assert device.span.compute_ns == 60_000
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_truncated_trace(tmp_path: Path, name: str) -> None:
+    path = kineto(tmp_path / name, STEP * 50)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(ConfigError, match=r"damaged or cut off after \d+ events"):
+        read_kineto(path)
+
+
+def test_a_trace_cut_before_its_end_is_not_taken_for_whole(tmp_path: Path) -> None:
+    path = kineto(tmp_path / "trace.json", STEP)
+    path.write_text(path.read_text()[:-2])
+    with pytest.raises(ConfigError, match="damaged or cut off after 9 events"):
+        read_kineto(path)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"traceEvents": []}', '["a list"]'])
+def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"no trace of torch\.profiler"):
+        read_kineto(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
+        read_files([tmp_path / "none.json"])
+
+
+def test_a_profiler_that_recorded_nothing(tmp_path: Path) -> None:
+    rows = [complete("user_annotation", "phase:step", 0, 10)]
+    breakdown, _ = breakdown_of_files([kineto(tmp_path / "trace.json", rows)], "mine")
+    assert (breakdown.status, breakdown.reason, breakdown.devices) == ("failed", NO_EVENTS, [])
+
+
+def test_the_environment_in_a_trace_goes_nowhere(tmp_path: Path) -> None:
+    secret = "hf_not_a_real_token"
+    path = kineto(tmp_path / "trace.json", STEP, metadata={"env": {"TOKEN": secret}})
+    breakdown, rows = breakdown_of_files([path], "mine")
+    assert secret not in breakdown.model_dump_json()
+    assert secret not in str(table_of(rows).to_pylist())
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(trace,) = read_kineto(Path(sys.argv[1])).processes
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(len(trace.device), (after - before) * 1024)
+"""
+
+
+def test_memory_stays_far_below_the_size_of_the_trace(tmp_path: Path) -> None:
+    """35 MB of events, most of them Python stacks and arrows that nobody needs."""
+    stack = complete("python_function", "module.py(12): " + "f" * 300, 1, 2)
+    block = ",".join(json.dumps(row) for row in [stack] * 20)
+    path, repeats = tmp_path / "big.json.gz", 4_000
+    with gzip.open(path, "wt", compresslevel=1) as stream:
+        stream.write('{"schemaVersion": 1, "traceEvents": [')
+        for number in range(repeats):
+            kernel = on_device("kernel", "sgemm", number, 1, number)
+            stream.write(("," if number else "") + f"{json.dumps(kernel)},{block}")
+        stream.write("]}")
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True
+    )
+    count, grown = map(int, done.stdout.split())
+    assert count == repeats
+    assert len(block) * repeats > 30e6
+    assert grown < 12e6

@@ -1,0 +1,178 @@
+"""Reports of Nsight Systems: generations of the format, several processes, and their faults."""
+
+from pathlib import Path
+
+import pytest
+from traces import GENERATIONS, Report, global_id, training_report
+
+from schemas.errors import ConfigError
+from transformer_core.trace.breakdown.device_breakdown import break_down
+from transformer_core.trace.breakdown.job import NO_EVENTS, breakdown_of_files
+from transformer_core.trace.events.rows import rows_of
+from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.readers.nsys.nsys_reader import read_nsys
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_every_generation_reads_the_same(tmp_path: Path, generation: str) -> None:
+    reading = read_files([training_report(tmp_path / "report.sqlite", generation)])
+    assert reading.version == GENERATIONS[generation]["meta"][2]
+    (device,) = break_down(reading.table)
+    assert (device.pid, device.device, device.events, device.kernels) == (100, "cuda:0", 4, 3)
+    (step,) = device.steps
+    found = step.partition
+    assert found.window_ns == 1000
+    assert (found.compute_ns, found.overlap_ns, found.exposed_communication_ns) == (250, 100, 100)
+    assert (found.exposed_copies_ns, found.idle_ns) == (20, 630)
+
+
+def test_kernels_belong_to_the_range_around_their_launch(tmp_path: Path) -> None:
+    rows = rows_of(read_files([training_report(tmp_path / "report.sqlite")]).table)
+    kernels = {name: place for place, name in enumerate(rows["name"])}
+    owned = {name: rows["phase"][place] for name, place in kernels.items() if ":" not in name}
+    assert owned["ampere_sgemm"] == "forward"  # it runs while backward is launched
+    assert owned["adam"] == "optimizer"
+    # Launched by the thread of autograd, inside the range of the main thread.
+    assert rows["phase"][rows["class"] == "communication"].tolist() == ["backward"]
+    product = kernels["ampere_sgemm"]
+    assert rows["operator"][product] == "aten::mm"
+    assert rows["flops"][product] == 2 * 4 * 5 * 6
+
+
+def test_processes_of_one_report_are_ranks(tmp_path: Path) -> None:
+    """Their correlation ids are the same: a join by id alone would mix them up."""
+    reading = read_files([training_report(tmp_path / "report.sqlite", pids=(300, 200))])
+    rows = rows_of(reading.table)
+    launched = rows["launch_ns"] > 0
+    assert (rows["thread"][launched] <= 2).all()
+    first, second = break_down(reading.table)
+    assert (first.pid, second.pid) == (200, 300)
+    assert (first.rank, second.rank) == (0, 1)
+    # The process that was written second runs its all-reduce 30 ns longer: the other waited less.
+    times = [
+        (c.time_ns, c.transfer_ns, c.waiting_ns) for d in (first, second) for c in d.collectives
+    ]
+    assert times == [(230, 200, 30), (200, 200, 0)]
+
+
+def test_correlation_ids_join_within_a_process_only(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.range("phase:forward", 0, 100, pid=1, tid=1)
+    report.range("phase:backward", 0, 100, pid=2, tid=1)
+    for pid in (1, 2):
+        report.launch(7, 10 * pid, pid=pid, tid=1)
+        report.kernel("k", 50, 60, pid=pid, correlation=7)
+    rows = rows_of(read_files([report.write()]).table)
+    kernel = rows["kind"] == "kernel"
+    found = zip(rows["pid"][kernel], rows["launch_ns"][kernel], rows["phase"][kernel], strict=True)
+    assert sorted(found) == [(1, 10, "forward"), (2, 20, "backward")]
+
+
+def test_graphs_are_a_class_of_their_own(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.kernel("k", 0, 10, pid=1, correlation=1)
+    report.graph(5, 5, 30, pid=1, correlation=2)
+    (device,) = break_down(read_files([report.write()]).table)
+    assert (device.span.compute_ns, device.span.exposed_graphs_ns) == (10, 20)
+    assert ("graph", "CUDA graph 5", 25) in {(a.kind, a.name, a.time_ns) for a in device.activities}
+
+
+def test_kernels_of_one_graph_share_their_launch(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.launch(9, 3, pid=1, tid=1)
+    for t0 in (10, 20, 30):
+        report.kernel(f"node_{t0}", t0, t0 + 5, pid=1, correlation=9)
+    rows = rows_of(read_files([report.write()]).table)
+    assert rows["launch_ns"].tolist() == [3, 3, 3]
+
+
+def test_missing_tables(tmp_path: Path) -> None:
+    """Without launches and ranges the device events still count; what they hang on is unknown."""
+    report = Report(tmp_path / "report.sqlite")
+    report.kernel("k", 0, 10, pid=1, correlation=1)
+    breakdown, _ = breakdown_of_files([report.write()], "mine")
+    (device,) = breakdown.devices
+    assert device.span.compute_ns == 10
+    assert (device.host_bound_ns, device.steps, device.phases) == (None, [], [])
+    assert any("1 of 1 device events have no launch" in note for note in breakdown.notes)
+
+
+def test_a_capture_range_that_never_began(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.range("phase:step", 0, 10, pid=1, tid=1)
+    breakdown, rows = breakdown_of_files([report.write()], "mine")
+    assert (breakdown.status, breakdown.reason) == ("failed", NO_EVENTS)
+    assert breakdown.devices == []
+    assert len(rows) == 1  # the range
+
+
+def test_ranges_without_end_are_left_out_and_said(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.range("phase:forward", 0, None, pid=1, tid=1)
+    report.kernel("k", 0, 10, pid=1, correlation=1)
+    reading = read_files([report.write()])
+    assert reading.notes == ["1 event was left out: NVTX ranges that never end"]
+    assert "range" not in reading.table.column("kind").to_pylist()
+
+
+def test_size_of_a_message_in_the_payload_of_nccl(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    payload = {"Message size [bytes]": 4096, "Reduction operation": "Sum"}
+    report.range("ncclAllReduce", 5, 9, pid=1, tid=1, payload=payload)
+    report.launch(1, 6, pid=1, tid=1)
+    report.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 20, pid=1, correlation=1)
+    (device,) = break_down(read_files([report.write()]).table)
+    assert [(c.collective, c.bytes) for c in device.collectives] == [("all_reduce", 4096)]
+
+
+def test_a_damaged_report(tmp_path: Path) -> None:
+    path = training_report(tmp_path / "report.sqlite")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 3])
+    with pytest.raises(ConfigError, match=r"(?s)report\.sqlite.*damaged.*export it again"):
+        read_nsys(path)
+
+
+def test_a_database_of_something_else(tmp_path: Path) -> None:
+    report = Report(tmp_path / "other.sqlite")
+    report.database.execute("DROP TABLE StringIds")
+    with pytest.raises(ConfigError, match="not a report of Nsight Systems"):
+        read_nsys(report.write())
+
+
+def test_a_report_that_was_not_exported(tmp_path: Path) -> None:
+    path = tmp_path / "report.nsys-rep"
+    path.write_bytes(b"\0")
+    with pytest.raises(ConfigError, match="nsys export --type=sqlite"):
+        read_files([path])
+
+
+def test_memory_of_devices(tmp_path: Path) -> None:
+    """Allocations and releases add up by device; those of the host and what cannot be do not."""
+    report = Report(tmp_path / "report.sqlite")
+    report.kernel("sgemm", 0, 9, pid=1, correlation=1)
+
+    def event(start: object, size: object, kind: int, operation: int, device: int = 0) -> None:
+        row = {"start": start, "globalPid": global_id(1), "deviceId": device, "bytes": size}
+        row |= {"memKind": kind, "memoryOperationType": operation}
+        report.insert("CUDA_GPU_MEMORY_USAGE_EVENTS", row)
+
+    event(30, 100, 2, 1)  # allocated before the recording
+    event(10, 500, 2, 0)
+    event(20, 500, 2, 1)
+    event(40, 70, 5, 0)
+    event(50, 8, 2, 0, device=1)
+    event(15, 1000, 1, 0)  # of the host
+    event(16, -1, 2, 0)
+    event(None, 4, 2, 0)
+    event(17, 4, 2, 7)
+    rows = rows_of(read_files([report.write()]).table)
+    memory = rows.where(rows.equal("kind", "memory"))
+    found = zip(*(memory[name].tolist() for name in ("device", "t0_ns", "bytes")), strict=True)
+    assert sorted(found) == [
+        ("cuda:0", 10, 600),
+        ("cuda:0", 20, 100),
+        ("cuda:0", 30, 0),
+        ("cuda:0", 40, 70),
+        ("cuda:1", 50, 8),
+    ]

@@ -1,0 +1,227 @@
+"""Classes of operators, and FLOPs and bytes from shapes, against torch's own counter."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer_core.trace.operators.collective_names import collective_of
+from transformer_core.trace.operators.kernel_classes import base_name, kernel_class
+from transformer_core.trace.operators.operator_classes import (
+    UNKNOWN,
+    Work,
+    operator_class,
+    work_of,
+)
+
+CLASSES = {
+    "contraction": "addmm mm bmm baddbmm linear convolution _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "normalization": "_softmax _log_softmax_backward_data native_layer_norm sum mean "
+    "nll_loss_forward native_layer_norm_backward linalg_vector_norm _fused_rms_norm",
+    "element_wise": "add add_ mul relu gelu gelu_backward native_dropout bernoulli_ masked_fill_ "
+    "_foreach_addcdiv_ _fused_adamw_ threshold_backward",
+    "other": "copy_ _to_copy cat embedding index_select view fill_ zero_",
+}
+
+
+@pytest.mark.parametrize("found", CLASSES)
+def test_classes_of_operators(found: str) -> None:
+    for name in CLASSES[found].split():
+        assert operator_class(f"aten::{name}") == found, name
+
+
+def test_collectives_are_a_class() -> None:
+    assert operator_class("c10d::allreduce_") == "communication"
+    assert operator_class("_c10d_functional::wait_tensor") == "communication"
+
+
+KERNELS = {
+    "contraction": (
+        "Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1",
+        "void ck_tile::kentry<1, ck_tile::FmhaFwdKernel<ck_tile::BlockFmhaPipeline>>(Kargs)",
+        "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm<float>>(Argument)",
+        "void wvSplitK_hf_sml_<__hip_bfloat16, 64, 4, 16, 8, 1, 4>(int)",
+        "miopenSp3AsmConv_v30_3_1_gfx9",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128>(Params)",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)",
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT",
+        "volta_sgemm_32x32_sliced1x4_tn",
+        "void gemmSN_NN_kernel<float, 128, 2>(cublasGemmSmallNParams<float>)",
+        "void gemvNSP_kernel<float, float, 1, 16, 128>(cublasGemvParams<float>)",
+        "void dot_kernel<float, 128, 0>(cublasDotParams<float>)",
+        "void splitKreduce_kernel<32, 16, int, float, float>(cublasSplitKParams<float>)",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(Params)",
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32",
+        "_ZN2ck16kernel_gemm_xdl_cshuffle_v1",
+        "attn_fwd",
+        "triton_tem_fused_mm_3",
+        "triton_tem_fused_addmm_cat_transpose_view_1",
+        "sage_fwd",
+        "cudnn_infer_volta_scudnn_128x64_stridedB_interior_nn_v1",
+        "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw",
+        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>(Params)",
+        "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionE",
+        "_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernelE",
+        "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3",
+    ),
+    "normalization": (
+        "void (anonymous namespace)::softmax_warp_forward<float, 10, true>(float*)",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>(float*)",
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>(int)",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, gemm> >(Op)",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel_32x32<float>()",
+        "void cub::DeviceReduceKernel<Policy, float*>(float*)",
+        "triton_red_fused_native_layer_norm_2",
+        "triton_red_fused__to_copy_add_addmm_mean_mul_transpose_view_8",
+        "triton_per_fused__to_copy_add_index_mean_mul_0",
+        "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float)",
+        "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(float)",
+    ),
+    "element_wise": (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
+        "void at::native::elementwise_kernel<128, 4, MulFunctor<reduce_kernel> >(int)",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Adam>(T)",
+        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float>(T)",
+        "triton_poi_fused_add_gelu_1",
+        "triton_poi_fused__unsafe_view_addmm_cat_clone_gelu_transpose_view_34",
+        "void rotary_embedding_kernel<c10::BFloat16, true>(long const*)",
+        "void epilogue::impl::globalKernel<float, float, float, true, true>(int, int)",
+        "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16E",
+    ),
+    "other": (
+        # Embeddings of a library whose name space holds the name of a product.
+        "void fbgemm_gpu::split_embedding_codegen_forward_unweighted_kernel<float>(P)",
+        "void fbgemm_gpu::permute_2D_data_kernel<long>(int)",
+        "split_embedding_backward_codegen_adagrad_unweighted_kernel_cta_per_row_1(float)",
+        "void bounds_check_indices_kernel<long>(P)",
+        "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>(int)",
+        "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float> >(int)",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(T)",
+        "void at::native::(anonymous namespace)::indexSelectLargeIndex<float>(T)",
+        "void cub::DeviceReduceByKeyKernel<Policy>(T)",
+        "void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<Policy>(T)",
+        "__amd_rocclr_copyBuffer",
+        "triton_poi_fused__unsafe_view_clone_slice_transpose_11",
+        "triton_poi_fused__to_copy_3",
+        "a_name_that_says_nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("found", KERNELS)
+def test_classes_of_kernels(found: str) -> None:
+    assert {name: kernel_class(name) for name in KERNELS[found]} == dict.fromkeys(
+        KERNELS[found], found
+    )
+
+
+COLLECTIVES = {
+    # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
+    "ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymDevArgs)": "all_reduce",
+    "ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)": "all_gather",
+    "ncclSymDevKernel_ReduceScatter_LL_sum_f8e5m2(ncclSymDevArgs)": "reduce_scatter",
+    "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": "all_reduce",
+    "ncclSymkDevKernel_ReduceScatter_RailA2A_LsaLD_sum_f32": "reduce_scatter",
+    # The kernels of RCCL for all collectives; what launched them says which.
+    "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)": "other",
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_newer_libraries(name: str) -> None:
+    assert collective_of(name) == COLLECTIVES[name]
+
+
+def test_heads_come_third_in_the_kernels_of_flash_attention() -> None:
+    shapes = [(2, 3, 7, 8)] * 3
+    outer = work_of("aten::_scaled_dot_product_flash_attention", shapes, ["c10::BFloat16"] * 3)
+    swapped = [(2, 7, 3, 8)] * 3
+    for name in ("_flash_attention_forward", "_efficient_attention_forward"):
+        assert work_of(f"aten::{name}", swapped, ["c10::BFloat16"] * 3) == outer
+
+
+def test_base_names() -> None:
+    assert base_name("void at::native::reduce_kernel<512, 1>(ReduceOp<a, b<c>>)") == "reduce_kernel"
+    assert base_name("void (anonymous namespace)::f<int (*)(int)>(int)") == "f"
+    assert base_name("volta_sgemm_32x32_tn") == "volta_sgemm_32x32_tn"
+    assert base_name("a<b::{lambda(int)#1}>::c(x)") == "c"
+    assert base_name("_ZN7ck_tile6kentryILi2ENS_10FmhaKernelE") == "kentry"
+    assert base_name("_Z9wvSplitK_Pf") == "wvSplitK_"
+    assert base_name("_Zero") == "_Zero"
+    assert base_name("") == ""
+
+
+def counted(function: Callable[..., object], *inputs: Tensor) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function(*inputs)
+    return counter.get_total_flops()
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape, device="meta")
+
+
+PRODUCTS = {
+    "aten::mm": (torch.mm, [(4, 5), (5, 6)]),
+    "aten::addmm": (torch.addmm, [(6,), (4, 5), (5, 6)]),
+    "aten::bmm": (torch.bmm, [(3, 4, 5), (3, 5, 6)]),
+    "aten::baddbmm": (torch.baddbmm, [(3, 4, 6), (3, 4, 5), (3, 5, 6)]),
+    "aten::linear": (torch.nn.functional.linear, [(2, 4, 5), (6, 5), (6,)]),
+    "aten::_scaled_dot_product_efficient_attention": (
+        torch.nn.functional.scaled_dot_product_attention,
+        [(2, 3, 7, 8), (2, 3, 9, 8), (2, 3, 9, 8)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_flops_of_products_are_those_that_torch_counts(name: str) -> None:
+    function, shapes = PRODUCTS[name]
+    found = work_of(name, shapes, ["float"] * len(shapes))
+    assert found.flops == counted(function, *(zeros(*shape) for shape in shapes))
+
+
+def test_backward_of_attention_computes_the_scores_anew() -> None:
+    shapes = [(2, 3, 7, 8), (2, 3, 7, 8), (2, 3, 9, 8), (2, 3, 9, 8)]
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    forward = work_of(name.removesuffix("_backward"), shapes[1:], ["float"] * 3)
+    backward = work_of(name, shapes, ["float"] * 4)
+    assert forward.flops
+    assert backward.flops == 2.5 * forward.flops
+
+
+BYTES: list[tuple[str, Sequence[Sequence[int]], Sequence[str], Work]] = [
+    ("aten::mm", [(4, 5), (5, 6)], ["float", "float"], Work(240, 4 * (20 + 30 + 24))),
+    ("aten::mm", [(4, 5), (5, 6)], ["c10::BFloat16"] * 2, Work(240, 2 * (20 + 30 + 24))),
+    ("aten::add", [(4, 5), (5,), ()], ["float", "float", "Scalar"], Work(20, 4 * (20 + 5 + 20))),
+    ("aten::gelu", [(10,)], ["c10::Half"], Work(80, 2 * 20)),
+    ("aten::_softmax", [(4, 8), (), ()], ["float", "Scalar", ""], Work(160, 4 * 64)),
+    ("aten::sum", [(4, 8)], ["float"], Work(32, 4 * 32)),
+    ("aten::mm", [(4, 5), (5, 6)], [], Work(240, None)),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "kinds", "work"), BYTES)
+def test_bytes(
+    name: str, shapes: Sequence[Sequence[int]], kinds: Sequence[str], work: Work
+) -> None:
+    assert work_of(name, shapes, kinds) == work
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("aten::mm", [(4, 5), (6, 7)]),  # not a product
+        ("aten::mm", []),
+        ("aten::copy_", [(4, 5), (4, 5)]),  # no arithmetic
+        ("aten::add", [(), ()]),  # numbers
+        ("aten::_foreach_add_", [None, None]),  # lists of tensors
+        ("aten::convolution", [(1, 2, 8, 8), (4, 2, 3, 3)]),
+    ],
+)
+def test_what_is_not_known_is_null(name: str, shapes: Sequence[Sequence[int] | None]) -> None:
+    assert work_of(name, shapes, ["float"] * len(shapes)) == UNKNOWN

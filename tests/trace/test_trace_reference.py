@@ -1,0 +1,230 @@
+"""Traces of other people's GPUs against independent numbers, to the nanosecond.
+
+The traces are not part of the project. ``TRANSFORMER_STUDY_TRACES`` names a folder with ``nsys/``,
+``kineto/`` and ``reference/``; without it these tests skip.
+"""
+
+import csv
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from schemas.results import DeviceBreakdown
+from transformer_core.trace.breakdown.device_breakdown import break_down
+from transformer_core.trace.events import event_table
+from transformer_core.trace.events.rows import Rows, rows_of
+from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.operators.kernel_classes import base_name, kernel_class
+
+FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
+pytestmark = pytest.mark.skipif(
+    not FOLDER, reason="TRANSFORMER_STUDY_TRACES does not name a folder of traces"
+)
+TRACES = {
+    "nsysai_h100_2gpu_1s": "nsys/nsysai_h100_2gpu_1s.sqlite",
+    "flameox_nsight_2025.5.2_graph": "nsys/flameox_nsight_2025.5.2_graph.sqlite",
+    "param_dlrm_8ranks": "kineto/param_dlrm_8ranks/*.json.gz",
+    "tracelens_h100_qwen0.5b_1gpu": "kineto/tracelens_h100_qwen0.5b_1gpu.json.gz",
+}
+COLLECTIVES = {"allreduce": "all_reduce", "sendrecv": "all_to_all"}
+
+
+class Trace:
+    """A trace as the project reads it, and what the reference says of it."""
+
+    def __init__(self, name: str) -> None:
+        assert FOLDER
+        self.name = name
+        reading = read_files(sorted(Path(FOLDER).glob(TRACES[name])))
+        # The reference leaves out CUDA graphs that were recorded as a whole.
+        table = reading.table.filter(
+            [c != event_table.GRAPH for c in reading.table.column("class").to_pylist()]
+        )
+        self.format = reading.format
+        self.devices = break_down(table)
+        self.rows = rows_of(table)
+
+    def reference(self, kind: str) -> list[dict[str, str]]:
+        assert FOLDER
+        path = Path(FOLDER, "reference", f"{self.name}.ref.{kind}.csv")
+        if not path.exists():
+            return []
+        with path.open(encoding="utf-8", newline="") as stream:
+            return list(csv.DictReader(stream))
+
+    def device(self, row: dict[str, str]) -> DeviceBreakdown:
+        """The device that a row of the reference is about; it calls processes of nsys ranks."""
+        (found,) = [
+            device
+            for device in self.devices
+            if (device.pid if self.format == "nsys" else device.rank) == int(row["rank"])
+            and device.device == f"cuda:{row['device']}"
+        ]
+        return found
+
+    def rows_on(self, device: DeviceBreakdown) -> Rows:
+        return self.rows.where(
+            (self.rows["rank"] == device.rank) & (self.rows["device"] == device.device)
+        )
+
+
+@pytest.fixture(scope="module", params=TRACES)
+def trace(request: pytest.FixtureRequest) -> Trace:
+    return Trace(request.param)
+
+
+def percent(part: int, whole: int) -> float:
+    return round(100 * part / whole, 4) if whole else 0.0
+
+
+def test_summary(trace: Trace) -> None:
+    rows = trace.reference("summary")
+    assert len(rows) == len(trace.devices)
+    for row in rows:
+        device = trace.device(row)
+        span = device.span
+        mine = trace.rows_on(device)
+        sums = {
+            kind: sum(a.time_ns for a in device.activities if a.kind == kind)
+            for kind in event_table.CLASSES
+        }
+        communication = sums[event_table.COMMUNICATION]
+        kernels = communication + sums[event_table.COMPUTE]
+        found = {
+            "events": device.events,
+            "kernels": device.kernels,
+            "span_ns": span.window_ns,
+            "busy_ns": span.busy_ns,
+            "idle_ns": span.idle_ns,
+            "kernel_sum_ns": kernels,
+            "comm_sum_ns": communication,
+            "compute_sum_ns": sums[event_table.COMPUTE],
+            "comm_union_ns": span.communication_ns,
+            "compute_union_ns": span.compute_ns,
+            "comm_compute_overlap_ns": span.overlap_ns,
+            "exposed_comm_ns": span.exposed_communication_ns,
+            "memcpy_union_ns": mine.union(mine["class"] == event_table.MEMCPY).length,
+            "memset_union_ns": mine.union(mine["class"] == event_table.MEMSET).length,
+        }
+        assert found == {name: int(row[name]) for name in found}
+        shares = {
+            "idle_pct": (span.idle_ns, span.window_ns),
+            "comm_share_of_kernel_sum_pct": (communication, kernels),
+            "p_compute_pct": (span.compute_ns, span.window_ns),
+            "p_comm_exposed_pct": (span.exposed_communication_ns, span.window_ns),
+            "p_mem_exposed_pct": (span.exposed_copies_ns or 0, span.window_ns),
+        }
+        if row["overlap_pct_of_comm"]:
+            shares["overlap_pct_of_comm"] = (span.overlap_ns, span.communication_ns)
+        for name, (part, whole) in shares.items():
+            assert percent(part, whole) == pytest.approx(float(row[name]), abs=1e-4), name
+
+
+def test_collectives(trace: Trace) -> None:
+    rows = trace.reference("collectives")
+    assert sum(len(device.collectives) for device in trace.devices) == len(rows)
+    for row in rows:
+        name = COLLECTIVES[row["collective"]]
+        (found,) = [c for c in trace.device(row).collectives if c.collective == name]
+        assert (found.count, found.time_ns, found.union_ns) == (
+            int(row["count"]),
+            int(row["sum_ns"]),
+            int(row["union_ns"]),
+        )
+
+
+def test_collectives_wait_for_the_slowest_rank() -> None:
+    devices = Trace("param_dlrm_8ranks").devices
+    for name in COLLECTIVES.values():
+        of_ranks = [c for device in devices for c in device.collectives if c.collective == name]
+        transfers = {c.transfer_ns for c in of_ranks}
+        assert len(of_ranks) == 8
+        assert len(transfers) == 1
+        assert all((c.transfer_ns or 0) + (c.waiting_ns or 0) == c.time_ns for c in of_ranks)
+        assert min(transfers, key=int) <= min(c.time_ns for c in of_ranks)
+
+
+def test_copies(trace: Trace) -> None:
+    rows = trace.reference("memops")
+    for row in rows:
+        kind = row["op"]
+        (found,) = [
+            a
+            for a in trace.device(row).activities
+            if a.kind == kind and (kind == "memset" or a.name == row["kind"])
+        ]
+        assert (found.count, found.bytes, found.time_ns) == (
+            int(row["count"]),
+            int(row["bytes"]),
+            int(row["sum_ns"]),
+        )
+
+
+def test_streams(trace: Trace) -> None:
+    for row in trace.reference("streams"):
+        (found,) = [s for s in trace.device(row).streams if s.stream == int(row["stream"])]
+        assert (found.events, found.busy_ns) == (int(row["events"]), int(row["busy_ns"]))
+        assert found.occupancy is not None
+        assert 100 * found.occupancy == pytest.approx(float(row["occupancy_pct_of_span"]), abs=1e-4)
+
+
+def test_longest_kernels(trace: Trace) -> None:
+    for device in trace.devices:
+        rows = [row for row in trace.reference("top10") if trace.device(row) is device]
+        assert len(device.kernel_times) == len(rows)
+        found = {kernel.name: kernel for kernel in device.kernel_times}
+        # Of kernels that tie for the last places, the reference may show others.
+        last = min(kernel.time_ns for kernel in device.kernel_times)
+        assert last == min(int(row["sum_ns"]) for row in rows)
+        for row in rows:
+            if row["name"] not in found:
+                assert int(row["sum_ns"]) == last
+                continue
+            kernel = found[row["name"]]
+            assert (kernel.count, kernel.time_ns, kernel.shortest_ns, kernel.longest_ns) == (
+                int(row["count"]),
+                int(row["sum_ns"]),
+                int(row["min_ns"]),
+                int(row["max_ns"]),
+            )
+            assert kernel.share is not None
+            assert 100 * kernel.share == pytest.approx(float(row["pct_of_kernel_sum"]), abs=1e-4)
+
+
+CLASSES = {
+    "contraction": "Kernel2 dot_kernel flash_fwd_kernel gemmSN_NN_kernel gemmSN_TN_kernel "
+    "gemmk1_kernel gemvNSP_kernel splitKreduce_kernel xmma_gemm volta_sgemm",
+    "normalization": "reduce_1Block_kernel reduce_kernel softmax_warp_forward",
+    "element_wise": "add_one",
+    "other": "CatArrayBatchedCopy CatArrayBatchedCopy_vectorized DeviceCompactInitKernel "
+    "DeviceRadixSortExclusiveSumKernel DeviceRadixSortHistogramKernel "
+    "DeviceRadixSortOnesweepKernel DeviceRadixSortSingleTileKernel DeviceReduceByKeyKernel "
+    "DeviceScanInitKernel DeviceScanKernel bounds_check_indices_kernel embedding "
+    "elementwise_kernel_with_index indexSelectLargeIndex index_elementwise_kernel "
+    "indexing_backward_kernel linearize_index_kernel permute_2D_data_kernel "
+    "permute_2D_lengths_kernel vectorized_gather_kernel",
+    # Of what they are applied to: a copy, or arithmetic.
+    "element_wise other": "elementwise_kernel unrolled_elementwise_kernel "
+    "vectorized_elementwise_kernel",
+}
+"""The classes of all kernels that compute in the traces, by base name, or the part of it that
+tells."""
+TELLING = re.compile(r"xmma_gemm|volta_sgemm|embedding")
+
+
+def test_every_kernel_of_the_traces_has_its_class() -> None:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for name in TRACES:
+        rows = Trace(name).rows
+        computing = rows.equal("kind", "kernel") & rows.equal("class", event_table.COMPUTE)
+        for kernel in set(rows["name"][computing].tolist()):
+            base = base_name(kernel)
+            part = TELLING.search(base)
+            found[part[0] if part else base].add(kernel_class(kernel))
+    expected = {
+        base: classes.split() for classes, names in CLASSES.items() for base in names.split()
+    }
+    assert {base: sorted(classes) for base, classes in found.items()} == expected

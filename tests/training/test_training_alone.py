@@ -1,0 +1,97 @@
+"""Training by itself: ``python -m transformer_core.training``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_training import VOCABULARY, small_spec, small_store
+
+from schemas.config.run_spec import RunSpec
+from transformer_core.data.sharding.training_shards import TrainingShards
+from transformer_core.training import __main__ as program
+from transformer_core.training import checkpoint
+
+
+def main(folder: Path, spec: RunSpec, *options: str) -> int:
+    """The program on a small corpus in memory."""
+    file = folder / "spec.json"
+    file.write_text(spec.canonical_json())
+    paths = ["--spec", str(file), "--data", str(folder), "--output", str(folder / "out")]
+    return program.main([*paths, *options])
+
+
+@pytest.fixture(autouse=True)
+def _small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    shards = TrainingShards(VOCABULARY, small_store(), small_store(9, seed=1))
+    monkeypatch.setattr(program, "open_training_shards", lambda data: shards)
+
+
+def losses(folder: Path) -> list[float]:
+    return pq.read_table(folder / "out/steps.parquet")["loss"].to_pylist()
+
+
+def test_it_trains_validates_and_saves(tmp_path: Path) -> None:
+    spec = small_spec(training={"steps": 4, "validate_every": 2, "log_every": 1})
+    assert main(tmp_path, spec) == 0
+    assert len(losses(tmp_path)) == 4
+    validations = json.loads((tmp_path / "out/validations.json").read_text())
+    assert [found["step"] for found in validations] == [2, 4]
+    weights = load_file(tmp_path / "out/model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+    assert "validation loss" in (tmp_path / "out/train.log").read_text()
+
+
+def test_the_same_line_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(training={"steps": 5, "log_every": 1})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    assert main(whole, spec, "--checkpoint-every=2") == 0
+    save = checkpoint.save
+
+    def killed(folder: Path, setup: object, step: int, state: object) -> None:
+        save(folder, setup, step, state)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        main(cut, spec, "--checkpoint-every=2")
+    assert not (cut / "out/model.safetensors").exists()
+    monkeypatch.setattr(checkpoint, "save", save)
+    assert main(cut, spec, "--checkpoint-every=2") == 0
+    assert losses(cut) == losses(whole)
+    assert not (cut / "out/checkpoint").exists()
+    first, second = (load_file(folder / "out/model.safetensors") for folder in (whole, cut))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_too_few_processes_are_told_with_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
+    assert main(tmp_path, spec) == 1
+    assert "torchrun --standalone --nproc-per-node=2 -m transformer_core.training" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_missing_spec_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
+    assert program.main(options) == 1
+    assert "no.json" in capsys.readouterr().err
+
+
+def test_it_says_what_it_can_do() -> None:
+    command = [sys.executable, "-m", "transformer_core.training", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    assert "--checkpoint-every STEPS" in done.stdout

@@ -1,0 +1,259 @@
+"""Checkpoints: exact resumption, and a usable one at any moment."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.small_training import run_small, small_setup, small_spec
+from transformer_core.training import checkpoint
+from transformer_core.training.assemble import Setup
+
+KINDS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": {"kind": "adamw"}},
+    "adamw_unfused": {"optimizer": {"kind": "adamw", "fused": False}},
+    "sgd": {"optimizer": {"kind": "sgd"}},
+    "accumulation": {"accumulation": {"micro_batches": 3}},
+    # It doubles every two steps, so a scale that starts anew shows.
+    "fp16": {"precision": {"kind": "fp16", "initial_scale": 8.0, "growth_interval": 2}},
+}
+
+
+def everything(setup: Setup) -> dict[str, Any]:
+    """All that the next step depends on, in a form that compares bitwise."""
+    state: dict[str, Any] = {
+        name: tensor.tolist() for name, tensor in setup.model.state_dict().items()
+    }
+    for number, parameter in enumerate(setup.model.parameters()):
+        for key, value in setup.optimizer.state[parameter].items():
+            state[f"{number}/{key}"] = value.tolist() if isinstance(value, torch.Tensor) else value
+    return state | {"random": torch.get_rng_state().tolist(), "precision": setup.precision.state()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, derandomize=True, max_examples=4)
+@given(stop_at=st.integers(1, 5), every=st.integers(1, 3))
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
+    kind: str, stop_at: int, every: int
+) -> None:
+    training = KINDS[kind] | {"checkpoint_every": every, "validate_every": 2}
+    spec = small_spec(training=training)
+    assert spec.model.dropout > 0
+    with tempfile.TemporaryDirectory() as name:
+        whole, end = run_small(spec, Path(name, "whole"))
+        expected = everything(end)
+        run_small(spec, Path(name, "parts"), stop_at)
+        torch.manual_seed(99)
+        resumed, end = run_small(spec, Path(name, "parts"))
+        assert everything(end) == expected
+    assert resumed.started_at == [stop_at // every * every]
+    assert resumed.losses == whole.losses
+    assert list(whole.losses) == [1, 2, 3, 4, 5, 6]
+    for step, loss in resumed.validations.items():
+        assert loss == whole.validations[step]
+
+
+def test_checkpoints_do_not_disturb_the_run(tmp_path: Path) -> None:
+    with_checkpoints, _ = run_small(small_spec(training={"checkpoint_every": 1}), tmp_path / "a")
+    without, _ = run_small(small_spec(), tmp_path / "b")
+    assert with_checkpoints.losses == without.losses
+    kept = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert kept == ["step-00000004", "step-00000005"]
+    assert not (tmp_path / "b").exists()
+
+
+def test_history_and_observer_come_back(tmp_path: Path) -> None:
+    setup = small_setup(small_spec())
+    path = checkpoint.save(tmp_path, setup, 3, {"history": [1.5, None], "observer": "ä"})
+    assert path is not None
+    assert checkpoint.latest(tmp_path, setup) == path
+    assert checkpoint.load(path, setup) == (3, {"history": [1.5, None], "observer": "ä"})
+
+
+def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path: Path) -> None:
+    mine, other = small_setup(small_spec()), small_setup(small_spec(training={"seed": 2}))
+    checkpoint.save(tmp_path, other, 4, {})
+    assert checkpoint.latest(tmp_path, mine) is None
+    checkpoint.save(tmp_path, mine, 4, {})
+    assert checkpoint.latest(tmp_path, mine) == tmp_path / "step-00000004"
+    assert checkpoint.latest(tmp_path, other) is None
+
+
+def test_the_newest_of_several_is_taken_and_two_are_kept(tmp_path: Path) -> None:
+    setup = small_setup(small_spec())
+    for step in (9, 10):
+        checkpoint.save(tmp_path / str(step), setup, step, {})
+        shutil.move(tmp_path / str(step) / f"step-{step:08d}", tmp_path)
+    assert checkpoint.latest(tmp_path, setup) == tmp_path / "step-00000010"
+    checkpoint.save(tmp_path, setup, 11, {})
+    kept = sorted(path.name for path in tmp_path.glob("*step*"))
+    assert kept == ["step-00000010", "step-00000011"]
+
+
+def _flip(file: Path) -> None:
+    stat, content = file.stat(), bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flipped": _flip,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]) and None,
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)) and None,
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("file", ["rank-00000.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    damage: str, file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = small_spec(training={"checkpoint_every": 1})
+    whole, end = run_small(spec, tmp_path / "whole")
+    expected = everything(end)
+    run_small(spec, tmp_path / "parts", stop_at=4)
+    newest = tmp_path / "parts/step-00000004"
+    DAMAGES[damage](newest / file)
+    with caplog.at_level("WARNING", "transformer_core"):
+        resumed, end = run_small(spec, tmp_path / "parts")
+    assert str(newest) in caplog.text
+    assert "this checkpoint is left out" in caplog.text
+    assert resumed.started_at == [3]
+    assert everything(end) == expected
+    assert resumed.losses == {step: whole.losses[step] for step in resumed.losses}
+
+
+def test_without_a_whole_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
+    spec = small_spec(training={"checkpoint_every": 1})
+    run_small(spec, tmp_path, stop_at=4)
+    for file in tmp_path.glob("step-*/state.json"):
+        file.write_text("{}")
+    resumed, _ = run_small(spec, tmp_path)
+    assert resumed.started_at == [0]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Killer:
+    """Ends the process at the ``moment``-th change of the file system, before or half-way."""
+
+    def __init__(self, moment: int, patch: pytest.MonkeyPatch) -> None:
+        self.left = moment
+        self.calls: list[str] = []
+        places: list[tuple[Any, str, Callable[..., None]]] = [
+            (checkpoint, "save_file", _cut_file),
+            (shutil, "rmtree", _delete_one),
+            (Path, "write_text", lambda path, text, **_: path.write_bytes(text.encode()[:20])),
+            (Path, "rename", lambda *_: None),
+            (Path, "mkdir", lambda *_, **__: None),
+        ]
+        for owner, name, half in places:
+            patch.setattr(owner, name, self.deadly(getattr(owner, name), half))
+
+    def deadly(self, real: Callable[..., Any], half: Callable[..., None]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls.append(real.__name__)
+            self.left -= 1
+            if self.left == 0:
+                half(*args, **options)
+                raise Killed
+            return real(*args, **options)
+
+        return call
+
+
+def _cut_file(_: dict[str, torch.Tensor], path: Path) -> None:
+    path.write_bytes(b"\x08")
+
+
+def _delete_one(path: Path) -> None:
+    for file in sorted(path.iterdir())[:1]:
+        file.unlink()
+
+
+def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) -> None:
+    setup = small_setup(small_spec())
+    weight = next(setup.model.parameters())
+    survivors: list[float] = []
+    calls: list[str] = []
+    for moment in range(1, 30):
+        folder = tmp_path / str(moment)
+        with torch.no_grad():
+            weight.fill_(2.0)
+        for step in (1, 2):
+            checkpoint.save(folder, setup, step, {"mark": 2.0})
+        with torch.no_grad():
+            weight.fill_(4.0)
+        with pytest.MonkeyPatch.context() as patch:
+            killer = Killer(moment, patch)
+            try:
+                checkpoint.save(folder, setup, 4, {"mark": 4.0})
+            except Killed:
+                calls = killer.calls
+            else:
+                break
+        path = checkpoint.latest(folder, setup)
+        assert path is not None
+        _, state = checkpoint.load(path, setup)
+        assert weight.unique().tolist() == [state["mark"]]
+        survivors.append(state["mark"])
+        # A later save leaves no rubbish.
+        checkpoint.save(folder, setup, 6, {})
+        left = sorted(path.name for path in folder.iterdir())
+        assert left == [path.name, "step-00000006"]
+    assert set(calls) == {"save_file", "rmtree", "write_text", "rename", "mkdir"}
+    assert survivors == sorted(survivors)
+    assert set(survivors) == {2.0, 4.0}
+
+
+@pytest.mark.parametrize("model", [{"encoder_layers": 3}, {"d_ff": 64}, {"tied_embeddings": False}])
+def test_another_model_is_refused(tmp_path: Path, model: dict[str, Any]) -> None:
+    path = checkpoint.save(tmp_path, small_setup(small_spec()), 1, {})
+    assert path is not None
+    with pytest.raises(ValueError, match="of another model"):
+        checkpoint.load(path, small_setup(small_spec(model=model)))
+
+
+def test_nothing_in_a_checkpoint_can_execute(tmp_path: Path) -> None:
+    _, setup = run_small(small_spec(training={"checkpoint_every": 2}), tmp_path, stop_at=2)
+    path = checkpoint.latest(tmp_path, setup)
+    assert path is not None
+    assert sorted(file.name for file in path.iterdir()) == [
+        ".rank-00000.safetensors.seal",
+        ".state.json.seal",
+        "rank-00000.safetensors",
+        "state.json",
+    ]
+    assert json.loads((path / "state.json").read_text())["step"] == 2
+
+
+def test_the_random_state_of_every_gpu_comes_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """DataParallel drives several, and each drops by numbers of its own."""
+    setup = small_setup(small_spec())
+    states = {torch.device("cuda", n): torch.tensor([n, 7], dtype=torch.uint8) for n in range(3)}
+    devices = property(lambda self: list(states))
+    monkeypatch.setattr(type(setup.strategy), "devices", devices)
+    monkeypatch.setattr(type(setup.strategy), "synchronise", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device])
+    found: dict[torch.device, list[int]] = {}
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: found.update({device: state.tolist()})
+    )
+    path = checkpoint.save(tmp_path, setup, 1, {})
+    assert path is not None
+    checkpoint.load(path, setup)
+    assert found == {device: state.tolist() for device, state in states.items()}

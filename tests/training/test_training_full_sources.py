@@ -1,0 +1,108 @@
+"""Where no source has padding, nothing is masked on a GPU: the mask excludes the fastest kernel."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.small_training import VOCABULARY, small_setup, small_spec
+from transformer_core.data.arrays import Ragged
+from transformer_core.data.batching.collate import Batch, collate
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models.device_kind import laid_out_for
+from transformer_core.models.layers import attention
+from transformer_core.parallel.strategies.data_parallel import DataParallelObjective
+
+
+def batch(*lengths: int) -> Batch:
+    """Pairs of random ids; the sources have these lengths, the targets others."""
+    random = np.random.default_rng(0)
+
+    def side(counts: list[int]) -> Ragged:
+        rows = [random.integers(3, VOCABULARY, count) for count in counts]
+        return Ragged.join(rows, np.array(counts, np.int32))
+
+    return collate(side([*lengths]), side([1 + n % 3 for n in range(len(lengths))]))
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
+    """The mask of each call of torch's attention that is not causal."""
+    seen: list[Tensor | None] = []
+    real = attention.F.scaled_dot_product_attention
+
+    def watched(*args: Any, **kwargs: Any) -> Tensor:
+        if not kwargs["is_causal"]:
+            seen.append(kwargs["attn_mask"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", watched)
+    return seen
+
+
+def loss(setup: Any, given: Batch, full: bool) -> float:
+    return float(setup.module(given.source, given.target_input, given.target_output, full))
+
+
+def test_the_host_knows_which_batches_are_full() -> None:
+    feed = small_setup(small_spec(batching={"kind": "token_budget", "tokens": 40})).feed
+    found = [micro for one in islice(feed.batches(), 60) for micro in one.micro_batches]
+    told = [micro.source_full for micro in found]
+    assert told == [bool((micro.source != PAD).all()) for micro in found]
+    assert {*told} == {True, False}
+    full = batch(4, 4)
+    assert full.to(torch.device("meta")).source_full
+    assert full.widened(5, 9).source_full
+    assert not full.widened(6, 9).source_full
+
+
+@pytest.mark.parametrize("kind", ["whole", "one_pass"])
+def test_nothing_is_masked_on_a_gpu_where_nothing_is_padded(
+    masks: list[Tensor | None], kind: str
+) -> None:
+    setup = small_setup(small_spec(model={"dropout": 0.0}, training={"loss": {"kind": kind}}))
+    given = batch(4, 4, 4)
+    with laid_out_for("cuda"):
+        masked = loss(setup, given, False)
+        assert all(mask is not None for mask in masks)
+        masks.clear()
+        assert loss(setup, given, given.source_full) == pytest.approx(masked, rel=1e-6)
+        assert masks == [None] * 4
+        masks.clear()
+        padded = batch(4, 3, 4)
+        loss(setup, padded, padded.source_full)
+        assert all(mask is not None for mask in masks)
+    masks.clear()
+    loss(setup, given, given.source_full)
+    assert all(mask is not None for mask in masks), "on a CPU a mask costs next to nothing"
+
+
+@pytest.mark.parametrize("local_loss", [False, True])
+def test_replicas_are_told(masks: list[Tensor | None], local_loss: bool) -> None:
+    setup = small_setup(small_spec(model={"dropout": 0.0}))
+    wrapped = DataParallelObjective(setup.module, [], local_loss)
+    wrapped.replicas.device_ids = []
+    given = batch(4, 4)
+    with laid_out_for("cuda"):
+        wrapped(given.source, given.target_input, given.target_output, given.source_full)
+    assert masks == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"batching": {"rows": {"kind": "packed"}}}, {"model": {"attention": {"kind": "published"}}}],
+    ids=["packed", "published"],
+)
+def test_masks_that_tell_more_than_padding_stay(sections: dict[str, Any]) -> None:
+    setup = small_setup(small_spec(**sections))
+    assert setup.model.needs_mask
+
+
+def test_models_of_others_are_told_nothing() -> None:
+    setup = small_setup(small_spec(model={"kind": "torch_nn"}))
+    given = batch(4, 4)
+    with laid_out_for("cuda"):
+        assert np.isfinite(loss(setup, given, True))

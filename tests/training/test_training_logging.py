@@ -1,0 +1,127 @@
+"""How often the host waits for the device: only where a loss is logged."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.training.small_training import Watcher, small_setup, small_spec
+from transformer_core.training.loop import train
+
+READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
+STEPS = 12
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often the host reads numbers from tensors."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.count = 0
+        for name in ("tolist", "numpy"):  # no operator tells of these two
+            monkeypatch.setattr(torch.Tensor, name, self.counting(getattr(torch.Tensor, name)))
+
+    def counting(self, method):
+        def counted(*args, **kwargs):
+            self.count += 1
+            return method(*args, **kwargs)
+
+        return counted
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in READS
+        return function(*args, **(kwargs or {}))
+
+
+class CountingWatcher(Watcher):
+    """Keeps how many numbers had been read when each step was done, and at the end of it."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+        self.after_update = []
+
+    def step_done(self, step, *counts):
+        super().step_done(step, *counts)
+        self.after_update.append(self.reads.count)
+
+    def pause(self):
+        self.before_validation = self.reads.count
+
+
+def trained(monkeypatch, tmp_path, **training):
+    spec = small_spec(training={"steps": STEPS} | training)
+    setup = small_setup(spec)
+    with Reads(monkeypatch) as reads:
+        watcher = CountingWatcher(reads)
+        history = train(setup, watcher, tmp_path)
+    return setup, watcher, history
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        float,
+        int,
+        bool,
+        "{:.1f}".format,
+        torch.Tensor.item,
+        lambda t: t.tolist(),
+        lambda t: t.numpy(),
+    ],
+)
+def test_the_counter_sees_every_way_to_read(monkeypatch, read):
+    with Reads(monkeypatch) as reads:
+        one = torch.ones(())
+        read(one)
+    assert reads.count == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "log_every", "logged"),
+    [
+        ("fp32", 1, list(range(1, 13))),
+        ("fp32", 5, [1, 5, 10, 12]),
+        ("fp32", 100, [1, 12]),
+        ("bf16", 5, [1, 5, 10, 12]),
+        ("fp16", 1, list(range(1, 13))),
+        ("fp16", 10, [1, 10, 12]),
+    ],
+)
+def test_the_host_reads_at_logged_steps_only(monkeypatch, tmp_path, kind, log_every, logged):
+    _, watcher, history = trained(
+        monkeypatch, tmp_path, log_every=log_every, precision={"kind": kind}
+    )
+    assert list(watcher.losses) == logged
+    # Two numbers each, loss and norm, when the step is done: reading them is a part of it.
+    read = [2 * sum(step <= now for step in logged) for now in range(1, STEPS + 1)]
+    assert watcher.after_update == read
+    assert watcher.before_validation == 2 * len(logged)
+    for row in history.steps:
+        assert (row["loss"] is not None) == (row["step"] in logged)
+        assert (row["grad_norm"] is not None) == (row["step"] in logged)
+
+
+def test_the_interval_changes_no_weight(monkeypatch, tmp_path):
+    weights = []
+    for log_every in (1, 10, 100):
+        setup, _, _ = trained(monkeypatch, tmp_path / str(log_every), log_every=log_every)
+        weights.append(setup.model.state_dict())
+    for other in weights[1:]:
+        for name, tensor in weights[0].items():
+            assert torch.equal(tensor, other[name]), name
+
+
+def test_a_loss_is_read_before_its_step_is_done(tmp_path):
+    """So that the time of reading it belongs to the window of that step."""
+    said = []
+
+    class Order(Watcher):
+        def logged(self, step, loss):
+            said.append(("read", step))
+
+        def step_done(self, step, *counts):
+            said.append(("done", step))
+
+    train(small_setup(small_spec(training={"steps": 4, "log_every": 2})), Order(), tmp_path)
+    assert said.index(("read", 2)) < said.index(("done", 2)) < said.index(("read", 4))
+    assert said.index(("read", 4)) < said.index(("done", 4))

@@ -1,0 +1,184 @@
+"""The loop: what it computes, what it records, when it stops."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.small_training import Watcher, run_small, small_setup, small_spec, small_store
+from transformer_core.data.batching.collate import Batch
+from transformer_core.data.batching.feeding import evaluation_batches
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.history import History
+from transformer_core.training.loop import Diverged, optimizer_step, train
+from transformer_core.training.optimization.learning_rate import learning_rate
+
+NO_DROPOUT: dict[str, Any] = {"dropout": 0.0}
+
+
+def steps_of(history: History, column: str) -> list[Any]:
+    return [step[column] for step in history.steps]
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_target_tokens() -> None:
+    spec = small_spec(
+        model=NO_DROPOUT, training={"clip_norm": 0.0, "accumulation": {"micro_batches": 3}}
+    )
+    setup = small_setup(spec)
+    batch = next(setup.feed.batches())
+    sizes = {int((micro.source != 0).sum()) for micro in batch.micro_batches}
+    assert len(sizes) > 1  # a mean of means would differ
+    setup.model.zero_grad()
+    losses = [
+        token_loss_sum(setup.model(b.source, b.target_input), b.target_output, 0.1)
+        for b in batch.micro_batches
+    ]
+    tokens = sum(int((b.target_output != 0).sum()) for b in batch.micro_batches)
+    (torch.stack(losses).sum() / tokens).backward()
+    expected = [p.grad.clone() for p in setup.model.parameters() if p.grad is not None]
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in expected))
+
+    loss_sum, found = optimizer_step(setup, batch, rate=0.0)
+    assert float(loss_sum) == pytest.approx(sum(loss.item() for loss in losses), rel=1e-6)
+    assert float(found) == pytest.approx(norm, rel=1e-5)
+    for parameter, gradient in zip(setup.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(("clip_norm", "expected"), [(0.0, None), (0.25, 0.25), (100.0, None)])
+def test_clipping(clip_norm: float, expected: float | None) -> None:
+    setup = small_setup(small_spec(training={"clip_norm": clip_norm}))
+    _, before = optimizer_step(setup, next(setup.feed.batches()), rate=0.0)
+    gradients = [p.grad for p in setup.model.parameters() if p.grad is not None]
+    after = float(torch.nn.utils.get_total_norm(gradients))
+    assert after == pytest.approx(expected or float(before), rel=1e-4)
+    assert 0.25 < float(before) < 100
+
+
+def test_the_rate_of_the_schedule_is_the_rate_of_the_step(tmp_path: Path) -> None:
+    spec = small_spec(training={"schedule": {"kind": "linear", "peak": 1e-2, "warmup": 2}})
+    history = train(small_setup(spec), Watcher(), tmp_path)
+    schedule = spec.training.schedule
+    expected = [learning_rate(schedule, step, 6, spec.model.d_model) for step in range(1, 7)]
+    assert steps_of(history, "learning_rate") == expected
+    setup = small_setup(spec)
+    before = [p.clone() for p in setup.model.parameters()]
+    optimizer_step(setup, next(setup.feed.batches()), rate=0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))
+
+
+def test_losses_are_read_and_validated_at_their_intervals(tmp_path: Path) -> None:
+    spec = small_spec(training={"steps": 8, "log_every": 3, "validate_every": 4})
+    watcher = Watcher()
+    history = train(small_setup(spec), watcher, tmp_path)
+    assert list(watcher.losses) == [1, 3, 6, 8]
+    assert [step["step"] for step in history.steps if step["loss"] is not None] == [1, 3, 6, 8]
+    assert [step["step"] for step in history.steps if step["grad_norm"] is not None] == [1, 3, 6, 8]
+    assert list(watcher.validations) == [v.step for v in history.validations] == [4, 8]
+    assert steps_of(history, "step") == list(range(1, 9))
+    assert steps_of(history, "epoch") == [0] * 5 + [1] * 3  # 40 pairs, 8 a step
+    assert steps_of(history, "batch") == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    spec = small_spec(training={"steps": 60, "schedule": {"kind": "constant", "peak": 1e-2}})
+    watcher, _ = run_small(spec, tmp_path)
+    assert watcher.losses[60] < watcher.losses[1] - 0.5
+
+
+def test_validation_is_the_mean_over_all_tokens_without_dropout() -> None:
+    setup = small_setup(small_spec())
+    setup.module.train()
+    batches = [batch for _, batch in evaluation_batches(small_store(1_300, seed=1))]
+    assert len(batches) % 2  # so that the tests of two ranks have a turn with one batch
+    value = validation_loss(setup)
+    assert setup.model.training
+    setup.model.eval()
+    losses = [
+        token_loss_sum(setup.model(b.source, b.target_input), b.target_output) for b in batches
+    ]
+    tokens = sum(int((b.target_output != 0).sum()) for b in batches)
+    assert value == pytest.approx(torch.stack(losses).sum().item() / tokens, rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_training_loss_that_is_not_finite_ends_the_run(tmp_path: Path, value: float) -> None:
+    setup = small_setup(small_spec())
+    spoil(setup.module, at_call=3, value=value)
+    watcher = Watcher()
+    with pytest.raises(Diverged, match=f"training loss at step 3 is {value}"):
+        train(setup, watcher, tmp_path)
+    assert list(watcher.losses) == [1, 2]
+
+
+def test_a_loss_that_is_not_read_does_not_end_the_run(tmp_path: Path) -> None:
+    setup = small_setup(small_spec(training={"log_every": 4}))
+    spoil(setup.module, at_call=2, value=math.nan)
+    with pytest.raises(Diverged, match="training loss at step 4"):
+        train(setup, Watcher(), tmp_path)
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    setup = small_setup(small_spec(training={"validate_every": 2, "log_every": 6}))
+
+    def spoil_weights(*_: Any) -> None:
+        next(setup.model.parameters()).data.fill_(math.nan)
+
+    setup.optimizer.register_step_post_hook(spoil_weights)
+    with pytest.raises(Diverged, match="validation loss after step 2 is nan"):
+        train(setup, Watcher(), tmp_path)
+
+
+def test_pauses_enclose_what_is_not_training(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    class Listener(Watcher):
+        def pause(self) -> None:
+            events.append("pause")
+
+        def resume(self) -> None:
+            events.append("resume")
+
+        def validated(self, step: int, loss: float) -> None:
+            events.append(f"validated {step}")
+
+        def step_done(
+            self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+        ) -> None:
+            events.append(f"step {step}")
+
+        def state(self) -> dict[str, Any]:
+            events.append("checkpoint")
+            return {}
+
+    spec = small_spec(training={"steps": 3, "validate_every": 2, "checkpoint_every": 2})
+    train(small_setup(spec), Listener(), tmp_path)
+    assert events == [
+        "step 1",
+        "step 2",
+        *("pause", "validated 2", "resume"),
+        *("pause", "checkpoint", "resume"),
+        "step 3",
+        *("pause", "validated 3", "resume"),
+    ]
+
+
+def test_a_training_set_smaller_than_a_batch_wraps_around() -> None:
+    setup = small_setup(small_spec(batching={"pairs": 64}))
+    first: Batch = next(setup.feed.batches()).micro_batches[0]
+    assert first.pairs == 40
+
+
+def spoil(module: torch.nn.Module, at_call: int, value: float) -> None:
+    """Let the loss of the ``at_call``-th forward pass be ``value``."""
+    calls = 0
+
+    def hook(_: torch.nn.Module, __: Any, loss: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return loss * value if calls == at_call else loss
+
+    module.register_forward_hook(hook)

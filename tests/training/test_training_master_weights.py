@@ -1,0 +1,203 @@
+"""Weights in bfloat16 with masters of 32 bits."""
+
+import pytest
+import torch
+from torch import nn
+
+from schemas.config.training import AdamW, Sgd
+from schemas.errors import Unsupported
+from tests.distributed import run_ranks
+from tests.training.small_training import Watcher, small_setup, small_spec
+from transformer_core.certify.trajectory.dropout.dropout_moments import _moved
+from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.training import checkpoint
+from transformer_core.training.loop import optimizer_step, train
+from transformer_core.training.optimization.master_weights import (
+    MASTER,
+    MasterAdamW,
+    by_torch,
+    in_one_loop,
+    masters_of,
+)
+from transformer_core.training.optimization.optimizer import build_optimizer
+
+CPU = torch.device("cpu")
+FORMAT = {"precision": {"kind": "bf16_weights"}}
+
+
+def problem(count=5000):
+    torch.manual_seed(0)
+    wide = torch.randn(count)
+    weight = nn.Parameter(wide.to(torch.bfloat16))
+    gradients = [torch.randn(count).to(torch.bfloat16) for _ in range(3)]
+    return weight, wide, gradients
+
+
+def optimizer_of(weight, wide, **changes):
+    spec = AdamW(weight_decay=0.1, **changes)
+    return build_optimizer(spec, [weight], CPU, {weight: wide.clone()})
+
+
+def test_the_update_is_that_of_torchs_adamw_on_weights_of_32_bits():
+    weight, wide, gradients = problem()
+    optimizer = optimizer_of(weight, wide)
+    plain = nn.Parameter(wide.clone())
+    reference = torch.optim.AdamW(
+        [plain], lr=1e-3, betas=AdamW().betas, eps=AdamW().eps, weight_decay=0.1
+    )
+    for gradient in gradients:
+        weight.grad, plain.grad = gradient.clone(), gradient.float()
+        optimizer.param_groups[0]["lr"] = 1e-3
+        optimizer.step()
+        reference.step()
+        torch.testing.assert_close(
+            masters_of(optimizer)[weight], plain.detach(), rtol=2e-6, atol=1e-7
+        )
+        assert torch.equal(weight.detach(), masters_of(optimizer)[weight].to(torch.bfloat16))
+
+
+def test_the_loop_and_torchs_kernel_agree():
+    found = []
+    for update in (in_one_loop, by_torch):
+        weight, wide, gradients = problem()
+        optimizer = optimizer_of(weight, wide)
+        group = optimizer.param_groups[0] | {"lr": 1e-2}
+        for gradient in gradients:
+            state = optimizer.state[weight]
+            state["step"] += 1
+            with torch.no_grad():
+                update([weight], [gradient], [state], group)
+        found.append(optimizer.state[weight])
+    for key in (MASTER, "exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(found[0][key], found[1][key], rtol=2e-6, atol=1e-7)
+
+
+def test_small_updates_are_not_lost():
+    weight = nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
+    optimizer = optimizer_of(weight, torch.ones(10))
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        optimizer.param_groups[0]["lr"] = 1e-4
+        optimizer.step()
+    # Each is a fortieth of the distance to the next number of 8 bits.
+    assert weight.detach().float().max() < 0.995
+
+
+def test_gradients_are_divided_as_by_torchs_fused_kernels():
+    weight, wide, (gradient, *_) = problem()
+    optimizer = optimizer_of(weight, wide)
+    optimizer.grad_scale = torch.tensor(4.0)
+    weight.grad = gradient.clone()
+    optimizer.step()
+    assert torch.equal(weight.grad, gradient / 4)
+
+
+def test_other_optimizers_are_refused():
+    weight, wide, _ = problem()
+    with pytest.raises(Unsupported, match=r"training.optimizer: sgd .* take adamw"):
+        build_optimizer(Sgd(kind="sgd"), [weight], CPU, {weight: wide})
+
+
+@pytest.mark.parametrize(
+    ("sections", "remedy"),
+    [
+        ({"parallel": {"kind": "fsdp"}}, "parallel.bf16: true"),
+        ({"parallel": {"kind": "central"}}, "ddp"),
+        ({"parallel": {"kind": "ddp", "hook": {"kind": "ring"}}}, "hook: null"),
+        ({"training": {"optimizer": {"kind": "sgd"}}}, "adamw"),
+        ({"model": {"kind": "torch_nn"}}, "precision: {kind: bf16}"),
+    ],
+)
+def test_what_does_not_go_together_is_named_with_a_remedy(sections, remedy):
+    training = FORMAT | sections.pop("training", {})
+    found = list(violations(small_spec(training=training, **sections)))
+    assert [field for field, *_ in found] == ["training.precision.kind"]
+    assert remedy in found[0][3]
+
+
+def test_a_residual_of_16_bits_needs_products_of_16_bits():
+    found = list(violations(small_spec(model={"residual": "bf16"})))
+    assert [field for field, *_ in found] == ["model.residual"]
+    for kind in ("bf16", "bf16_weights"):
+        fitting = small_spec(model={"residual": "bf16"}, training={"precision": {"kind": kind}})
+        assert not list(violations(fitting))
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"tokens": {"kind": "unpadded"}, "memory_products": "together"}]
+)
+@pytest.mark.parametrize("training", [{}, {"loss": {"kind": "one_pass"}, "clipping": "folded"}])
+def test_losses_are_those_of_32_bits_but_for_rounding(model, training):
+    plain = small_setup(small_spec(training=training, model=model))
+    low = small_setup(small_spec(training=FORMAT | training, model=model))
+    assert all(p.dtype == torch.bfloat16 for p in low.model.parameters())
+    for setup in (plain, low):
+        setup.module.train()
+    losses = []
+    for setup in (plain, low):
+        batches = setup.feed.batches()
+        losses.append([float(optimizer_step(setup, next(batches), 3e-3)[0]) for _ in range(4)])
+        batches.close()
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1] != losses[0]
+
+
+@pytest.mark.parametrize("method", ["shared_draws", "fused"])
+def test_the_residual_stream_has_16_bits(method):
+    model = {"residual": "bf16", "dropout_method": {"kind": method}}
+    setup = small_setup(small_spec(model=model, training={"precision": {"kind": "bf16"}}))
+    seen = []
+    for layer in (*setup.model.encoder, *setup.model.decoder):
+        layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    setup.module.train()
+    batches = setup.feed.batches()
+    optimizer_step(setup, next(batches), 1e-3)
+    batches.close()
+    assert set(seen) == {torch.bfloat16}
+    assert all(p.dtype == torch.float32 for p in setup.model.parameters())
+
+
+def resumed(kind, folder):
+    """A training without a stop, and one that goes on from a checkpoint: the same to the bit."""
+    changes = {"training": FORMAT | {"checkpoint_every": 3, "steps": 6}}
+    if kind == "ddp":
+        changes |= {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}}
+    spec = small_spec(**changes)
+    whole = small_setup(spec)
+    train(whole, Watcher(), folder / kind)
+    again = small_setup(spec)
+    path = checkpoint.latest(folder / kind, again)
+    done, _ = checkpoint.load(path, again)
+    assert done == 3
+    (first, *_) = masters_of(again.optimizer).items()
+    assert first[1].dtype == torch.float32
+    assert not torch.equal(first[1], first[0].detach().float())  # more than was rounded
+    again = small_setup(spec)
+    train(again, Watcher(), folder / kind)
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(whole.optimizer.state[one][MASTER], again.optimizer.state[other][MASTER])
+
+
+def test_a_checkpoint_keeps_the_masters(tmp_path):
+    resumed("single", tmp_path)
+
+
+def test_a_checkpoint_of_replicas_keeps_the_masters(tmp_path):
+    run_ranks(resumed, 2, "ddp", tmp_path)
+
+
+def test_only_masters_make_it_this_optimizer():
+    plain = nn.Parameter(torch.zeros(3))
+    assert not isinstance(build_optimizer(AdamW(), [plain], CPU, {}), MasterAdamW)
+
+
+def test_moves_of_the_weights_for_a_certificate_go_to_the_masters():
+    # In weights of 8 bits most of such a move would be lost, and the next update undoes the rest.
+    setup = small_setup(small_spec(training=FORMAT, model={"dropout": 0.1}))
+    before = [master.clone() for master in masters_of(setup.optimizer).values()]
+    direction = [torch.full_like(p, 1e-4) for p in setup.module.parameters()]
+    _moved(setup, direction, 1.0)()
+    for (weight, master), old in zip(masters_of(setup.optimizer).items(), before, strict=True):
+        torch.testing.assert_close(master - old, torch.full_like(old, 1e-4), rtol=0.01, atol=1e-6)
+        assert torch.equal(weight.detach(), master.to(torch.bfloat16))

@@ -1,0 +1,258 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from schemas.config.training import AdamW, AdamW8bit, Sgd
+from schemas.errors import Unsupported
+from tests.distributed import run_ranks
+from tests.training.small_training import Watcher, small_setup, small_spec
+from transformer_core.training import checkpoint
+from transformer_core.training.loop import optimizer_step, train
+from transformer_core.training.optimization.optimizer import build_optimizer, state_bytes
+
+CPU = torch.device("cpu")
+SPECS = {
+    "adamw": AdamW(),
+    "unfused": AdamW(fused=False),
+    "sgd": Sgd(kind="sgd"),
+    "8bit": AdamW8bit(kind="adamw_8bit"),
+}
+
+
+def need_eight_bit():
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes, an optional dependency, is missing")
+
+
+@pytest.fixture(params=SPECS)
+def spec(request):
+    if request.param == "8bit":
+        need_eight_bit()
+    return SPECS[request.param]
+
+
+def problem(spec, width=128, rate=1e-2):
+    """A linear regression, an optimizer for it, and a function that takes a step."""
+    torch.manual_seed(5)
+    module = nn.Linear(width, 64, bias=False)
+    x = torch.randn(32, width)
+    y = torch.randn(32, 64)
+    optimizer = build_optimizer(spec, module.parameters(), CPU)
+
+    def step():
+        optimizer.zero_grad()
+        loss = (module(x) - y).square().mean()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["rate_factor"]
+        optimizer.step()
+        return float(loss.detach())
+
+    return SimpleNamespace(module=module, optimizer=optimizer, step=step)
+
+
+def test_every_optimizer_learns(spec):
+    it = problem(spec, rate=1e-3)
+    losses = [it.step() for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_no_step_without_a_learning_rate(spec):
+    it = problem(spec, rate=0.0)
+    before = it.module.weight.detach().clone()
+    assert it.optimizer.param_groups[0]["lr"] == 0.0
+    it.step()
+    assert torch.equal(before, it.module.weight)
+
+
+def test_adamw_is_that_of_the_paper():
+    """Algorithm 2 of arXiv 1711.05101, two steps."""
+    spec = AdamW(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    it = problem(spec, rate=0.01)
+    w = it.module.weight.detach().double()
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for t in (1, 2):
+        it.step()
+        g = it.module.weight.grad.double()
+        m = 0.8 * m + 0.2 * g
+        v = 0.95 * v + 0.05 * g * g
+        update = (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-6)
+        w = w - 0.01 * update - 0.01 * 0.1 * w
+    torch.testing.assert_close(it.module.weight.double(), w, rtol=1e-5, atol=1e-6)
+
+
+def test_sgd_adds_momentum_and_multiplies_the_rate():
+    it = problem(Sgd(kind="sgd", momentum=0.5, rate_factor=20.0), rate=0.01)
+    w = it.module.weight.detach().double()
+    velocity = torch.zeros_like(w)
+    for _ in range(3):
+        it.step()
+        velocity = 0.5 * velocity + it.module.weight.grad.double()
+        w = w - 0.2 * velocity
+    torch.testing.assert_close(it.module.weight.double(), w, rtol=1e-5, atol=1e-6)
+
+
+def test_fused_and_unfused_adamw_agree():
+    fused, unfused = problem(SPECS["adamw"]), problem(SPECS["unfused"])
+    assert fused.optimizer.param_groups[0]["fused"] is True
+    assert not unfused.optimizer.param_groups[0]["fused"]
+    for _ in range(10):
+        fused.step()
+        unfused.step()
+    torch.testing.assert_close(fused.module.weight, unfused.module.weight)
+
+
+def test_adamw_is_not_fused_where_torch_has_no_kernel():
+    parameters = nn.Linear(2, 2, device="meta").parameters()
+    optimizer = build_optimizer(AdamW(), parameters, torch.device("meta"))
+    assert not optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("adamw", 8), ("unfused", 8), ("sgd", 4)])
+def test_bytes_of_state_per_parameter(name, expected):
+    it = problem(SPECS[name])
+    assert state_bytes(it.optimizer) == 0
+    it.step()
+    steps = 4 if expected == 8 else 0  # AdamW counts its steps in a tensor
+    assert state_bytes(it.optimizer) == expected * it.module.weight.numel() + steps
+
+
+def test_shared_state_counts_once():
+    shared = torch.zeros(10)
+    state = {1: {"a": shared, "step": 3}, 2: {"a": shared, "b": shared[2:], "c": torch.zeros(1)}}
+    assert state_bytes(SimpleNamespace(state=state)) == 44
+
+
+def test_two_bytes_of_state_per_parameter_in_8_bits():
+    need_eight_bit()
+    it = problem(SPECS["8bit"], width=1024)
+    it.step()
+    # Besides the two bytes: a scale for every 256 elements of a moment, and the code books.
+    weights = it.module.weight.numel()
+    assert state_bytes(it.optimizer) == 2 * weights + 2 * 4 * weights // 256 + 2 * 4 * 256
+
+
+def test_8_bit_adamw_follows_adamw():
+    need_eight_bit()
+    exact, rounded = problem(SPECS["adamw"], rate=1e-3), problem(SPECS["8bit"], rate=1e-3)
+    start = exact.module.weight.detach().clone()
+    for _ in range(20):
+        assert rounded.step() == pytest.approx(exact.step(), rel=0.01)
+    moved = torch.dist(start, exact.module.weight).detach()
+    apart = torch.dist(exact.module.weight, rounded.module.weight).detach()
+    assert 0 < float(apart) < 0.1 * float(moved)
+
+
+def test_small_tensors_keep_32_bit_moments():
+    need_eight_bit()
+    it = problem(SPECS["8bit"], width=63)  # 4,032 elements
+    it.step()
+    assert state_bytes(it.optimizer) == 8 * it.module.weight.numel()
+
+
+WIDE = {"d_model": 128, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}
+"""Weights of more than 4,096 elements, whose moments have 8 bits."""
+
+
+def test_8_bit_state_survives_a_checkpoint(tmp_path):
+    need_eight_bit()
+    spec = small_spec(model=WIDE, training={"optimizer": {"kind": "adamw_8bit"}, "steps": 5})
+
+    def steps(setup, first):
+        batches = setup.feed.batches(0, first)
+        return [float(optimizer_step(setup, next(batches), 1e-3)[0]) for _ in range(first, 5)]
+
+    whole = steps(small_setup(spec), 0)
+    setup = small_setup(spec)
+    batches = setup.feed.batches()
+    for _ in range(2):
+        optimizer_step(setup, next(batches), 1e-3)
+    path = checkpoint.save(tmp_path, setup, 2, {})
+    kinds = {
+        value.dtype
+        for entry in setup.optimizer.state.values()
+        for value in entry.values()
+        if isinstance(value, torch.Tensor)
+    }
+    assert torch.uint8 in kinds
+    torch.manual_seed(99)
+    resumed = small_setup(spec)
+    checkpoint.load(path, resumed)
+    assert steps(resumed, 2) == whole[2:]
+
+
+def test_missing_library_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.delitem(
+        sys.modules, "transformer_core.training.optimization.eight_bit_adamw", raising=False
+    )
+    for name in ("bitsandbytes", "bitsandbytes.optim"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(Unsupported, match=r"pip install 'bitsandbytes>=0\.50'") as caught:
+        problem(SPECS["8bit"])
+    assert "8-bit AdamW needs bitsandbytes" in str(caught.value)
+
+
+def test_library_without_a_kernel_for_the_device_is_found_out(monkeypatch):
+    need_eight_bit()
+    from transformer_core.training.optimization.eight_bit_adamw import BlockwiseAdamW
+
+    def fail(self):
+        raise NotImplementedError("no such operator")
+
+    monkeypatch.setattr(BlockwiseAdamW, "step", fail)
+    with pytest.raises(Unsupported, match="cannot take a step on cpu: no such operator"):
+        problem(SPECS["8bit"])
+
+
+def build_sharded():
+    spec = small_spec(
+        parallel={"kind": "fsdp"},
+        machine={"devices_per_node": 1},
+        training={"optimizer": {"kind": "adamw_8bit"}},
+    )
+    try:
+        small_setup(spec)
+    except Unsupported as error:
+        return str(error)
+
+
+def test_8_bit_state_of_shards_is_refused():
+    (message,) = run_ranks(build_sharded, 1)
+    assert "cannot work on shards" in message
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("adamw", 1.0), ("sgd", 25.0)])
+def test_the_loop_applies_the_factor_and_records_the_schedule(tmp_path, kind, factor):
+    optimizer = {"kind": kind} | ({"rate_factor": factor} if kind == "sgd" else {})
+    spec = small_spec(training={"optimizer": optimizer, "steps": 3})
+    setup = small_setup(spec)
+    history = train(setup, Watcher(), tmp_path)
+    assert [row["learning_rate"] for row in history.steps] == [3e-3] * 3
+    assert setup.optimizer.param_groups[0]["lr"] == pytest.approx(3e-3 * factor)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", SPECS)
+def test_every_optimizer_learns_on_cuda(name):
+    if name == "8bit":
+        need_eight_bit()
+    device = torch.device("cuda", 0)
+    torch.manual_seed(5)
+    module = nn.Linear(128, 64, bias=False).to(device)
+    x, y = torch.randn(32, 128, device=device), torch.randn(32, 64, device=device)
+    optimizer = build_optimizer(SPECS[name], module.parameters(), device)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = (module(x) - y).square().mean()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * group["rate_factor"]
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    per_weight = state_bytes(optimizer) / module.weight.numel()
+    assert per_weight == pytest.approx({"sgd": 4, "8bit": 2.3}.get(name, 8), abs=0.1)

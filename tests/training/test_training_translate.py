@@ -1,0 +1,152 @@
+import pytest
+import sacrebleu
+import torch
+from safetensors.torch import save_model
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from tests.data.pair_files import make_store
+from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
+from transformer_core.data.tokenizing.special_tokens import EOS
+from transformer_core.models.registry import build_model
+from transformer_core.training import translate
+
+CPU = torch.device("cpu")
+
+
+def spec_with(**evaluation):
+    return RunSpec.model_validate(
+        {
+            "variant": "small",
+            "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2},
+            "machine": {"device": "cpu"},
+            "evaluation": {"beam_size": 2, "batch_pairs": 7} | evaluation,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folder with a test split, tokenizer and the weights of a model that knows nothing."""
+    folder = tmp_path_factory.mktemp("translate")
+    store = make_store(folder, pairs=30)
+    torch.manual_seed(1)
+    save_model(build_model(spec_with().model, store.manifest.vocabulary), str(folder / "weights"))
+    return folder, store
+
+
+def evaluate(trained, **evaluation):
+    folder, store = trained
+    return translate.evaluate(
+        spec_with(**evaluation),
+        folder / "weights",
+        store,
+        store.manifest.vocabulary,
+        folder / "tokenizer.json",
+        CPU,
+    )
+
+
+class Oracle:
+    """Stands in for a search: the store's targets, found by their source ids."""
+
+    def __init__(self, store):
+        self.sizes = []
+        self.limits = []
+        rows = range(len(store))
+        sources = [tuple(ids.tolist()) for ids in store.source_rows(list(rows))]
+        targets = [ids.tolist() for ids in store.target_rows(list(rows))]
+        self.known = dict(zip(sources, targets, strict=True))
+
+    def __call__(self, model, source, *options):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        self.sizes.append(len(source))
+        self.limits.append(options[-1] - source.shape[1])
+        rows = [row[: row.index(EOS)] for row in source.tolist()]
+        return [self.known[tuple(row)] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("search", "beam_size"), [("beam_search", 4), ("beam_search", 2), ("greedy", 1)]
+)
+def test_hypotheses_meet_their_own_references(monkeypatch, trained, search, beam_size):
+    """Batches are sorted by length: only the right order gives 100."""
+    oracle = Oracle(trained[1])
+    monkeypatch.setattr(translate, search, oracle)
+    result = evaluate(trained, beam_size=beam_size, samples=3)
+    assert (result.status, result.reason) == ("ok", None)
+    assert (result.bleu, result.chrf) == (pytest.approx(100.0), pytest.approx(100.0))
+    assert result.pairs == 30
+    assert oracle.sizes == [7, 7, 7, 7, 2]
+    assert oracle.limits == [50] * 5
+    assert len(result.samples) == 3
+    tokenizer = load_tokenizer(trained[0] / "tokenizer.json")
+    for row, sample in enumerate(result.samples):
+        assert sample.source == detokenize(tokenizer, trained[1].source_rows([row])[0])
+        assert sample.reference == detokenize(tokenizer, trained[1].target_rows([row])[0])
+        assert sample.hypothesis == sample.reference
+
+
+def test_scores_are_sacrebleus(monkeypatch, trained):
+    oracle = Oracle(trained[1])
+    oracle.known = {
+        source: [*target[: 1 + len(target) // 2], EOS, 5] for source, target in oracle.known.items()
+    }
+    monkeypatch.setattr(translate, "beam_search", oracle)
+    result = evaluate(trained, samples=30)
+    guesses = [sample.hypothesis for sample in result.samples]
+    references = [[sample.reference for sample in result.samples]]
+    assert 0 < result.bleu < 100
+    assert result.bleu == pytest.approx(sacrebleu.corpus_bleu(guesses, references).score)
+    assert result.chrf == pytest.approx(sacrebleu.corpus_chrf(guesses, references).score)
+    assert "tok:13a" in result.signature
+
+
+def test_at_most_so_many_pairs(trained):
+    result = evaluate(trained, max_pairs=4, beam_size=1)
+    assert result.pairs == 4
+    assert len(result.samples) == 4
+    assert result.bleu < 50
+
+
+def test_an_untrained_model_translates_in_any_precision(trained):
+    folder, store = trained
+    for kind in ("fp32", "bf16", "fp16"):
+        spec = spec_with(max_pairs=5)
+        training = spec.training.model_copy(
+            update={
+                "precision": RunSpec.model_validate(
+                    {"variant": "x", "training": {"precision": {"kind": kind}}}
+                ).training.precision
+            }
+        )
+        spec = spec.model_copy(update={"training": training})
+        result = translate.evaluate(
+            spec,
+            folder / "weights",
+            store,
+            store.manifest.vocabulary,
+            folder / "tokenizer.json",
+            CPU,
+        )
+        assert result.pairs == 5
+
+
+def test_it_computes_where_it_is_told(monkeypatch, trained):
+    found = []
+
+    def refuse(spec, device):
+        found.append(device.type)
+        raise Unsupported("enough")
+
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
+    monkeypatch.setattr(translate, "build_precision", refuse)
+    folder, store = trained
+    vocabulary = store.manifest.vocabulary
+    for kind in ("cpu", "cuda"):
+        with pytest.raises(Unsupported):
+            translate.evaluate(
+                spec_with(), folder / "weights", store, vocabulary, folder, torch.device(kind)
+            )
+    assert found == ["cpu", "cuda"]

@@ -1,0 +1,1 @@
+"""Does a variant train the same model as its reference?"""

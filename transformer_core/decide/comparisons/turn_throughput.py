@@ -1,0 +1,61 @@
+"""Throughput as the turns say it, so that variants differ by their ratios and by nothing else.
+
+Runs one after the other see a machine that drifts: their throughputs may contradict the ratios,
+which come from windows next to each other. So the reference's is taken over all its sessions, and
+every other is its ratio times that.
+"""
+
+from statistics import median
+
+from schemas.results import Interval, VariantResult
+from transformer_core.decide.study_results import StudyResults
+
+
+def session_rates(results: StudyResults) -> list[float]:
+    """Non-padding tokens per second of the baseline in each of its sessions with any variant.
+
+    Variants that took turns in the same sessions share them; each counts once.
+    """
+    baseline = results.study.baseline
+    rates: dict[tuple[str, int], float] = {}
+    for run in results.paired_runs:
+        for session in run.sessions:
+            windows = [w for r in session.rounds for w in r.windows if w.side == baseline]
+            seconds = sum(window.seconds for window in windows)
+            if seconds:
+                tokens = sum(window.tokens for window in windows)
+                rates.setdefault((session.started, session.number), tokens / seconds)
+    return list(rates.values())
+
+
+def throughputs(results: StudyResults) -> dict[str, Interval]:
+    """Tokens per second by variant, of those that took turns with the baseline, and of it.
+
+    The baseline's interval is the range of its sessions; another's is that of its ratio.
+    """
+    rates = session_rates(results)
+    if not rates:
+        return {}
+    middle = median(rates)
+    found = {
+        results.study.baseline: Interval(
+            median=middle, low=min(rates), high=max(rates), samples=len(rates)
+        )
+    }
+    for name, comparison in results.comparisons.items():
+        if comparison.speedup is not None:
+            ratio = comparison.speedup
+            found[name] = Interval(
+                median=middle * ratio.median,
+                low=middle * ratio.low,
+                high=middle * ratio.high,
+                samples=ratio.samples,
+            )
+    return found
+
+
+def epoch_seconds(result: VariantResult, throughput: Interval | None) -> float | None:
+    """Seconds of an epoch at this throughput; null without one."""
+    if result.epoch_seconds is None or result.tokens_per_second is None or throughput is None:
+        return None
+    return result.epoch_seconds * result.tokens_per_second.median / throughput.median

@@ -1,0 +1,122 @@
+"""Where the limit is: the time of a step against what its arithmetic and its bytes would take.
+
+Classes of operators share the time of the timed step as they do in the profile. Each is held
+against its products at the measured rate of matrix products, and against its bytes, read and
+written by one operator after the other, at the measured bandwidth; the longer of the two is what a
+perfect kernel of the same operators would take (Williams, Waterman and Patterson, Roofline, 2009).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from schemas.config.run_spec import RunSpec
+from schemas.results import Breakdown, OperatorClass, Roofline, Session, Topology
+from transformer_core.decide.utilisation import ceiling
+
+
+@dataclass(frozen=True)
+class Part:
+    """One class of operators in a step; all in seconds."""
+
+    name: str
+    seconds: float
+    """Its share of the step."""
+    products: float | None
+    """Its floating-point operations at the measured rate; None where they are unknown."""
+    traffic: float | None
+    """Its bytes at the measured bandwidth; None where they are unknown."""
+
+    @property
+    def least(self) -> float | None:
+        """What both allow; None where neither is known."""
+        known = [time for time in (self.products, self.traffic) if time is not None]
+        return max(known, default=None)
+
+    @property
+    def left(self) -> float | None:
+        """What is beyond that; bytes that stay in a cache may make it less than nothing."""
+        return None if self.least is None else self.seconds - self.least
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """A step and its parts."""
+
+    name: str
+    seconds: float
+    """Of the timed step."""
+    parts: list[Part]
+    """By class, the longest first."""
+    idle: float
+    """Seconds of the step in which no operator runs."""
+
+    @property
+    def products(self) -> float:
+        """Seconds that all floating-point operations would take."""
+        return sum(part.products or 0.0 for part in self.parts)
+
+    @property
+    def traffic(self) -> float:
+        """Seconds that all bytes would take."""
+        return sum(part.traffic or 0.0 for part in self.parts)
+
+
+def step_seconds(sessions: Sequence[Session], side: str) -> float | None:
+    """Median time of a step of ``side`` in its turns; None if it took none."""
+    times = [
+        window.seconds / window.steps
+        for session in sessions
+        for turn in session.rounds
+        for window in turn.windows
+        if window.side == side
+    ]
+    return median(times) if times else None
+
+
+def topology_of(sessions: Sequence[Session], side: str) -> Topology | None:
+    """What ``side`` ran on."""
+    sides = (found for session in sessions for found in session.sides if found.name == side)
+    return next((found.topology for found in sides if found.topology), None)
+
+
+def headroom(
+    name: str,
+    spec: RunSpec,
+    topology: Topology,
+    seconds: float,
+    profile: Breakdown,
+    roofline: Roofline,
+) -> Headroom | None:
+    """The limits of a step of ``seconds``; None where the profile has no events or the rate of
+    matrix products was not measured."""
+    rate, _, _ = ceiling(spec, topology, roofline)
+    summary = profile.summary
+    bandwidth = _bandwidth(spec, topology, roofline)
+    total = sum(use.time_ns for use in summary.operators) if summary else 0
+    if summary is None or rate is None or bandwidth is None or not total:
+        return None
+    steps = max(1, len(profile.devices[0].steps))
+    idle = seconds * (summary.idle or 0.0)
+
+    def part(use: OperatorClass) -> Part:
+        return Part(
+            name=use.operator_class,
+            seconds=(seconds - idle) * use.time_ns / total,
+            products=None if use.flops is None else use.flops / steps / rate,
+            traffic=None if use.bytes is None else use.bytes / steps / bandwidth,
+        )
+
+    parts = sorted(map(part, summary.operators), key=lambda found: -found.seconds)
+    return Headroom(name, seconds, parts, idle)
+
+
+def _bandwidth(spec: RunSpec, topology: Topology, roofline: Roofline) -> float | None:
+    """Bytes per second of all devices of a run; on a CPU, of the threads of all its processes."""
+    if topology.device == "cuda":
+        devices, threads = spec.machine.nodes * spec.machine.devices_per_node, None
+    else:
+        devices = 1 if topology.link else topology.nodes
+        threads = topology.world_size // devices * topology.threads_per_rank
+    rates = [m.bytes_per_second for m in roofline.memory if m.threads == threads]
+    return max(rates) * devices if rates else None

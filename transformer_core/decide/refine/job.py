@@ -1,0 +1,190 @@
+"""Comparisons that are undecided go on until the time of the study is spent:
+``python -m transformer_core.decide.refine.job``.
+
+It begins when all else is done that does not rest on comparisons. What is left of the study's time,
+but for what verdicts, search and report take, goes to one undecided comparison after the other, the
+one first whose verdict matters most for the time that it is expected to take. Nothing is trained
+anew, and sessions that were added stay: with a larger ``time`` the job adds to them.
+
+A comparison that is measured until it says something says too much, unless its interval knows of
+it: see the note on looks in :mod:`transformer_core.decide.statistics.simultaneous`.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from schemas.base import seconds_of
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.results import Certificate, PairedRun, Refinement, Session
+from transformer_core.common.endings import program
+from transformer_core.common.progress import SessionLines, log, log_to
+from transformer_core.common.records import check_option, read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import check, write_sealed
+from transformer_core.common.study_clock import CLOCK, read_clock
+from transformer_core.decide.refine.allocation import Limits, Plan
+from transformer_core.decide.refine.evidence import Pair, weights
+from transformer_core.decide.refine.following import kept_for_the_rest
+from transformer_core.decide.refine.kept_stints import KeptStints
+from transformer_core.decide.refine.stints import Measure, spend, unsettled
+from transformer_core.measure.turns.kept_sessions import Kept
+from transformer_core.measure.turns.session import DESK, Sessions
+from transformer_core.measure.turns.sides import Side, for_devices
+from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import add_data, add_log_file
+from transformer_core.run.launcher import spans_machines
+from transformer_core.run.order import shard_manifests
+from transformer_core.run.supervisor import end_on_request
+
+Claimed = list[tuple[str, str]]
+
+
+def first_round(file: Path) -> PairedRun:
+    """results/turns/<group>/<reference>/<variant>.json, which is sealed as the target that it was
+    going to be."""
+    content = file.read_bytes()
+    check(file, content, of=Path("results/pairs", file.parent.name, file.name))
+    return PairedRun.model_validate_json(content)
+
+
+def sessions_of(
+    specs: dict[str, RunSpec], comparing: Comparing, data: Path, folder: Path, command: str
+) -> Measure:
+    """What makes the sessions of a plan, with processes of these run specs."""
+
+    def measure(plan: Plan, number: int) -> Session:
+        sides = [Side(name, specs[name]) for name in (plan.reference, *plan.variants)]
+        lines = SessionLines(f"{', '.join(plan.variants)} against {plan.reference}")
+        lines.session = number
+        asked = for_devices(comparing, [side.spec for side in sides])
+        with Desk(folder / DESK, several_hosts=False) as desk:
+            sessions = Sessions(sides, asked, data, folder, desk, command, datetime.now(UTC), lines)
+            return sessions.run(number, lambda rounds, _: len(rounds) >= plan.rounds)
+
+    return measure
+
+
+def comparisons(
+    runs: Sequence[PairedRun],
+    specs: dict[str, RunSpec],
+    certificates: Sequence[Certificate],
+    claimed: Claimed,
+    baseline: str,
+) -> list[Pair]:
+    """The comparisons with how much each matters, and why one cannot go on."""
+    certified = {one.variant: one.status == "equivalent" for one in certificates}
+    matters = weights(runs, claimed, baseline, certified)
+    pairs = [Pair(run, matters[run.variant, run.reference]) for run in runs]
+    for pair in pairs:
+        if any(spans_machines(specs[name]) for name in (pair.variant, pair.reference)):
+            pair.stuck = "sides on several hosts are timed in their first round only"
+    return pairs
+
+
+def keys(
+    pairs: Sequence[Pair], specs: dict[str, RunSpec], comparing: Comparing, code: str
+) -> dict[tuple[str, str], str]:
+    """What sessions of each comparison are sessions of: as its first round has it."""
+    found = {}
+    for pair in pairs:
+        sides = [Side(name, specs[name]) for name in (pair.reference, pair.variant)]
+        asked = for_devices(comparing, [side.spec for side in sides])
+        found[pair.variant, pair.reference] = Kept(Path(), sides, asked, code).key
+    return found
+
+
+def refine(
+    pairs: Sequence[Pair],
+    study: Study,
+    kept: KeptStints,
+    measure: Measure,
+    spent: Callable[[], float],
+    rest: float,
+) -> Refinement:
+    """Spend the time of the study but for ``rest`` seconds; ``spent`` is what its clock says."""
+    asked = seconds_of(study.time) if study.time else 0.0
+    comparing = study.comparison
+    limits = Limits(comparing.margin, comparing.pairs, comparing.together)
+    kept.read_into(pairs)
+    began = spent()
+    log.info("%.0f s of %.0f s are spent, %.0f s are kept for the report", began, asked, rest)
+    stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent(), spent)
+    return Refinement(
+        asked_seconds=asked,
+        began_at_seconds=began,
+        kept_seconds=rest,
+        ended_at_seconds=spent(),
+        stints=stints,
+        unsettled=unsettled(pairs, limits),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.refine.job",
+        description="Go on with undecided comparisons until the time of a study is spent.",
+    )
+    parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
+    parser.add_argument("--specs", required=True, type=Path, nargs="+", help="every spec.json")
+    parser.add_argument("--pairs", required=True, type=Path, nargs="+", help="the first rounds")
+    parser.add_argument(
+        "--certificates", required=True, type=Path, nargs="+", help="certificate of every variant"
+    )
+    parser.add_argument(
+        "--claimed", required=True, help="comparisons [variant, reference] of claims, as JSON"
+    )
+    add_data(parser)
+    parser.add_argument("--clock", type=Path, default=CLOCK, help="the clock of the study")
+    parser.add_argument("--code", default="", help="what the sources of comparisons say")
+    parser.add_argument("--sessions", type=Path, required=True, help="folder of added sessions")
+    parser.add_argument("--records", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--output", type=Path, required=True, help="refinement.json")
+    add_log_file(parser)
+    return parser
+
+
+@program
+def main() -> None:
+    options = _parser().parse_args()
+    log_to(options.log_file)
+    end_on_request()
+    study = read_record(options.study, Study)
+    claimed: Claimed = check_option("--claimed", options.claimed, Claimed)
+    files = {file.parent.name: file for file in options.specs}
+    specs = {name: read_record(file, RunSpec) for name, file in files.items()}
+    runs = [first_round(file) for file in options.pairs]
+    certificates = [read_record(file, Certificate) for file in options.certificates]
+    pairs = comparisons(runs, specs, certificates, claimed, study.baseline)
+    clock = partial(read_clock, options.clock)
+
+    def spent() -> float:
+        return max(0.0, clock().spent(time.time()))  # clocks may be set back
+
+    with exclusive(options.sessions):
+        command = reproducing_command(options.output)
+        made = sessions_of(specs, study.comparison, options.data, options.sessions, command)
+        kept = KeptStints(options.sessions, keys(pairs, specs, study.comparison, options.code))
+        rest = kept_for_the_rest(study, len(pairs), clock().jobs)
+        result = refine(pairs, study, kept, made, spent, rest)
+        for path in options.sessions.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+    for pair in pairs:
+        place = f"{pair.reference}/{pair.variant}.json"
+        inputs = [files[pair.variant], files[pair.reference], *shard_manifests(options.data)]
+        text = pair.record().model_dump_json(indent=1) + "\n"
+        write_sealed(options.records / place, text, inputs, of=Path("results/pairs") / place)
+    write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

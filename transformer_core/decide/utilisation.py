@@ -1,0 +1,247 @@
+"""Utilisation of the devices by every variant: ``python -m transformer_core.decide.utilisation``.
+
+Model FLOPs per second over what the devices reach in matrix products of the same format, and over
+what the vendor promises. The FLOPs are exact: the batches of the timed steps follow from the
+lengths of the corpus, and their counts must be those that the run recorded.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from schemas.config.model import ImportedModel
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import (
+    Interval,
+    NumberFormat,
+    Repeat,
+    Roofline,
+    Topology,
+    Utilisation,
+    VariantResult,
+)
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.common.tables import read_table
+from transformer_core.data.batching.epoch_plan import plan_epoch
+from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.sharding.shard_store import PairStore, open_shards
+from transformer_core.decide.statistics.medians import median_interval
+from transformer_core.machine.batch_flops import non_padding, padded, training_flops
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """FLOPs of the steps of a run, by optimizer step from 1 on; [steps + 1], nothing at 0."""
+
+    model: NDArray[np.float64]
+    """On tokens that are not padding."""
+    with_padding: NDArray[np.float64]
+    """On all tokens."""
+
+
+def number_format(spec: RunSpec) -> NumberFormat:
+    """Format of the matrix products of a run."""
+    if spec.parallel.kind == "fsdp" and spec.parallel.bf16:
+        return "bf16"
+    formats: dict[str, NumberFormat] = {
+        "fp32": "fp32",
+        "fp32_onednn": "fp32",
+        "tf32": "tf32",
+        "bf16": "bf16",
+        "bf16_weights": "bf16",
+        "bf16_matmul": "bf16",
+        "fp16": "fp16",
+    }
+    return formats[spec.training.precision.kind]
+
+
+def feed_parts(spec: RunSpec) -> int:
+    """Parts of a global batch that are padded each for itself.
+
+    Where one process reads for all (central, DataParallel), its micro-batches are; the devices get
+    rows of equal width.
+    """
+    micro_batches = spec.training.accumulation.micro_batches
+    if spec.parallel.kind in ("central", "data_parallel"):
+        return micro_batches
+    return spec.world_size * micro_batches
+
+
+def step_flops(spec: RunSpec, store: PairStore, steps: pd.DataFrame, file: Path) -> StepFlops:
+    """The FLOPs of every step that ``steps``, read from ``file``, lists.
+
+    Raises ConfigError if its counts of tokens are not those of the batches.
+    """
+    vocabulary, parts = store.manifest.vocabulary, feed_parts(spec)
+    found = StepFlops(*(np.full(int(steps["step"].max()) + 1, np.nan) for _ in range(2)))
+    for epoch, of_epoch in steps.groupby("epoch"):
+        wanted = of_epoch.set_index("batch")
+        first, last = int(wanted.index.min()), int(wanted.index.max())
+        seed = spec.training.seed
+        for window in plan_epoch(store, spec.batching, seed, int(str(epoch)), first):
+            rows = WindowRows(store, window, parts, spec.batching.rows)
+            counts = {"tokens": rows.tokens, "padded_tokens": rows.padded_tokens}
+            of_window = pd.DataFrame(
+                {
+                    **{f"{name}_planned": count for name, count in counts.items()},
+                    "model": training_flops(spec.model, vocabulary, non_padding(rows)),
+                    "with_padding": training_flops(spec.model, vocabulary, padded(rows)),
+                },
+                index=range(window.first_batch, window.first_batch + len(window)),
+            )
+            there = wanted.join(of_window, how="inner")
+            for name in counts:
+                wrong = there[there[name] != there[f"{name}_planned"]]
+                if len(wrong):
+                    raise _other_batches(file, name, wrong.iloc[0])
+            found.model[there["step"]] = there["model"]
+            found.with_padding[there["step"]] = there["with_padding"]
+            if window.first_batch + len(window) > last:
+                break
+    return found
+
+
+def rates(repeat: Repeat, flops: NDArray[np.float64]) -> list[float]:
+    """FLOPs per second of every timed window."""
+    return [
+        float(flops[window.first_step : window.last_step + 1].sum()) / window.seconds
+        for window in repeat.windows
+    ]
+
+
+def ceiling(
+    spec: RunSpec, topology: Topology, roofline: Roofline
+) -> tuple[float | None, str | None, float | None]:
+    """Measured FLOPs per second of all devices of a run, why there are none, and the vendor's."""
+    if roofline.status != "ok":
+        return None, roofline.reason, None
+    if roofline.kind != topology.device:
+        return None, f"the limits are those of a {roofline.kind} device", None
+    wanted = number_format(spec)
+    if topology.device == "cuda":
+        devices, threads = spec.machine.nodes * spec.machine.devices_per_node, None
+    else:
+        # The threads of a host are one device together; with an emulated link there is one host.
+        devices = 1 if topology.link else topology.nodes
+        threads = topology.world_size // devices * topology.threads_per_rank
+    rate = next((r for r in roofline.matrix if (r.format, r.threads) == (wanted, threads)), None)
+    peak = roofline.vendor.flops_per_second.get(wanted) if roofline.vendor else None
+    vendor = peak * devices if peak else None
+    if rate is None:
+        return None, f"the limits were not measured with {threads} threads", vendor
+    if rate.flops_per_second is None:
+        return None, rate.reason, vendor
+    return rate.flops_per_second * devices, None, vendor
+
+
+def utilisation(
+    spec: RunSpec,
+    result: VariantResult,
+    steps: Sequence[Path],
+    store: PairStore,
+    roofline: Roofline,
+) -> Utilisation:
+    """The utilisation of one variant; ``steps`` are the steps.parquet of its repeats."""
+    reason = result.reason
+    if result.status == "ok" and isinstance(spec.model, ImportedModel):
+        reason = f"the layers of {spec.model.factory} are not known"
+    topology = next((r.topology for r in result.repeats if r.topology), None)
+    model = with_padding = above = why = peak = None
+    if reason is None and topology is not None:
+        tables = [read_table(path).to_pandas() for path in steps]
+        flops = [
+            step_flops(spec, store, table, path) for table, path in zip(tables, steps, strict=True)
+        ]
+        pairs = list(zip(result.repeats, flops, strict=True))
+        model = _interval([rates(repeat, found.model) for repeat, found in pairs])
+        with_padding = _interval([rates(repeat, found.with_padding) for repeat, found in pairs])
+        above, why, peak = ceiling(spec, topology, roofline)
+    return Utilisation(
+        variant=spec.variant,
+        status=result.status,
+        reason=reason,
+        format=number_format(spec) if model else None,
+        flops_per_second=model,
+        padded_flops_per_second=with_padding,
+        ceiling=above,
+        ceiling_reason=why,
+        vendor_peak=peak,
+        of_ceiling=_over(model, above),
+        padded_of_ceiling=_over(with_padding, above),
+        of_vendor_peak=_over(model, peak),
+    )
+
+
+def _interval(groups: list[list[float]]) -> Interval | None:
+    return median_interval(groups) if any(groups) else None
+
+
+def _over(interval: Interval | None, by: float | None) -> Interval | None:
+    if interval is None or by is None:
+        return None
+    return Interval(
+        median=interval.median / by,
+        low=interval.low / by,
+        high=interval.high / by,
+        samples=interval.samples,
+    )
+
+
+def _other_batches(file: Path, name: str, row: pd.Series) -> ConfigError:
+    problem = ConfigProblem(
+        str(file),
+        f"{name} of step {int(row['step'])}",
+        int(row[name]),
+        f"the batch has {int(row[f'{name}_planned'])}: the run saw other batches",
+        f"run it again: snakemake --cores all --force {file}",
+    )
+    return ConfigError([problem])
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the utilisation of all variants; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.utilisation",
+        description="Hold the arithmetic of every variant against what the devices reach.",
+    )
+    parser.add_argument(
+        "--runs",
+        required=True,
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="folders of the variants: spec.json, metrics.json, repeat-<k>/steps.parquet",
+    )
+    parser.add_argument("--train-manifest", required=True, help="manifest.json of the shards")
+    parser.add_argument("--roofline", required=True, help="roofline.json of the machine")
+    parser.add_argument("--output", required=True, type=Path, help="utilisation.json to write")
+    options = parser.parse_args(arguments)
+    found = []
+    try:
+        store = open_shards(options.train_manifest)
+        roofline = read_record(options.roofline, Roofline)
+        for folder in options.runs:
+            spec = read_record(folder / "spec.json", RunSpec)
+            result = read_record(folder / "metrics.json", VariantResult)
+            steps = [folder / f"repeat-{r.repeat}" / "steps.parquet" for r in result.repeats]
+            found.append(utilisation(spec, result, steps, store, roofline))
+    except (ConfigError, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    lines = ",\n".join(record.model_dump_json() for record in found)
+    write_sealed(options.output, f"[\n{lines}\n]\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

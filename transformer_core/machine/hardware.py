@@ -1,0 +1,241 @@
+"""The machine of a job: ``python -m transformer_core.machine.hardware --output FILE``.
+
+Everything is read inside the job and from where the kernel says what *this process* may use:
+affinity and control groups bound cores and memory below what the host has.
+"""
+
+import argparse
+import ctypes
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from schemas.results import Hardware
+from transformer_core.common.endings import program
+from transformer_core.common.seals import write_sealed
+from transformer_core.machine.process_settings import affinity, cuda_allocator
+from transformer_core.parallel.devices import nvml
+
+_X86_FEATURES = (
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
+    *("avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+)
+_ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme")
+FEATURES = frozenset(_X86_FEATURES + _ARM_FEATURES)
+"""Instruction sets that decide how fast a matrix product is, by Linux's names."""
+
+_ALLOCATOR_VARIABLES = (
+    "GLIBC_TUNABLES",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_CONF",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
+_ROOT = Path("/")
+
+
+def read_hardware() -> Hardware:
+    """The machine as this process may use it."""
+    devices, note = nvml.gpus()
+    return Hardware(
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=cpu_name(),
+        cores=usable_cores(),
+        logical_cpus=psutil.cpu_count() or usable_cores(),
+        memory_bytes=usable_memory_bytes(),
+        cpu_features=cpu_features(),
+        gpus=devices,
+        gpu_note=note,
+        allocator=allocator(),
+        cuda_allocator=cuda_allocator(),
+        affinity=affinity(),
+    )
+
+
+def cpu_name(root: Path = _ROOT) -> str:
+    """Product name of the CPU, else its architecture. ``root`` is where /proc stands."""
+    name = _cpuinfo(root).get("model name")
+    if name:
+        return name
+    # Linux on ARM gives numbers in /proc/cpuinfo, which lscpu translates; macOS has no /proc.
+    lscpu = _output(["lscpu"], LC_ALL="C")
+    match = re.search(r"^Model name:\s*(\S.*)$", lscpu, re.MULTILINE)
+    if match and match[1].strip() != "-":
+        return match[1].strip()
+    sysctl = _output(["sysctl", "-n", "machdep.cpu.brand_string"]).strip()
+    return sysctl or platform.processor() or platform.machine()
+
+
+def cpu_features(root: Path = _ROOT) -> list[str]:
+    """Those of :data:`FEATURES` that the CPU has, sorted; empty where /proc/cpuinfo is not."""
+    info = _cpuinfo(root)
+    flags = info.get("flags", info.get("Features", ""))
+    return sorted(FEATURES & set(flags.split()))
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Cores that this process may run on: its affinity, and the quota of its control groups.
+
+    A quota that is not a whole number of cores is rounded down, to at least one.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quotas = []
+    for folder in control_groups("cpu", root):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:
+            quota = _read(folder / "cpu.cfs_quota_us")
+            period = _read(folder / "cpu.cfs_period_us")
+        # No limit is "max" in version 2 and -1 in version 1.
+        if quota.isdigit() and period.isdigit():
+            quotas.append(int(quota) // int(period))
+    return max(1, min([cores, *quotas]))
+
+
+def usable_memory_bytes(root: Path = _ROOT) -> int:
+    """Main memory of the host, or of the control group of this process where that is smaller."""
+    limits = [psutil.virtual_memory().total]
+    for folder in control_groups("memory", root):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        if limit.isdigit():
+            limits.append(int(limit))
+    return min(limits)
+
+
+def last_level_cache_bytes(root: Path = _ROOT) -> int:
+    """Size of the largest cache of the first CPU; 0 where Linux does not tell."""
+    sizes = [0]
+    for file in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"):
+        match = re.fullmatch(r"(\d+)([KM]?)", _read(file))
+        if match:
+            sizes.append(int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]])
+    return max(sizes)
+
+
+def allocator(root: Path = _ROOT) -> str:
+    """The C library's or a preloaded allocator, and the settings that change its page faults."""
+    parts = [_malloc_library()]
+    pages = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    chosen = re.search(r"\[(\w+)\]", pages)
+    if chosen:
+        parts.append(f"transparent huge pages: {chosen[1]}")
+    parts += [f"{name}={os.environ[name]}" for name in _ALLOCATOR_VARIABLES if name in os.environ]
+    return ", ".join(parts)
+
+
+class _SymbolInfo(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _malloc_library() -> str:
+    """Name of the library whose malloc this process calls, with the version where it is glibc."""
+    # A look at the loaded libraries would not do: one may be loaded without replacing malloc.
+    try:
+        process = ctypes.CDLL(None)
+        info = _SymbolInfo()
+        malloc = ctypes.cast(process.malloc, ctypes.c_void_p)
+        found = process.dladdr(malloc, ctypes.byref(info)) and info.file
+    except (AttributeError, OSError, TypeError):
+        found = None
+    name = Path(os.fsdecode(found)).name if found else ""
+    for known in ("jemalloc", "tcmalloc", "mimalloc"):
+        if known in name:
+            return f"{known} ({name})"
+    library, version = platform.libc_ver()
+    if library == "glibc" and name.startswith(("libc.so", "libc-")):
+        return f"glibc {version}"
+    return name or "unknown"
+
+
+def control_groups(controller: str, root: Path) -> Iterator[Path]:
+    """Folders of the control group of this process and of all above it, version 1 or 2."""
+    mount = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            tops = [mount, mount / "unified"]
+        elif controller in controllers.split(","):
+            tops = [mount / controllers, mount / controller]
+        else:
+            continue
+        # In a container the path may be the host's: then only the top exists here.
+        for top in tops:
+            folder = top / group.strip("/")
+            yield from (path for path in [folder, *folder.parents] if path.is_relative_to(top))
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """Fields of the first processor of /proc/cpuinfo."""
+    fields: dict[str, str] = {}
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def _read(path: Path) -> str:
+    """The text of a small file without the last line break; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _output(command: list[str], **environment: str) -> str:
+    """What a command prints; empty if it is not there, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+            env=os.environ | environment,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+@program
+def main(arguments: list[str] | None = None) -> int:
+    """Write the description of this machine to a file; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.machine.hardware",
+        description="Describe the machine that this job runs on: CPU, memory, GPUs, allocator.",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="JSON file to write, for example results/machine/hardware.json",
+    )
+    output: Path = parser.parse_args(arguments).output
+    try:
+        write_sealed(output, read_hardware().model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        print(f"{output}: cannot be written: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Where a number comes from: code, packages, machine, and the command that makes it again."""
+
+import os
+import platform
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from schemas.config.run_spec import RunSpec
+from schemas.results import Provenance
+from transformer_core.machine.hardware import read_hardware
+
+CHANGES_NO_RESULT = True  # it says where a number comes from
+
+DISTRIBUTIONS = (
+    "numpy",
+    "nvidia-ml-py",
+    "nvidia-ml-py3",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "sacrebleu",
+    "safetensors",
+    "scipy",
+    "snakemake",
+    "tokenizers",
+)
+"""Packages beside torch whose versions are recorded, where they are installed."""
+
+
+def collect(spec: RunSpec, command: str, started: datetime) -> Provenance:
+    """The provenance of a run of ``spec``.
+
+    Args:
+        spec: the run spec.
+        command: the one command that makes the file again.
+        started: start of the run; a time without a zone is local time.
+    """
+    return Provenance(
+        spec_sha256=spec.digest(),
+        command=command,
+        commit=git_commit(Path(__file__)),
+        started=started.astimezone(UTC).isoformat(timespec="seconds"),
+        python=platform.python_version(),
+        packages=package_versions(),
+        hardware=read_hardware(),
+    )
+
+
+def git_commit(file: Path) -> str | None:
+    """Commit of the repository that tracks ``file``, with -dirty if tracked files differ from it.
+
+    None if git or a commit is not there, or if no repository tracks the file (an installed
+    package below somebody else's checkout).
+    """
+    folder = file.parent
+    if _git(folder, "ls-files", "--error-unmatch", "--", file.name) is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    if commit is None or changes is None:
+        return None
+    return f"{commit}-dirty" if changes else commit
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of torch, of the libraries it was built with, and of :data:`DISTRIBUTIONS`."""
+    built = _built()
+    versions = {"torch": str(built["__version__"])}
+    for name in DISTRIBUTIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if built["cuda"] is not None:
+        import torch  # only here: a supervisor has no other use for it
+
+        versions["cuda"] = built["cuda"]
+        cudnn = torch.backends.cudnn.version()
+        if cudnn is not None:
+            versions["cudnn"] = str(cudnn)
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return dict(sorted(versions.items()))
+
+
+def _built() -> Mapping[str, Any]:
+    """What torch says of its version and of what it was built with, without importing it."""
+    if "torch.version" in sys.modules:
+        return vars(sys.modules["torch.version"])
+    found = find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("torch is not installed", name="torch")
+    return runpy.run_path(str(Path(found.submodule_search_locations[0], "version.py")))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints in ``folder``; None if it cannot answer."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+            # git status would take the lock of the index, and runs may ask at the same time.
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,82 @@
+"""Which kernels the first step of a training takes."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schemas.results.kernels import StepKernels
+from transformer_core.machine.hardware import allocator
+from transformer_core.machine.process_settings import cuda_allocator
+
+ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention", "varlen")
+UPDATE = ("_fused_", "_foreach_")
+
+
+class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
+    """Sees the operators between :meth:`begin` and :meth:`end`; as a context, it ends with it.
+
+    Operators are seen on the thread that trains, and on autograd's for it. A few microseconds each
+    make it too slow for steps that are timed.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._open = contextlib.ExitStack()
+
+    def begin(self) -> None:
+        """The step begins."""
+        self._open.enter_context(_Seen(self.names))
+
+    def end(self) -> None:
+        """The step is done; later calls do nothing."""
+        self._open.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def read(self, model: nn.Module) -> StepKernels:
+        """What worked, for the record of a training of ``model``."""
+        names = sorted(self.names)
+        return StepKernels(
+            operators=names,
+            attention=[name for name in names if any(part in name for part in ATTENTION)],
+            update=[name for name in names if any(part in name for part in UPDATE)],
+            compiled=any(_is_compiled(module) for module in model.modules()),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            allocator=", ".join(filter(None, (allocator(), cuda_allocator()))),
+            threads=torch.get_num_threads(),
+        )
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run as it will in later steps, unseen, rather than not at all."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        first = next((a for a in _flat(args) if isinstance(a, torch.Tensor)), None)
+        dtype = "" if first is None else f" {str(first.dtype).removeprefix('torch.')}"
+        self.names.add(f"{func.overloadpacket}{dtype}")
+        return func(*args, **(kwargs or {}))
+
+
+def _flat(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

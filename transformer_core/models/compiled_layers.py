@@ -1,0 +1,67 @@
+"""Layers by torch.compile: one graph for each kind of layer, of any lengths.
+
+The whole model would be one large graph, which takes the longer to compile the more layers it has.
+Layers of a kind share what was compiled, and torch keeps it on disk for the next process.
+
+With ``graphs`` torch also records each layer as a CUDA graph, by its mode ``reduce-overhead``: one
+launch in place of some dozens, which matters where kernels are shorter than their launch. A graph
+is recorded for every shape; the compiled code is the same for all. What a graph gives lies in its
+own memory and is written over by the next step, so that gradients cannot be added up over several
+backward passes, and DDP's buckets would be copied anew.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from schemas.config.model import Compiling
+from schemas.errors import Unsupported
+from transformer_core.models.device_kind import device_kind
+from transformer_core.models.one_pass_loss import watched
+
+
+def compile_layers(kind: Compiling, *layers: nn.Module, backend: str = "inductor") -> None:
+    """Let ``layers`` be compiled, as ``kind`` says, when they are first called in training."""
+    options: dict[str, Any] = {"backend": backend}
+    if kind == "graphs":
+        options = {"mode": "reduce-overhead"}
+    for layer in layers if kind != "none" else ():
+        layer.compile(dynamic=True, **options)
+
+
+def compiled_or_plain(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
+    """What calls ``layer``: compiled in training, as ``kind`` says; as it is in evaluation, whose
+    caches and single tokens would be graphs of their own, and where something watches every
+    operation. Unsupported where it cannot be compiled, or graphs are not CUDA's."""
+    if kind == "none":
+        return layer
+    return _compiled(kind, layer) if layer.training and not watched() else layer.forward
+
+
+def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
+    def call(*inputs: Any) -> Tensor:
+        if kind == "graphs" and device_kind(inputs[0]) != "cuda":
+            raise Unsupported(
+                "model.compile: graphs are CUDA graphs, which hold launches of a GPU; this run is "
+                f"on a {device_kind(inputs[0])}"
+            )
+        from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
+
+        try:
+            result: Tensor = layer(*inputs)
+        except TorchDynamoException as error:
+            reason = str(error).strip().split("\n")[0]
+            raise Unsupported(f"model.compile: {kind} cannot be compiled here: {reason}") from error
+        return result
+
+    return call
+
+
+def compile_seconds(model: nn.Module) -> float | None:
+    """What compiling the layers of ``model`` has taken in this process; null where none are."""
+    if getattr(model, "compile_kind", "none") == "none":
+        return None
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return float(sum(compilation_time_metrics.get("_compile.compile_inner", [])))

@@ -1,0 +1,188 @@
+"""A language model of this project's own: tokens in, logits or loss of the next tokens out."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from schemas.config.decoder_only import DecoderOnly, LearnedPositions, RotaryPositions, Sampling
+from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
+from transformer_core.models.decoder_only.causal_layers import CausalLayer, build_decoder_norm
+from transformer_core.models.decoder_only.generation import generate, seen_in_decoding
+from transformer_core.models.decoding.key_value_cache import DecoderCache
+from transformer_core.models.interface import HeadLoss
+from transformer_core.models.layers.attention import in_decoding, mask_for_kernels
+from transformer_core.models.layers.dropout import Dropout
+from transformer_core.models.layers.positions import Positions
+from transformer_core.models.layers.qkv_projection import Projection
+from transformer_core.models.layers.rotary import Rotation, rotation
+from transformer_core.models.loss import whole_head_loss
+from transformer_core.models.packed_segments import places_within, together
+
+
+class Decoder(nn.Module):
+    """A :class:`~transformer_core.models.interface.LanguageModel`.
+
+    With ``segments`` a row may hold several documents: a token sees those before it that have its
+    number, and places are counted from the first of them. Padding, at the end of a row, needs no
+    number of its own: nothing before it sees it.
+
+    With ``checkpoint: layers`` each layer is computed once more in the backward pass, with the same
+    random numbers, instead of keeping what is inside it.
+    """
+
+    def __init__(self, spec: DecoderOnly, vocabulary: int) -> None:
+        super().__init__()
+        d_model, self.spec = spec.d_model, spec
+        self.embedding = nn.Embedding(vocabulary, d_model)
+        # None, not the same module once more: a matrix has one name in the state dict.
+        self.output = None if spec.tied_embeddings else nn.Linear(d_model, vocabulary, bias=False)
+        learned, fixed = (spec.positions.kind == kind for kind in ("learned", "sinusoidal"))
+        length = spec.positions.length if isinstance(spec.positions, LearnedPositions) else 0
+        self.places = nn.Embedding(length, d_model) if learned else None
+        self.positions = Positions(d_model) if fixed else None
+        self.dropout = Dropout(spec.dropout, spec.dropout_method)
+        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
+        self.layers = nn.ModuleList(CausalLayer(spec) for _ in range(spec.layers))
+        self.compile_kind = spec.compile
+        compile_layers(spec.compile, *self.layers)
+        self.norm = build_decoder_norm(spec.norm, d_model, spec.bias)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        segments: Tensor | None = None,
+        loss: HeadLoss = whole_head_loss,
+    ) -> Tensor:
+        """Loss sum in nats, a float32 scalar, of ``targets`` [b, n] given tokens [b, n], of those
+        that are not PAD; without targets, logits [b, n, v] of the next tokens. segments [b, n].
+
+        ``loss`` makes it of the last hidden states [b, n, d], the output map [v, d] and targets.
+        """
+        mask, places = None, None
+        if segments is not None:
+            mask, places = together(segments, segments).tril(), places_within(segments)
+            mask = mask_for_kernels(self.spec.attention, mask, self.embedding.weight)
+        x = self._stack(tokens, mask, places)
+        output = (self.output or self.embedding).weight
+        return F.linear(x, output) if targets is None else loss(x, output, targets)
+
+    def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
+        # Through the call, where shards are gathered.
+        result: Tensor = self(tokens, None, segments)
+        return result
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_length: int,
+        sampling: Sampling | None = None,
+    ) -> list[list[int]]:
+        """See :func:`~transformer_core.models.decoder_only.generation.generate`."""
+        return generate(self, prompts, max_length, sampling)
+
+    def new_cache(self) -> DecoderCache:
+        """An empty cache for :meth:`step`."""
+        return DecoderCache(len(self.layers))
+
+    def step(self, tokens: Tensor, real: Tensor | None, cache: DecoderCache) -> Tensor:
+        """Logits [b, v] of what comes after tokens [b, n], which follow the cached prefix: any
+        number after an empty one, else one.
+
+        ``real`` [b, m] is False at padding, at the start of a row; None where there is none.
+        """
+        start, mask = cache.length, None
+        if real is None:
+            places = torch.arange(start, start + tokens.size(1), device=tokens.device)[None]
+        else:
+            places = (real.cumsum(1) - 1).clamp(min=0)[:, start:]
+            mask = seen_in_decoding(real, start)
+            spec = in_decoding(self.spec.attention)
+            mask = mask_for_kernels(spec, mask, self.embedding.weight)
+        x = self._stack(tokens, mask, places, cache)
+        return F.linear(x[:, -1], (self.output or self.embedding).weight)
+
+    def _stack(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        places: Tensor | None,
+        cache: DecoderCache | None = None,
+    ) -> Tensor:
+        """tokens [b, n], at ``places`` [b or 1, n] or one after the other -> [b, n, d]."""
+        if places is None:
+            places = torch.arange(tokens.size(1), device=tokens.device)[None]
+        x, turn = self._embed(tokens, places, 0 if cache is None else cache.length)
+        for number, layer in enumerate(self.layers):
+            x = self._layer(layer, x, mask, turn, None if cache is None else cache.layers[number])
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+    def _embed(self, tokens: Tensor, places: Tensor, start: int) -> tuple[Tensor, Rotation | None]:
+        x, positions = self.embedding(tokens), self.spec.positions
+        if self.places is not None:
+            self._check_length(start + tokens.size(1))
+            x = x + self.places(places)
+        elif self.positions is not None:
+            # Scaled as in the paper (3.4): beside sines of size 1, small embeddings would drown.
+            x = self.positions(x * self.spec.d_model**0.5, start, places)
+        turn = None
+        if isinstance(positions, RotaryPositions):
+            # One row for all rows of a batch is broadcast.
+            turn = rotation(places, self.spec.d_model // self.spec.heads, positions.base)
+        return self.dropout(x if self.residual is None else x.to(self.residual)), turn
+
+    def _check_length(self, tokens: int) -> None:
+        places = self.places
+        if places is not None and tokens > places.num_embeddings:
+            raise ValueError(
+                f"a row of {tokens} tokens is longer than the table of positions: set "
+                f"model.positions.length to at least {tokens} (it is {places.num_embeddings}), or "
+                "take rotary positions"
+            )
+
+    def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        if self.spec.checkpoint == "layers" and torch.is_grad_enabled():
+            result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
+            return result
+        return compiled_or_plain(self.compile_kind, layer)(*inputs)
+
+
+def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:
+    """A :class:`Decoder` on torch's default device, its weights drawn from torch's seed."""
+    device = torch.get_default_device()
+    # Built without storage, so that constructors neither draw random numbers nor fill memory twice.
+    with torch.device("meta"):
+        model = Decoder(spec, vocabulary)
+    model.to_empty(device=device)
+    _initialise(model, spec)
+    return model
+
+
+def _initialise(model: Decoder, spec: DecoderOnly) -> None:
+    """Draw the weights; they depend on the shape of the model, not on the kinds of its parts.
+
+    Normal, biases zero, normalizations one, and smaller where a map adds to the residual stream,
+    so that its variance does not grow with the depth, as in GPT-2.
+    """
+    draw = partial(nn.init.normal_, std=spec.initial_std)
+    draw_added = partial(nn.init.normal_, std=spec.initial_std / math.sqrt(2 * spec.layers))
+    for name, module in model.named_modules():
+        if isinstance(module, Projection):
+            module.initialise(draw)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.reset_parameters()
+        elif isinstance(module, nn.Embedding):
+            draw(module.weight)
+        elif isinstance(module, nn.Linear) and ".project." not in f"{name}.":
+            adds = name.endswith((".self_attention.output", ".feed_forward.outer"))
+            (draw_added if adds else draw)(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -1,0 +1,271 @@
+"""Scaled dot-product attention (arXiv 1706.03762, 3.2.1), one function per kind.
+
+Which keys a query may see is told in one of two ways:
+
+- ``mask``, boolean, broadcastable to [b, h, n, m], True where the key may be seen: padding of the
+  source. A row in which every key is hidden gives finite values without meaning.
+- ``causal``: query i sees keys 0 to i. This is all that decoder self-attention needs. Padding comes
+  after the last token of a sentence, so a causal mask hides it from every real token; what the
+  padded rows themselves compute is ignored by the loss. One flag instead of a mask also lets the
+  fused kernels skip the hidden half.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from schemas.config.model import AnyAttention, AttentionBackend, SdpaAttention
+from schemas.errors import Unsupported
+from transformer_core.models.device_kind import device_kind
+from transformer_core.models.layers.dropout import Drop
+from transformer_core.models.layers.dropout import dropout as shared_draws
+from transformer_core.models.layers.fused_dropout import attention_weights, fits
+
+Attention = Callable[..., Tensor]
+"""(q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]."""
+
+
+def reference_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    drop: Drop = shared_draws,
+) -> Tensor:
+    """softmax(q k^T / sqrt(d_k)) v, step by step.
+
+    q [b, h, n, k], k and v [b, h, m, k] -> [b, h, n, k]; ``dropout`` is the probability that an
+    attention weight is dropped, by ``drop``.
+    """
+    # Scaling the queries, not the scores, touches fewer elements and keeps fp16 in range.
+    scores = (q * q.size(-1) ** -0.5) @ k.transpose(-2, -1)
+    if causal:
+        n, m = scores.shape[-2:]
+        mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = drop(scores.softmax(dim=-1), dropout)
+    return weights.to(v.dtype) @ v
+
+
+def published_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    drop: Drop = shared_draws,
+) -> Tensor:
+    """The same as the Annotated Transformer computes it: scores scaled after the product.
+
+    Hidden scores become the lowest number of their type, where the published code puts -1e9, which
+    16 bits do not hold. ``causal`` without a mask, in decoding, makes one.
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
+    weights = drop(scores.softmax(dim=-1), dropout)
+    return weights.to(v.dtype) @ v
+
+
+def fused_softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    drop: Drop = shared_draws,
+) -> Tensor:
+    """The reference with mask, softmax and dropout in one pass over the scores, where that is made
+    for the device and the format; a row without a key gives 0."""
+    if not dropout or torch.compiler.is_compiling() or not fits(q):
+        return reference_attention(q, k, v, mask, causal, dropout, drop)
+    scores = (q * q.size(-1) ** -0.5) @ k.transpose(-2, -1)
+    return attention_weights(scores, mask, causal, dropout).to(v.dtype) @ v
+
+
+def sdpa_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    drop: Drop = shared_draws,
+    backend: AttentionBackend = "auto",
+) -> Tensor:
+    """The same through ``F.scaled_dot_product_attention``, which drops weights in its own way, by
+    one of the CUDA kernels that ``backend`` allows. Unsupported where it allows none that can.
+
+    On a CPU the fused kernel cannot drop attention weights, and torch's step by step is slower than
+    the reference: with dropout, that one is taken there.
+    """
+    if dropout and not torch.compiler.is_compiling() and device_kind(q) == "cpu":
+        return reference_attention(q, k, v, mask, causal, dropout, drop)
+    if device_kind(q) == "cuda":
+        return _on_cuda(q, k, v, mask, causal, dropout, backend)
+    if backend != "auto":
+        raise Unsupported(
+            f"model.attention.backend: {backend} names a kernel of CUDA devices; this run is on a "
+            f"{q.device.type}"
+        )
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
+    )
+
+
+_KERNELS = {
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION],
+    "math": [SDPBackend.MATH],
+}
+"""The kernel that each backend names. To switch to it takes some microseconds in every call."""
+
+
+_NO_KERNEL = "No available kernel", "No viable backend"
+"""How torch says it."""
+
+
+def leave_out_cudnn() -> None:
+    """Let torch choose no kernel of cuDNN in this process, where none is named.
+
+    It would choose one where nothing is dropped, in validation and certificates, and another in
+    training; cuDNN makes a plan for every shape, which takes it tens of milliseconds, and decoding
+    has a new shape at every step.
+    """
+    if torch.backends.cuda.cudnn_sdp_enabled():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _on_cuda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    backend: AttentionBackend,
+) -> Tensor:
+    if backend == "auto":
+        leave_out_cudnn()
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
+        )
+    with sdpa_kernel(_KERNELS[backend]):
+        try:
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
+            )
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _NO_KERNEL):
+                raise
+            raise Unsupported(no_kernel(backend, q, mask)) from None
+
+
+def no_kernel(backend: str, q: Tensor, mask: Tensor | None) -> str:
+    """Why no kernel of ``backend`` can compute this, as far as is known."""
+    given = f"{str(q.dtype).removeprefix('torch.')}, {q.size(-1)} elements a head"
+    masked = "a mask" if mask is not None else "no mask"
+    remedies = {
+        "flash": (
+            "it needs 16 bits (training.precision), no mask (model.tokens: unpadded), and a "
+            "multiple of 8 elements a head, at most 256"
+        ),
+        "cudnn": "it needs 16 bits (training.precision) and a cuDNN that has it for this device",
+    }
+    remedy = remedies.get(backend, "take model.attention.backend: auto")
+    return f"no kernel of {backend} computes attention here ({given}, {masked}): {remedy}"
+
+
+def takes_sentences(spec: AnyAttention, x: Tensor) -> bool:
+    """Whether ``spec`` names the kernel that takes sentences of any lengths without padding, and
+    ``x`` is where it is."""
+    named = isinstance(spec, SdpaAttention) and spec.backend == "flash"
+    return named and device_kind(x) == "cuda"
+
+
+def flash_over_sentences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """FlashAttention (arXiv 2307.08691) over sentences that stand one after the other.
+
+    q [n, h, k], k and v [m, h, k] -> [n, h, k]. ``starts`` [sentences + 1] int32 of queries and
+    keys say where each sentence begins, and ``longest`` how long one is at most.
+    """
+    half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else q.dtype
+    q, k, v = (x.to(half) for x in (q, k, v))
+    if half not in (torch.float16, torch.bfloat16) or q.size(-1) % 8 or q.size(-1) > 256:
+        raise Unsupported(no_kernel("flash", q, None))
+    kernel = torch.ops.aten._flash_attention_forward
+    heads: Tensor = kernel(q, k, v, *starts, *longest, dropout, causal, False)[0]
+    return heads
+
+
+_ALIGNMENT = 16
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as numbers that CUDA's kernels add to the scores: 0 where a key is seen.
+
+    Made once for all layers, which would each make it from a boolean one. Its rows are apart by
+    multiples of 16 elements, as the memory-efficient kernel wants them. Hidden keys get the lowest
+    number and not minus infinity, so that a row without any key stays finite in every kernel.
+    """
+    width = -(-mask.size(-1) // _ALIGNMENT) * _ALIGNMENT
+    room = torch.zeros((*mask.shape[:-1], width), dtype=dtype, device=mask.device)
+    return room[..., : mask.size(-1)].masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+ATTENTIONS: dict[str, Attention] = {
+    "reference": reference_attention,
+    "sdpa": sdpa_attention,
+    "published": published_attention,
+    "fused_softmax": fused_softmax_attention,
+}
+"""Attention by the ``kind`` of its schema."""
+
+
+def build_attention(spec: AnyAttention) -> Attention:
+    """The function that ``spec`` names."""
+    attend = ATTENTIONS[spec.kind]
+    if isinstance(spec, SdpaAttention) and spec.backend != "auto":
+        return partial(attend, backend=spec.backend)
+    return attend
+
+
+def in_decoding(spec: AnyAttention) -> AnyAttention:
+    """What takes the place of ``spec`` where sentences of several lengths are decoded: the kernel
+    of FlashAttention has no mask for their padding."""
+    flash = isinstance(spec, SdpaAttention) and spec.backend == "flash"
+    return SdpaAttention() if flash else spec
+
+
+def mask_for_kernels(spec: AnyAttention, mask: Tensor, weight: Tensor) -> Tensor:
+    """``mask`` as the attention of ``spec`` takes it in every layer of a model with ``weight``."""
+    if spec.kind != "sdpa" or mask.device.type != "cuda":
+        return mask
+    half = torch.is_autocast_enabled("cuda")
+    return additive(mask, torch.get_autocast_dtype("cuda") if half else weight.dtype)
+
+
+def whole_masks(spec: AnyAttention) -> bool:
+    """Whether the decoder's mask is made for each batch, of padding and of what comes later."""
+    return spec.kind == "published"

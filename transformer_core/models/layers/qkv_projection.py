@@ -1,0 +1,223 @@
+"""Linear projections of one input into the heads of queries, keys and values.
+
+Self-attention projects its input into three parts (query, key, value). Cross-attention projects the
+decoder's state into one (query) and the memory into two (key, value). Each kind is one class.
+
+Parts may have fewer heads than the queries (grouped queries, arXiv 2305.13245), all of one width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from schemas.config.model import AnyQkv, FusedQkv, LayoutQkv, SeparateQkv, StreamsQkv
+from transformer_core.models.layers.cuda_streams import (
+    between_synchronisations,
+    concurrently,
+    require_cuda,
+)
+
+Block = tuple[str, Tensor, Tensor | None]
+"""Part, weight and bias."""
+
+
+class Projection(nn.Module):
+    """Projects x [b, n, d] into one tensor [b, h, n, k] for each of ``parts``, k = d / ``heads``.
+
+    A subclass takes its own schema first, then the arguments of this class: ``heads_of`` says how
+    many heads each part has where not all have ``heads``.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        parts: Sequence[str],
+        heads_of: Sequence[int] | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.parts = tuple(parts)
+        self.heads_of = list(heads_of or [heads] * len(self.parts))
+        self.width = d_model // heads
+        self.rows_of = [count * self.width for count in self.heads_of]
+        self.has_bias = bias
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def blocks(self) -> Iterator[Block]:
+        """Part, weight [h * k, d] and bias [h * k] or None of each part: views into the
+        parameters."""
+        raise NotImplementedError
+
+    def initialise(self, draw: Callable[[Tensor], Any] = nn.init.xavier_uniform_) -> None:
+        """Weights by ``draw`` part by part, so that every kind starts from the same numbers."""
+        with torch.no_grad():
+            for _, weight, bias in self.blocks():
+                draw(weight)
+                if bias is not None:
+                    nn.init.zeros_(bias)
+
+
+class SeparateProjection(Projection):
+    """One matrix product per part."""
+
+    def __init__(self, spec: SeparateQkv | StreamsQkv, d_model: int, *args: Any) -> None:
+        super().__init__(d_model, *args)
+        for part, rows in zip(self.parts, self.rows_of, strict=True):
+            self.add_module(part, nn.Linear(d_model, rows, self.has_bias))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
+        return tuple(self.project(part, x) for part in self.parts)
+
+    def project(self, part: str, x: Tensor) -> Tensor:
+        """x [b, n, d] -> the heads [b, h, n, k] of one part."""
+        return self.get_submodule(part)(x).unflatten(-1, (-1, self.width)).transpose(1, 2)
+
+    def blocks(self) -> Iterator[Block]:
+        """Part, weight and bias of each part."""
+        for part in self.parts:
+            linear = self.get_submodule(part)
+            yield part, linear.weight, linear.bias  # type: ignore[misc]
+
+
+class StreamsProjection(SeparateProjection):
+    """One matrix product per part, each on a CUDA stream of its own.
+
+    A single part, the query of cross-attention, has nothing to run beside and stays on the current
+    stream. Raises Unsupported on a host without CUDA, and for an input that is on the CPU.
+    """
+
+    def __init__(self, spec: StreamsQkv, d_model: int, *args: Any) -> None:
+        require_cuda()
+        super().__init__(spec, d_model, *args)
+        self.run = between_synchronisations if spec.device_synchronise else concurrently
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
+        if len(self.parts) == 1 or x.is_meta:
+            return super().forward(x)
+        return tuple(self.run([partial(self.project, part) for part in self.parts], x))
+
+
+class FusedProjection(Projection):
+    """One matrix product for all parts.
+
+    The rows of the weight are the parts one after the other, and within a part the heads one after
+    the other: the product, seen as [b, n, heads of all parts, k], holds the parts of a token side
+    by side.
+    """
+
+    def __init__(self, spec: FusedQkv, d_model: int, *args: Any) -> None:
+        super().__init__(d_model, *args)
+        self.linear = nn.Linear(d_model, sum(self.rows_of), self.has_bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
+        if len(set(self.heads_of)) == 1:
+            together = self.linear(x).unflatten(-1, (len(self.parts), -1, self.width))
+            return together.transpose(1, 3).unbind(2)
+        together = self.linear(x).unflatten(-1, (-1, self.width))
+        return together.transpose(1, 2).split(self.heads_of, dim=1)
+
+    def blocks(self) -> Iterator[Block]:
+        """Part, weight and bias of each part: views into the fused parameters."""
+        weights = self.linear.weight.split(self.rows_of)
+        biases = self.linear.bias.split(self.rows_of) if self.has_bias else [None] * len(self.parts)
+        yield from zip(self.parts, weights, biases, strict=True)
+
+
+class LayoutProjection(Projection):
+    """One matrix product, laid out in memory with the batch or the parts outermost.
+
+    As in the original study the rows of the weight [d * parts, d] are ordered by head, element and
+    part: the product, seen as [b, n, h, k, parts], is permuted to [b, parts, h, n, k] or to
+    [parts, b, h, n, k], then split into its parts.
+
+    A permutation alone moves nothing: the part of a view has the same address and strides in both
+    orders. The study's compiler, which divides a tensor over devices along its outermost dimension,
+    had to move data to part queries, keys and values of [parts, b, h, n, k] and not of the other.
+    Where every device holds its own batch no such transfer exists, so here the permuted tensor is
+    written out, and its gradient too. Both orders copy the same bytes. They differ in where they
+    put them: each part of [parts, b, h, n, k] is one piece of memory, each part of
+    [b, parts, h, n, k] is b pieces, which a batched matrix product over b and h copies once more.
+    """
+
+    def __init__(self, spec: LayoutQkv, d_model: int, heads: int, parts: Sequence[str]) -> None:
+        super().__init__(d_model, heads, parts)
+        self.linear = nn.Linear(d_model, len(self.parts) * d_model)
+        self.batch_outermost = spec.outermost == "batch"
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
+        together = self.linear(x).unflatten(-1, (self.heads, -1, len(self.parts)))
+        if self.batch_outermost:
+            return together.permute(0, 4, 2, 1, 3).contiguous().unbind(1)
+        return together.permute(4, 0, 2, 1, 3).contiguous().unbind(0)
+
+    def blocks(self) -> Iterator[Block]:
+        """Part, weight [d, d] and bias [d] of each part: views into the fused parameters."""
+        split = (-1, len(self.parts))
+        weights = self.linear.weight.unflatten(0, split).unbind(1)
+        biases = self.linear.bias.unflatten(0, split).unbind(1)
+        yield from zip(self.parts, weights, biases, strict=True)
+
+
+PROJECTIONS: dict[str, Callable[..., Projection]] = {
+    "separate": SeparateProjection,
+    "fused": FusedProjection,
+    "streams": StreamsProjection,
+    "layout": LayoutProjection,
+}
+"""Projection by the ``kind`` of its schema."""
+
+
+def build_projection(
+    spec: AnyQkv, d_model: int, heads: int, parts: Sequence[str], *grouped: Any
+) -> Projection:
+    """The projection of ``spec`` into ``parts``, in the order in which they are returned.
+
+    ``grouped`` are heads of each part and whether there is a bias, which layouts do not take.
+    """
+    return PROJECTIONS[spec.kind](spec, d_model, heads, parts, *grouped)
+
+
+def project_together(projections: Sequence[Projection], x: Tensor) -> list[tuple[Tensor, ...]]:
+    """What each of ``projections`` gives of the same x [b, n, d], by one matrix product for all.
+
+    Weights stay with their layers and are laid side by side for the product.
+    """
+    blocks = [block for projection in projections for block in projection.blocks()]
+    weight = torch.cat([weight for _, weight, _ in blocks])
+    bias = torch.cat([bias for _, _, bias in blocks if bias is not None])
+    heads = projections[0].heads
+    product = F.linear(x, weight, bias).unflatten(-1, (len(blocks), heads, -1))
+    parts = product.transpose(1, 3).unbind(2)
+    step = len(blocks) // len(projections)
+    return [parts[start : start + step] for start in range(0, len(parts), step)]
+
+
+def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of ``model`` under the names that ``separate`` gives them.
+
+    Models that differ only in the kind of projection have equal keys and shapes here. The tensors
+    are detached and share memory with the model.
+    """
+    state = dict(model.state_dict())
+    for name, module in model.named_modules():
+        if isinstance(module, Projection):
+            prefix = f"{name}." if name else ""
+            for key in module.state_dict():
+                del state[prefix + key]
+            for part, weight, bias in module.blocks():
+                state[f"{prefix}{part}.weight"] = weight.detach()
+                if bias is not None:
+                    state[f"{prefix}{part}.bias"] = bias.detach()
+    return state

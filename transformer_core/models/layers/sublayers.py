@@ -1,0 +1,178 @@
+"""Sub-layers and layers of the encoder and the decoder (arXiv 1706.03762, 3.1)."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from schemas.config.decoder_only import DecoderOnly
+from schemas.config.model import Transformer
+from transformer_core.models.decoding.key_value_cache import LayerCache
+from transformer_core.models.layers.attention import (
+    build_attention,
+    flash_over_sentences,
+    in_decoding,
+    takes_sentences,
+)
+from transformer_core.models.layers.dropout import DROPOUTS, Dropout
+from transformer_core.models.layers.normalization import build_norm
+from transformer_core.models.layers.qkv_projection import build_projection
+from transformer_core.models.unpadded import Blocks
+
+Mask = Tensor | Blocks
+"""Which keys each query sees: boolean, or told by the sentences in a list of tokens."""
+
+Memory = Tensor | tuple[Tensor, ...]
+"""Output of the encoder [b, s, d], or its keys and values [b, h, s, k] for one layer."""
+
+
+class Attention(nn.Module):
+    """What self- and cross-attention share: attending, and the output projection."""
+
+    def __init__(self, spec: Transformer | DecoderOnly, bias: bool = True) -> None:
+        super().__init__()
+        self.spec = spec.attention
+        self.attend = build_attention(spec.attention)
+        self.attend_in_decoding = build_attention(in_decoding(spec.attention))
+        self.dropout = spec.dropout
+        self.drop = DROPOUTS[spec.dropout_method.kind]
+        self.output = nn.Linear(spec.d_model, spec.d_model, bias)
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, causal: bool = False
+    ) -> Tensor:
+        """q [b, h, n, k], k and v [b, h, m, k] -> [b, n, d]."""
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(mask, Blocks) and takes_sentences(self.spec, q):
+            heads = mask.sentence_by_sentence(flash_over_sentences, q, k, v, dropout)
+        elif isinstance(mask, Blocks):
+            heads = mask.attention(self.attend, q, k, v, dropout, self.drop)
+        else:
+            attend = self.attend if self.training else self.attend_in_decoding
+            heads = attend(q, k, v, mask, causal, dropout, self.drop)
+        return self.output(heads.transpose(1, 2).flatten(2))
+
+
+class SelfAttention(Attention):
+    """A sequence attends to itself."""
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__(spec)
+        parts = ("query", "key", "value")
+        self.project = build_projection(spec.qkv, spec.d_model, spec.heads, parts)
+
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        """x [b, n, d] -> [b, n, d]: every token sees the tokens that ``mask`` shows."""
+        q, k, v = self.project(x)
+        return self.attention(q, k, v, mask)
+
+    def causal(self, x: Tensor, cache: LayerCache | None, mask: Mask | None = None) -> Tensor:
+        """x [b, n, d] -> [b, n, d]: a token sees itself, those before it, the cached ones; of
+        these, where ``mask`` is given, what it shows."""
+        q, k, v = self.project(x)
+        causal = mask is None
+        if cache is not None:
+            # After a prefix comes a single token, the last one: it sees everything.
+            causal = cache.prefix is None
+            k, v = cache.extend(k, v)
+        return self.attention(q, k, v, mask, causal)
+
+
+class CrossAttention(Attention):
+    """The decoder attends to the memory of the encoder."""
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__(spec)
+        qkv, d_model, heads = spec.qkv, spec.d_model, spec.heads
+        self.project_state = build_projection(qkv, d_model, heads, ("query",))
+        self.project_memory = build_projection(qkv, d_model, heads, ("key", "value"))
+
+    def forward(
+        self, x: Tensor, memory: Memory, mask: Mask | None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x [b, t, d], memory [b, s, d] -> [b, t, d]; keys and values are computed once a cache."""
+        (q,) = self.project_state(x)
+        if not isinstance(memory, Tensor):
+            k, v = memory
+        elif cache is None:
+            k, v = self.project_memory(memory)
+        else:
+            if cache.memory is None:
+                cache.memory = self.project_memory(memory)
+            k, v = cache.memory
+        return self.attention(q, k, v, mask)
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a ReLU between them, token by token."""
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__()
+        self.inner = nn.Linear(spec.d_model, spec.d_ff)
+        self.outer = nn.Linear(spec.d_ff, spec.d_model)
+        self.dropout = Dropout(spec.dropout, spec.dropout_method)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, n, d] -> [b, n, d]."""
+        return self.outer(self.dropout.of_relu(self.inner(x)))
+
+
+class Residual(nn.Module):
+    """A sub-layer with dropout, a residual connection and layer normalization.
+
+    ``pre``: x + dropout(sublayer(norm(x))); ``post``: norm(x + dropout(sublayer(x))).
+    """
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__()
+        self.pre = spec.norm == "pre"
+        self.norm = build_norm(spec.norm_method, spec.d_model)
+        self.dropout = Dropout(spec.dropout, spec.dropout_method)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """x [b, n, d] -> [b, n, d]."""
+        if self.pre:
+            return self.dropout.added(x, sublayer(self.norm(x)))
+        return self.norm(self.dropout.added(x, sublayer(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(spec)
+        self.feed_forward = FeedForward(spec)
+        self.residuals = nn.ModuleList(Residual(spec) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        """x [b, s, d], mask [b, 1, 1 or s, s] -> [b, s, d]."""
+        x = self.residuals[0](x, lambda y: self.self_attention(y, mask))
+        return self.residuals[1](x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention, then feed-forward."""
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(spec)
+        self.cross_attention = CrossAttention(spec)
+        self.feed_forward = FeedForward(spec)
+        self.residuals = nn.ModuleList(Residual(spec) for _ in range(3))
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Memory,
+        mask: Mask | None,
+        cache: LayerCache | None = None,
+        own_mask: Mask | None = None,
+    ) -> Tensor:
+        """x [b, t, d], memory [b, s, d], mask [b, 1, 1 or t, s] of the source -> [b, t, d].
+
+        ``own_mask`` [b, 1, t, t] of the target hides what comes later, and perhaps more; without
+        one, all that comes before is seen.
+        """
+        x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own_mask))
+        x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
+        return self.residuals[2](x, self.feed_forward)

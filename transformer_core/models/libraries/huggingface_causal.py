@@ -1,0 +1,204 @@
+"""Causal language models of the transformers library, with random weights."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from schemas.config.decoder_only import HuggingFaceCausal, Sampling
+from schemas.errors import Unsupported, nearest
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.models.decoder_only.generation import generate
+from transformer_core.models.interface import HeadLoss
+from transformer_core.models.loss import token_loss_sum, whole_head_loss
+from transformer_core.models.packed_segments import places_within, together
+
+_DROPOUTS = (
+    "attention_dropout",
+    "attn_pdrop",
+    "dropout",
+    "embd_pdrop",
+    "hidden_dropout",
+    "resid_pdrop",
+)
+"""What configurations of the library call the probabilities of dropout."""
+_WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
+"""What they call the width of the feed-forward layers."""
+
+
+class HuggingFaceCache:
+    """Keys and values of a model of the library."""
+
+    def __init__(self) -> None:
+        from transformers import DynamicCache
+
+        self.key_values: Any = DynamicCache()
+
+    @property
+    def length(self) -> int:
+        """Tokens cached so far."""
+        return int(self.key_values.get_seq_length())
+
+    def select(self, rows: Tensor) -> None:
+        """Keep (or repeat) ``rows``."""
+        self.key_values.reorder_cache(rows)
+
+
+class HuggingFaceDecoder(nn.Module):
+    """A :class:`~transformer_core.models.interface.LanguageModel` around one of the library's.
+
+    Losses that never hold all logits need the logits to be a product of last hidden states and
+    output map; ValueError in types of model that do something else to them.
+    """
+
+    def __init__(self, spec: HuggingFaceCausal, vocabulary: int) -> None:
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.spec = spec
+        config = configuration(spec, vocabulary)
+        self.causal: Any = AutoModelForCausalLM.from_config(
+            config, attn_implementation=spec.attention
+        )
+        self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
+        self.plain_head = _plain_head(self.causal, vocabulary)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        segments: Tensor | None = None,
+        loss: HeadLoss = whole_head_loss,
+    ) -> Tensor:
+        """Loss sum in nats, a float32 scalar, of ``targets`` [b, n] given tokens [b, n], of those
+        that are not PAD; without targets, logits [b, n, v] of the next tokens. segments [b, n].
+
+        ``loss`` makes it of the last hidden states [b, n, d], the output map [v, d] and targets.
+        """
+        known = self._known(tokens, segments)
+        if targets is None or loss is whole_head_loss:
+            logits: Tensor = self.causal(tokens, use_cache=False, **known).logits
+            return logits if targets is None else token_loss_sum(logits, targets)
+        if not self.plain_head:
+            raise ValueError(
+                f"model.architecture = {self.spec.architecture}: its logits are not a product of "
+                "hidden states and output map alone; remedy: take training.loss: {kind: whole}"
+            )
+        hidden = self.causal.base_model(tokens, use_cache=False, **known).last_hidden_state
+        return loss(hidden, self.causal.get_output_embeddings().weight, targets)
+
+    def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
+        result: Tensor = self(tokens, None, segments)
+        return result
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
+    ) -> list[list[int]]:
+        """See :func:`~transformer_core.models.decoder_only.generation.generate`."""
+        return generate(self, prompts, max_length, sampling)
+
+    def new_cache(self) -> HuggingFaceCache:
+        """An empty cache for :meth:`step`."""
+        return HuggingFaceCache()
+
+    def step(self, tokens: Tensor, real: Tensor | None, cache: HuggingFaceCache) -> Tensor:
+        """Logits [b, v] of what comes after tokens [b, n], which follow the cached prefix;
+        ``real`` [b, m] is False at padding, at the start of a row."""
+        known: dict[str, Any] = {}
+        if real is not None:
+            known["attention_mask"] = real.long()
+            if self.takes_places:
+                known["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, cache.length :]
+        result = self.causal(tokens, past_key_values=cache.key_values, use_cache=True, **known)
+        logits: Tensor = result.logits[:, -1]
+        return logits
+
+    def _known(self, tokens: Tensor, segments: Tensor | None) -> dict[str, Any]:
+        if segments is None:
+            return {}
+        if not self.takes_places:
+            raise ValueError(
+                f"model.architecture = {self.spec.architecture} has no position_ids, so that "
+                "several documents in a row cannot each begin at place 0"
+            )
+        mask = together(segments, segments).tril()
+        if self.spec.attention == "eager":  # adds it to the scores
+            dtype = next(self.causal.parameters()).dtype
+            lowest = torch.finfo(dtype).min
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, lowest)
+        return {"attention_mask": mask, "position_ids": places_within(segments)}
+
+
+def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
+    """The library's configuration of ``spec``; ValueError for what it does not have."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if spec.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        known = nearest(spec.architecture, sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+        raise ValueError(
+            f"model.architecture = {spec.architecture}: no causal language model of the "
+            f"transformers library; remedy: {known}"
+        )
+    pattern = AutoConfig.for_model(spec.architecture)
+    wanted: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": spec.d_model,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+    }
+    if hasattr(pattern, "num_key_value_heads"):
+        wanted["num_key_value_heads"] = spec.heads
+    if hasattr(pattern, "head_dim"):
+        wanted["head_dim"] = spec.d_model // spec.heads
+    wanted |= {name: spec.d_ff for name in _WIDTHS if hasattr(pattern, name)}
+    wanted |= {name: spec.dropout for name in _DROPOUTS if hasattr(pattern, name)}
+    for name in spec.options:
+        if not hasattr(pattern, name):
+            names = [key for key in vars(pattern) if not key.startswith("_")]
+            raise ValueError(
+                f"model.options.{name}: no field of the configuration of "
+                f"{spec.architecture}; remedy: {nearest(name, names)}"
+            )
+    return AutoConfig.for_model(spec.architecture, **(wanted | spec.options))
+
+
+def _plain_head(causal: Any, vocabulary: int) -> bool:
+    """Whether logits are hidden states times output map: tried with two tokens, where there is
+    memory to try it in."""
+    head = causal.get_output_embeddings()
+    if head is None or head.weight.is_meta:
+        return head is not None
+    training = causal.training
+    causal.eval()
+    with torch.no_grad():
+        tokens = torch.tensor([[vocabulary - 1, vocabulary - 2]], device=head.weight.device)
+        hidden = causal.base_model(tokens, use_cache=False).last_hidden_state
+        logits = causal(tokens, use_cache=False).logits
+        same = torch.allclose(F.linear(hidden, head.weight), logits, rtol=1e-4, atol=1e-5)
+    causal.train(training)
+    return same
+
+
+def build_huggingface_causal(spec: HuggingFaceCausal, vocabulary: int) -> HuggingFaceDecoder:
+    """A model of the library on torch's default device, its weights drawn from torch's seed.
+
+    Raises Unsupported if the library is not installed.
+    """
+    try:
+        # Here, because the library is optional and takes a while to import.
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise Unsupported(
+            f"model.kind huggingface_causal needs the transformers library ({error}): "
+            "pip install -c constraints.txt -e '.[models]'"
+        ) from error
+    return HuggingFaceDecoder(spec, vocabulary)

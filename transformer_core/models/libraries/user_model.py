@@ -1,0 +1,125 @@
+"""A model of the user's own: ``model: {kind: import, factory: "package.module:function"}``."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from schemas.config.model import ImportedModel
+from schemas.errors import nearest
+from transformer_core.models.decoding.prefix_decoding import PrefixCache
+from transformer_core.models.interface import Cache
+
+_DECODING = ("encode", "decode", "new_cache")
+
+
+class ImportedEncoderDecoder(nn.Module):
+    """A user's module as a :class:`~transformer_core.models.interface.Model`.
+
+    ``forward(source, target_input) -> logits`` is all that the module must offer. Where it also has
+    ``encode``, ``decode`` and ``new_cache``, translation uses them; where not, every decoding step
+    computes the whole prefix by ``forward``.
+    """
+
+    def __init__(self, module: nn.Module, vocabulary: int, factory: str) -> None:
+        super().__init__()
+        self.own: Any = module
+        self.vocabulary = vocabulary
+        self.factory = factory
+        self.decodes = all(hasattr(module, name) for name in _DECODING)
+
+    def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
+        """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens.
+
+        ValueError if the module gives anything else.
+        """
+        logits = self.own(source, target_input)
+        expected = (*target_input.shape, self.vocabulary)
+        if not isinstance(logits, Tensor):
+            raise _wrong(
+                self.factory,
+                f"forward gives a {type(logits).__name__}, not a tensor",
+                "return the logits [b, t, v] alone",
+            )
+        if logits.shape != expected or not logits.is_floating_point():
+            raise _wrong(
+                self.factory,
+                f"forward gives {logits.dtype} {list(logits.shape)} for a source "
+                f"{list(source.shape)} and a target_input {list(target_input.shape)}",
+                f"return logits {list(expected)}: sentences, target tokens, vocabulary",
+            )
+        return logits
+
+    def encode(self, source: Tensor) -> Tensor:
+        """source [b, s] -> what :meth:`decode` takes as memory, one row per sentence."""
+        # Without an encoder to call, decode() starts from the source itself.
+        return self.own.encode(source) if self.decodes else source
+
+    def decode(
+        self, memory: Tensor, source: Tensor, target_input: Tensor, cache: Any = None
+    ) -> Tensor:
+        """Logits [b, t, v]; with a cache, target_input holds only what follows its prefix."""
+        if self.decodes:
+            logits: Tensor = self.own.decode(memory, source, target_input, cache)
+            return logits
+        prefix = target_input if cache is None else cache.extend(target_input)
+        return self(source, prefix)[:, -target_input.size(1) :]
+
+    def new_cache(self) -> Cache:
+        """An empty cache for :meth:`decode`."""
+        return self.own.new_cache() if self.decodes else PrefixCache()
+
+
+def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecoder:
+    """The module that the user's ``factory(spec, vocabulary)`` gives, as a model.
+
+    Raises ValueError if there is no such function, or if it gives no module. What the function
+    itself raises is not caught.
+    """
+    module = _function(spec.factory)(spec, vocabulary)
+    if not isinstance(module, nn.Module):
+        raise _wrong(
+            spec.factory,
+            f"gives a {type(module).__name__}, not a torch.nn.Module",
+            "return a module with forward(source, target_input) -> logits",
+        )
+    missing = [name for name in _DECODING if not hasattr(module, name)]
+    if 0 < len(missing) < len(_DECODING):
+        raise _wrong(
+            spec.factory,
+            f"the module has no {' and no '.join(missing)}",
+            f"define all of {', '.join(_DECODING)}, or none of them",
+        )
+    return ImportedEncoderDecoder(module, vocabulary, spec.factory)
+
+
+def _function(factory: str) -> Callable[[ImportedModel, int], Any]:
+    module_name, _, name = factory.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing != module_name and not module_name.startswith(f"{missing}."):
+            raise  # a module that the user's own module imports
+        raise _wrong(
+            factory,
+            f"there is no module {missing}",
+            "start snakemake in the folder that holds it, or install it",
+        ) from None
+    if not hasattr(module, name):
+        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        raise _wrong(factory, f"{module_name} has no {name}", nearest(name, names))
+    function = getattr(module, name)
+    if not callable(function):
+        raise _wrong(
+            factory,
+            f"{name} is a {type(function).__name__}, not a function",
+            "name a function that takes this section and the size of the vocabulary",
+        )
+    return function
+
+
+def _wrong(factory: str, problem: str, remedy: str) -> ValueError:
+    """One line, since the reason of a failed run shows no more."""
+    return ValueError(f"model.factory = {factory}: {problem}; remedy: {remedy}")

@@ -1,0 +1,141 @@
+"""Model and loss as one module, so that a wrapped model computes its loss where its logits are."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from schemas.config.run_spec import RunSpec
+from schemas.config.task import AnyTask, LanguageModel
+from schemas.config.training import AnyLoss, WholeLoss
+from transformer_core.data.tokenizing.special_tokens import BOS
+from transformer_core.models.device_kind import device_kind
+from transformer_core.models.loss import chunked_token_loss_sum, token_loss_sum
+from transformer_core.models.one_pass_loss import one_pass_loss_sum
+from transformer_core.models.published_loss import kl_divergence_sum
+
+_WHOLE = WholeLoss()
+
+LOGITS_LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "whole": token_loss_sum,
+    "kl_divergence": kl_divergence_sum,
+}
+"""(logits [b, t, v], labels [b, t], smoothing) -> sum, by the ``kind`` of its schema."""
+
+HEAD_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Tensor, float], Tensor]] = {
+    "chunked": lambda spec, h, w, y, share: chunked_token_loss_sum(h, w, y, share, spec.rows),
+    "one_pass": lambda _, h, w, y, share: one_pass_loss_sum(h, w, y, share),
+}
+"""(schema, hidden [b, t, d], output map [v, d], labels [b, t], smoothing) -> sum, by the ``kind``
+of its schema: losses that never hold all logits."""
+
+
+class Objective(nn.Module):
+    """The training loss of a model, summed over the target tokens of a micro-batch."""
+
+    def __init__(self, model: nn.Module, label_smoothing: float, loss: AnyLoss = _WHOLE) -> None:
+        super().__init__()
+        self.model = model
+        self.label_smoothing = label_smoothing
+        self.spec = loss
+
+    def forward(
+        self,
+        source: Tensor,
+        target_input: Tensor,
+        target_output: Tensor,
+        source_full: bool = False,
+    ) -> Tensor:
+        """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t]; it may
+        be known that no source has padding (``source_full``)."""
+        of_head = HEAD_LOSSES.get(self.spec.kind)
+        if of_head is None:
+            return self.loss(self.logits(source, target_input, source_full), target_output)
+
+        def head(hidden: Tensor, output: Tensor) -> Tensor:
+            return of_head(self.spec, hidden, output, target_output, self.label_smoothing)
+
+        # Inside the model's forward, where a sharded output map is gathered.
+        loss_sum: Tensor = self.model(
+            source, target_input, head, **self._known(source, source_full)
+        )
+        return loss_sum
+
+    def logits(self, source: Tensor, target_input: Tensor, source_full: bool = False) -> Tensor:
+        """Logits [b, t, v] of the next tokens."""
+        logits: Tensor = self.model(source, target_input, **self._known(source, source_full))
+        return logits
+
+    def _known(self, source: Tensor, source_full: bool) -> dict[str, Any]:
+        """What the model may make use of: on a GPU, where a mask excludes the fastest kernel."""
+        useful = source_full and device_kind(source) == "cuda"
+        return {"source_full": True} if useful and hasattr(self.model, "needs_mask") else {}
+
+    def loss(self, logits: Tensor, target_output: Tensor) -> Tensor:
+        """Loss sum in nats, a scalar, of logits [b, t, v]."""
+        of_logits = LOGITS_LOSSES.get(self.spec.kind, token_loss_sum)
+        return of_logits(logits, target_output, self.label_smoothing)
+
+
+class TextObjective(Objective):
+    """The training loss of a language model, summed over the tokens of a micro-batch.
+
+    Its batches have no source: that of [b, 0] stands in its place. With ``masked`` attention keeps
+    within a text.
+    """
+
+    def __init__(
+        self, model: nn.Module, label_smoothing: float, loss: AnyLoss, masked: bool
+    ) -> None:
+        super().__init__(model, label_smoothing, loss)
+        self.masked = masked
+
+    def forward(
+        self,
+        source: Tensor,
+        target_input: Tensor,
+        target_output: Tensor,
+        source_full: bool = False,
+    ) -> Tensor:
+        """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
+        of_head = HEAD_LOSSES.get(self.spec.kind)
+        if of_head is None:
+            # Some models of other libraries make their logits of more than hidden states.
+            return self.loss(self.logits(source, target_input), target_output)
+        loss = partial(self._of_head, of_head)
+        segments = text_segments(target_input) if self.masked else None
+        # Inside the model's forward, where a sharded output map is gathered.
+        loss_sum: Tensor = self.model(target_input, target_output, segments, loss)
+        return loss_sum
+
+    def logits(self, source: Tensor, target_input: Tensor, source_full: bool = False) -> Tensor:
+        """Logits [b, t, v] of the next tokens."""
+        segments = text_segments(target_input) if self.masked else None
+        logits: Tensor = self.model(target_input, None, segments)
+        return logits
+
+    def _of_head(
+        self, of_head: Callable[..., Tensor], hidden: Tensor, output: Tensor, labels: Tensor
+    ) -> Tensor:
+        return of_head(self.spec, hidden, output, labels, self.label_smoothing)
+
+
+def text_segments(target_input: Tensor) -> Tensor:
+    """target_input [b, t] -> [b, t] number of the text that each token belongs to, from 1; padding
+    has that of the last text."""
+    return (target_input == BOS).cumsum(1)
+
+
+def objective_of(spec: RunSpec, model: nn.Module) -> Objective:
+    """``model`` and the training loss of ``spec`` as one module."""
+    return objective(spec.task, model, spec.training.label_smoothing, spec.training.loss)
+
+
+def objective(
+    task: AnyTask, model: nn.Module, label_smoothing: float = 0.0, loss: AnyLoss = _WHOLE
+) -> Objective:
+    """``model`` and a loss of ``task`` as one module."""
+    if isinstance(task, LanguageModel):
+        return TextObjective(model, label_smoothing, loss, task.texts == "masked")
+    return Objective(model, label_smoothing, loss)

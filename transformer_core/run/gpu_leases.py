@@ -1,0 +1,101 @@
+"""GPUs for a job: those it may see, and a lease on some of them.
+
+``python -m transformer_core.run.gpu_leases --count 1 -- COMMAND`` runs a command
+that sees GPUs which no other leased command on this host sees.
+"""
+
+import argparse
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from transformer_core.parallel.devices import nvml
+
+_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_POLL = 0.5
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that a process started from here sees, in its order, as UUIDs.
+
+    Entries of CUDA_VISIBLE_DEVICES that are no numbers are taken as they stand, as CUDA does: like
+    there, the first one that does not exist ends the list.
+    """
+    found = nvml.uuids()
+    if _VARIABLE not in os.environ:
+        return found
+    visible: list[str] = []
+    for entry in os.environ[_VARIABLE].split(","):
+        name = entry.strip()
+        if name.isdigit():
+            if int(name) >= len(found):
+                break
+            visible.append(found[int(name)])
+        elif name.startswith(("GPU-", "MIG-")):
+            visible.append(name)
+        else:
+            break
+    return visible
+
+
+def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
+    """``count`` of the GPUs ``uuids`` that nobody else holds, each with the file that holds it.
+
+    Waits until so many are free. A file per GPU in ``folder`` is locked; the kernel lets go of it
+    with the last process that has it open, however that ends. Raises ValueError if there are fewer.
+    """
+    if len(uuids) < count:
+        raise ValueError(f"{count} GPUs are asked for, and {len(uuids)} can be seen")
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        held: dict[str, IO[str]] = {}
+        for uuid in uuids:
+            file = _lock(folder / uuid) if len(held) < count else None
+            if file is not None:
+                held[uuid] = file
+        if len(held) == count:
+            return held
+        # Two that hold one each and wait for another would wait for ever.
+        for file in held.values():
+            file.close()
+        time.sleep(_POLL)
+
+
+def _lock(path: Path) -> IO[str] | None:
+    """The locked file; null while somebody else has it."""
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.run.gpu_leases",
+        description="Run a command that sees GPUs which no other such command on this host sees. "
+        "Without a GPU it runs as it stands.",
+    )
+    parser.add_argument("--count", type=int, required=True, help="GPUs that the command needs")
+    parser.add_argument("command", nargs="+", help="the command, after --")
+    arguments = parser.parse_args()
+    found = visible_gpus()
+    if found and arguments.count:
+        folder = Path(tempfile.gettempdir(), f"leased-gpus-{os.getuid()}")
+        # With fewer than it needs the command says itself what it cannot do.
+        held = lease(found, min(arguments.count, len(found)), folder)
+        for file in held.values():
+            # The command holds them from here on.
+            os.set_inheritable(file.fileno(), True)
+        os.environ[_VARIABLE] = ",".join(held)
+    os.execvp(arguments.command[0], arguments.command)
+
+
+if __name__ == "__main__":
+    main()

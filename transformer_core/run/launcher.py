@@ -1,0 +1,107 @@
+"""How the processes of a run are started, on one host or on several."""
+
+import sys
+
+from schemas.config.link import Link, LinkKind
+from schemas.config.parallel import CompressHook, Ddp
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.run.hosts import namespaces, one_host, slurm
+
+ONE_HOST = "transformer_core.run.hosts.one_host"
+LINKED_HOSTS = "transformer_core.run.hosts.linked_hosts"
+QUICK_START = one_host.QUICK_START
+
+
+def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
+    """The start of the command line: Python for a single process, torchrun for more, or where there
+    are no GPUs forks, which start faster (see
+    :mod:`transformer_core.run.quick_start`).
+
+    ``worker`` is the module that the processes run. Runs at the same time need a ``place`` of their
+    own, which is added to the port of the rendezvous. With ``anew``, every process is a Python of
+    its own that runs nothing but the worker, so that each can be started within another program.
+
+    A run over several hosts is started
+
+    - with ``machine.link``: on two hosts that are made on this machine;
+    - by hand, or by srun on every host: on this one (see
+      :mod:`transformer_core.run.hosts.one_host`);
+    - in a Slurm job: by srun, on all hosts of the job.
+
+    Raises Unsupported where none of them is possible, or there is nothing to train.
+    """
+    spec.refuse_without_meaning()
+    machine, processes = spec.machine, spec.processes_per_node
+    if spec.parallel.kind in ("single", "data_parallel"):
+        return [sys.executable, "-m", *([] if anew else [QUICK_START]), worker]
+    if machine.nodes == 1:
+        if not anew and _no_gpus(spec):
+            return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
+        start = [*one_host.torchrun(processes), "-m"]
+        return [*start, *([] if anew else [QUICK_START]), worker]
+    hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
+    hosts += [f"--timeout={machine.timeout}"]
+    if machine.link is not None:
+        link = [f"--link={_link_kind(spec, machine.link)}", f"--bandwidth={machine.link.bandwidth}"]
+        return [sys.executable, "-m", LINKED_HOSTS, *hosts, *link, *_shared_gpus(spec), worker]
+    hosts += [f"--place={place}"]
+    if one_host.this_host() is not None:
+        return [sys.executable, "-m", ONE_HOST, *hosts, worker]
+    if slurm.in_job():
+        return [*slurm.srun(machine.nodes), sys.executable, "-m", ONE_HOST, *hosts, worker]
+    raise Unsupported(
+        f"needs {machine.nodes} hosts: submit it to Slurm, or start the same command on each of "
+        "them with NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of the first) set"
+    )
+
+
+def lends_processes_only() -> bool:
+    """Whether this is a host of a run other than the first: the first one writes the results."""
+    host = one_host.this_host()
+    return host is not None and host.node_rank > 0
+
+
+def spans_machines(spec: RunSpec) -> bool:
+    """Whether the run's processes are on several machines, which share no more than a network."""
+    return spec.machine.nodes > 1 and spec.machine.link is None
+
+
+def uses_gpus(spec: RunSpec) -> bool:
+    """Whether processes of the run use CUDA, or would if this host had GPUs."""
+    device = spec.machine.device
+    return device == "cuda" or (device == "auto" and bool(visible_gpus()))
+
+
+def _no_gpus(spec: RunSpec) -> bool:
+    """Whether no process of the run can use CUDA."""
+    return spec.machine.device != "cuda" and not visible_gpus()
+
+
+def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
+    """How the link of ``spec`` can be made here; Unsupported if it cannot."""
+    reason = "machine.link.emulate" if link.emulate else namespaces.refusal()
+    if reason is None:
+        return "namespaces"
+    parallel = spec.parallel
+    buckets = isinstance(parallel, Ddp) and parallel.overlap
+    if buckets and isinstance(getattr(parallel, "hook", None), CompressHook | None):
+        return "emulated"
+    raise Unsupported(
+        f"needs a link of limited bandwidth, which is not made here ({reason}), and can be "
+        "emulated only where DDP all-reduces its gradients, in buckets, during backward"
+    )
+
+
+def _shared_gpus(spec: RunSpec) -> list[str]:
+    """The option that shares the GPUs of this machine out among its made-up hosts."""
+    found = [] if spec.machine.device == "cpu" else visible_gpus()
+    if not found and spec.machine.device != "cuda":
+        return []
+    if len(found) < spec.world_size:
+        raise Unsupported(
+            f"needs {spec.world_size} CUDA devices for two hosts on one machine, which has "
+            f"{len(found)}"
+        )
+    return [f"--gpus={','.join(found)}"]

@@ -1,0 +1,121 @@
+"""Running out of memory, as a reason: how much was asked for, how much was free, and a remedy.
+
+Nothing here imports torch: supervisors use it.
+"""
+
+import re
+import resource
+from pathlib import Path
+
+import psutil
+
+from transformer_core.machine.hardware import control_groups
+
+HINT = (
+    "Try a smaller batch, more micro-batches (training.accumulation), activation checkpointing "
+    "(model.checkpoint: layers), a chunked loss, or FSDP."
+)
+_ROOT = Path("/")
+_CUDA_ASKED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
+_CUDA_FREE = re.compile(r"GPU (\d+).*? of which ([\d.]+ [KMGT]?i?B) is free", re.DOTALL)
+_OTHER_CUDA = re.compile(
+    r"CUDA error: out of memory"
+    r"|CU(BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
+    r"|Failed to CUDA (calloc|malloc|host alloc)"
+    r"|(Cuda|CUDA) failure.*out of memory"
+)
+"""How CUDA, its libraries and NCCL say it where torch's allocator was not asked."""
+_CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+
+
+def reason_of(error: BaseException) -> str | None:
+    """What happened and what to do, if ``error`` says that memory ran out; else None."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError":  # torch's
+        asked, free = _CUDA_ASKED.search(text), _CUDA_FREE.search(text)
+        place = f"GPU {free[1]}" if free else "The GPU"
+        return _sentence(place, asked and asked[1], free and free[2])
+    if isinstance(error, RuntimeError) and _OTHER_CUDA.search(text):
+        return _sentence("The GPU", None, None)
+    if isinstance(error, RuntimeError) and "can't allocate memory" in text:
+        asked = _CPU_ASKED.search(text)
+        return _sentence("The host", asked and plain_size(int(asked[1])), plain_size(free_bytes()))
+    if isinstance(error, MemoryError) or "std::bad_alloc" in text:
+        return _sentence("The host", None, plain_size(free_bytes()))
+    return None
+
+
+def reason_of_kill() -> str:
+    """The reason of a run one of whose processes the kernel ended for its memory."""
+    return f"The kernel ended a process because memory ran out. {HINT}"
+
+
+def free_bytes(root: Path = _ROOT) -> int:
+    """Memory that this process could still take: of the host, of its control groups, and within
+    its own limit on data."""
+    free = [psutil.virtual_memory().available]
+    for folder in control_groups("memory", root):
+        for names in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            most, used = (_number(folder / name) for name in names)
+            if most is not None and used is not None:
+                free.append(max(0, most - used))
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if limit != resource.RLIM_INFINITY:
+        free.append(max(0, limit - data_bytes(root)))
+    return min(free)
+
+
+def data_bytes(root: Path = _ROOT) -> int:
+    """Memory that this process may write to, which RLIMIT_DATA bounds; 0 where Linux's /proc is
+    not there."""
+    try:
+        lines = (root / "proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
+
+
+def kernel_kills(root: Path = _ROOT) -> int:
+    """Processes that the kernel has ended for their memory so far: on this host, or in the control
+    groups of this process where the host does not tell. A number that grows is a reason."""
+    counters = [root / "proc/vmstat"]
+    for folder in control_groups("memory", root):
+        counters += [folder / "memory.events", folder / "memory.oom_control"]
+    return max(_counter(file, "oom_kill") for file in counters)
+
+
+def plain_size(count: int) -> str:
+    """A number of bytes for people, as torch writes them."""
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+def _sentence(place: str, asked: str | None, free: str | None) -> str:
+    text = f"{place} ran out of memory"
+    parts = [f"{asked} asked for" if asked else "", f"{free} free" if free else ""]
+    told = ", ".join(part for part in parts if part)
+    return f"{text}: {told}. {HINT}" if told else f"{text}. {HINT}"
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _counter(file: Path, name: str) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    values = [line.split()[1] for line in lines if line.split()[:1] == [name]]
+    return int(values[0]) if values else 0

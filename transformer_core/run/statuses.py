@@ -1,0 +1,136 @@
+"""How a worker that did not finish tells its supervisor why.
+
+A supervisor waits: what it imports only delays the run, so nothing here imports torch.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback as tracebacks
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from schemas.base import Schema
+from schemas.errors import Diverged, PeerLost, Unsupported
+from schemas.results import Status
+from transformer_core.common.files import write_text
+from transformer_core.parallel.devices import shared_gpus
+from transformer_core.run import oom
+from transformer_core.run.ends import mendable
+
+_SAME_GPU = "Duplicate GPU detected"
+"""NCCL's words (init.cc) where two ranks of a communicator are on one device."""
+
+CHECKPOINTS = "checkpoint"
+"""Folder of a run's checkpoints, beside its results."""
+
+# Opened here and not where it is used: between fork and exec little is allowed.
+_LIBRARY = ctypes.CDLL(None)
+
+# A rank that fails takes its peers down with it: what they report is a consequence.
+_TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
+
+
+class Outcome(Schema):
+    """How workers ended that did not finish."""
+
+    status: Status
+    reason: str | None
+    traceback: str | None = None
+    rank: int | None = None
+    """The process that tells it; null where its supervisor does."""
+    time: float = 0.0
+    """When it was told, in seconds since the epoch."""
+    again: bool = False
+    """Whether another attempt may end otherwise: this end is no lasting result."""
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int | None = None) -> Self:
+        """The end by an exception of ``rank``."""
+        status, reason = classify(error)
+        again = status == "failed" and mendable.reason_of(error) is not None
+        # The reason says it all where the machine or a file is at fault, and not a program.
+        told = status == "failed" and not (again and not isinstance(error, PeerLost))
+        text = "".join(tracebacks.format_exception(error)) if told else None
+        return cls(
+            status=status, reason=reason, traceback=text, rank=rank, time=time.time(), again=again
+        )
+
+    @property
+    def of_a_result(self) -> dict[str, Any]:
+        """The fields of a result that say how it ended."""
+        return {"status": self.status, "reason": self.reason, "traceback": self.traceback}
+
+
+def classify(error: BaseException) -> tuple[Status, str]:
+    """Status and reason of an exception."""
+    if reason := oom.reason_of(error):
+        return "oom", reason
+    first_line = str(error).strip().split("\n")[0] or type(error).__name__
+    if _SAME_GPU in str(error):
+        return "unsupported", (
+            "NCCL refuses two ranks on one GPU: set machine.devices_per_node to the number of "
+            f"GPUs, or machine.device: cpu. It says: {first_line}"
+        )
+    if reason := shared_gpus.busy(error):
+        return "unsupported", reason
+    match error:
+        case Unsupported():
+            return "unsupported", str(error)
+        case Diverged():
+            return "diverged", str(error)
+        case _:
+            mended = mendable.reason_of(error)
+            return "failed", mended or f"{type(error).__name__}: {first_line}"
+
+
+def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
+    """Leave the end of this rank in ``folder``."""
+    write_text(folder / f"outcome-{rank}.json", Outcome.of(error, rank).model_dump_json())
+
+
+def end_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, so that a killed run leaves none."""
+    if sys.platform == "linux":
+        _LIBRARY.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+
+
+@contextmanager
+def supervised(folder: Path) -> Iterator[None]:
+    """The life of a worker: it ends with its supervisor, and leaves an error in ``folder``."""
+    # Only here: a supervisor has no use for torch.
+    from transformer_core.parallel.communication import lost_ranks
+
+    def leave(error: Exception) -> None:
+        write_outcome(folder, int(os.environ.get("RANK", "0")), error)
+
+    end_with_parent()
+    lost_ranks.report = leave
+    try:
+        yield
+    except Exception as error:
+        # The supervisor turns this into a status; peers that wait for this rank must not hang,
+        # so the process ends here and now, without waiting for the process group.
+        leave(lost_ranks.explain(error))
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def read_outcomes(folder: Path) -> Outcome | None:
+    """The end that explains the others: the most telling status, then the earliest."""
+    outcomes = [
+        Outcome.model_validate_json(path.read_text()) for path in folder.glob("outcome-*.json")
+    ]
+    if not outcomes:
+        return None
+    return min(outcomes, key=lambda outcome: (_TELLING.index(outcome.status), outcome.time))
+
+
+def clear_outcomes(folder: Path) -> None:
+    """Forget the ends of earlier attempts."""
+    for path in folder.glob("outcome-*.json"):
+        path.unlink()

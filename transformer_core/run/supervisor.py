@@ -1,0 +1,151 @@
+"""The supervisor of a job's workers: starts them, waits, and learns how they ended.
+
+It waits: what it imports only delays the run, so nothing here imports torch.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from transformer_core.common.progress import log
+from transformer_core.run import oom
+from transformer_core.run.ends.mendable import AGAIN
+from transformer_core.run.ends.start_obstacles import no_loopback, obstacle
+from transformer_core.run.hosts import one_host
+from transformer_core.run.launcher import launcher, lends_processes_only
+from transformer_core.run.order import Order
+from transformer_core.run.statuses import (
+    Outcome,
+    clear_outcomes,
+    end_with_parent,
+    read_outcomes,
+)
+from transformer_core.run.warm_starts.places import GROUP
+from transformer_core.run.worker_environment import (
+    threads_per_process,
+    worker_environment,
+)
+
+
+def end_on_request() -> None:
+    """Let SIGTERM end this process like an exception, so that nothing is left behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+
+def lend_processes(order: Order, worker: str) -> None:
+    """On every host of a run but the first, lend its processes until they end, and end this one:
+    the first host writes the results. Returns on the first."""
+    if lends_processes_only():
+        sys.exit(run_workers(order, worker))
+
+
+def attempt(order: Order, worker: str, result: Path) -> Outcome | None:
+    """Run the workers; None if they wrote ``result``, else how they ended.
+
+    What an earlier attempt left of both is forgotten. Ends this process if the workers were asked
+    to stop.
+    """
+    clear_outcomes(order.output)
+    result.unlink(missing_ok=True)
+    code, kills = 0, oom.kernel_kills()
+    outcome: Outcome | None = None
+    try:
+        if order.spec.world_size > 1 and order.spec.machine.nodes == 1 and (why := no_loopback()):
+            outcome = Outcome(status="failed", reason=f"{why} {AGAIN}", again=True)
+        else:
+            code = run_workers(order, worker)
+    except (Unsupported, OSError) as error:
+        outcome = Outcome.of(error)
+    if code == 0 and outcome is None and result.exists():
+        return None
+    # What a worker says of its end when all were stopped is no result.
+    stopped = code in (-signal.SIGTERM, -signal.SIGINT)
+    if not stopped:
+        outcome = outcome or read_outcomes(order.output)
+    if oom.kernel_kills() > kills and (outcome is None or outcome.status == "failed"):
+        # A process that the kernel ends can say nothing, and its peers only that it is gone.
+        outcome = Outcome(status="oom", reason=oom.reason_of_kill())
+    if outcome is None and stopped:
+        end_as_stopped(order.output, code)
+    outcome = outcome or without_words(order, code)
+    log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
+    clear_outcomes(order.output)
+    return outcome
+
+
+def without_words(order: Order, code: int) -> Outcome:
+    """The end of workers that ended by themselves before they could say why."""
+    spec = order.spec
+    threads = threads_per_process(spec) * spec.processes_per_node
+    why = obstacle(order.output, threads) or "The log may tell more."
+    reason = f"The processes ended ({how_ended(code)}) before they could say why. {why} {AGAIN}"
+    return Outcome(status="failed", reason=reason, again=True)
+
+
+def run_workers(order: Order, worker: str) -> int:
+    """Run the workers of this host to their end, handing on requests to stop; the exit code."""
+    return wait_for(start_workers(order, worker))
+
+
+def check_start(spec: RunSpec, worker: str) -> None:
+    """Unsupported where the workers of a run spec cannot be started here; starts nothing."""
+    launcher(spec, worker)
+    worker_environment(spec, os.environ)
+
+
+def start_workers(
+    order: Order, worker: str, place: int = 0, group: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the workers of this host; for ``place`` see :func:`launcher`. Where starts are warm,
+    workers of different groups have not been forked from the same process.
+
+    Raises Unsupported where they cannot be started here.
+    """
+    command = [*launcher(order.spec, worker, place), str(write_order(order))]
+    environment = worker_environment(order.spec, os.environ)
+    return subprocess.Popen(
+        command,
+        env=environment | ({GROUP: group} if group else {}),
+        preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
+    )
+
+
+def write_order(order: Order) -> Path:
+    """Write the order of this host; the file."""
+    host = one_host.this_host()
+    return order.write(host.node_rank if host else 0)
+
+
+def wait_for(child: subprocess.Popen[bytes]) -> int:
+    """Wait for a child, handing on requests to stop; the exit code, or less than 0 if stopped."""
+    asked: list[int] = []
+
+    def hand_on(number: int, _: object) -> None:
+        asked.append(number)
+        child.send_signal(number)
+
+    before = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    code = child.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return -asked[0] if code and asked else code
+
+
+def end_as_stopped(folder: Path, code: int) -> NoReturn:
+    """End this process: its workers were stopped before they were done."""
+    print(
+        f"{folder}: stopped before it was done ({how_ended(code)}). The same command goes on, "
+        "from the last checkpoint where there is one.",
+        file=sys.stderr,
+    )
+    sys.exit(1)
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,150 @@
+"""The short trainings behind the equivalence certificates of a study."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.config.decoder_only import DecoderOnly
+from schemas.config.equivalence import LOOKS, REFERENCE, Bitwise, Different, Statistical
+from schemas.config.measurement import Measurement
+from schemas.config.model import ReferenceAttention, SeparateQkv, Transformer
+from schemas.config.parallel import Ddp, PowerSgdHook
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
+from schemas.config.variants import Variant
+from transformer_core.study.resolve import VARIANTS_FILE, spec_of
+
+NEXT_TO_NONE = 1e-9
+"""A dropout that drops nothing. Were it 0, some kernels would be others than those that are timed:
+torch's fused attention on CPUs cannot drop anything."""
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """A training of a few steps, repeated with as many seeds as it takes."""
+
+    spec: RunSpec
+    seeds: int
+    """The most there are."""
+    first_look: int
+    """Seeds that may be enough to compare the final losses with the reference's; 0 where there is
+    nothing to compare."""
+    margin: float
+    """Margin of that comparison."""
+    dropout: float
+    """Dropout of the study, with which its places are looked at."""
+
+
+def compared_with(variant: Variant) -> str | None:
+    """Name of the run that a variant must equal; null where no certificate is possible."""
+    match variant.equivalence:
+        case Different():
+            return None
+        case Bitwise(against=against):
+            return against
+        case _:
+            return REFERENCE
+
+
+def short_runs(
+    study: Study,
+    variants: Mapping[str, Variant],
+    specs: Mapping[str, RunSpec],
+    study_file: str = "study",
+    variants_file: str = VARIANTS_FILE,
+) -> dict[str, ShortRun]:
+    """Every run that the certificates of ``specs`` need, by name, each once.
+
+    Raises ConfigError if a variant that is only compared with does not resolve.
+    """
+    seeds: dict[str, int] = {}
+    looks: dict[str, Statistical] = {}
+    for name in specs:
+        other, equivalence = compared_with(variants[name]), variants[name].equivalence
+        if other is not None:
+            needed = 1
+            if isinstance(equivalence, Statistical):
+                needed = LOOKS * equivalence.seeds
+                looks[name] = equivalence
+            for run in (name, other):
+                seeds[run] = max(seeds.get(run, 1), needed)
+    runs = {}
+    for name, needed in seeds.items():
+        look = looks.get(name)
+        if name == REFERENCE:
+            spec = reference_spec(study)
+        elif name in specs:
+            spec = short_spec(study, specs[name])
+        else:
+            spec = short_spec(study, spec_of(study, name, variants, study_file, variants_file))
+        runs[name] = ShortRun(
+            spec=spec,
+            seeds=needed,
+            first_look=look.seeds if look else 0,
+            margin=look.loss if look else 0.0,
+            dropout=study.model.dropout,
+        )
+    return runs
+
+
+def reference_spec(study: Study) -> RunSpec:
+    """The short run of the study's model as plain as it can be: see :data:`REFERENCE`."""
+    model, training = study.model, study.training
+    if isinstance(model, Transformer | DecoderOnly):
+        plain = {
+            "attention": ReferenceAttention(kind="reference"),
+            "qkv": SeparateQkv(kind="separate"),
+            "checkpoint": "none",
+        }
+        model = model.model_copy(update=plain)
+    optimizer = training.optimizer
+    if isinstance(optimizer, AdamW):
+        optimizer = optimizer.model_copy(update={"fused": False})
+    training = training.model_copy(
+        update={
+            "precision": Fp32(),
+            "optimizer": optimizer,
+            "accumulation": Accumulation(),
+            "loss": WholeLoss(),
+        }
+    )
+    shared: dict[str, Any] = {
+        name: getattr(study, name)
+        for name in RunSpec.model_fields
+        if name in Study.model_fields and name not in ("model", "training")
+    }
+    spec = RunSpec(variant=REFERENCE, model=model, training=training, **shared)
+    return short_spec(study, spec)
+
+
+def short_spec(study: Study, spec: RunSpec) -> RunSpec:
+    """``spec`` as a short training, with a dropout that drops nothing and a constant learning rate.
+
+    What a variant sets otherwise than the study stays as it is: a variant with a dropout or a
+    schedule of its own must not look equal. Timing and evaluation have no part in it.
+    """
+    settings = study.certificate
+    model = spec.model
+    if model.dropout == study.model.dropout:
+        model = model.model_copy(update={"dropout": min(model.dropout, NEXT_TO_NONE)})
+    training = spec.training.model_copy(
+        update={"steps": settings.steps, "validate_every": 0, "checkpoint_every": 0}
+    )
+    if training.schedule == study.training.schedule:
+        constant = Constant(kind="constant", peak=settings.learning_rate)
+        training = training.model_copy(update={"schedule": constant})
+    parallel = spec.parallel
+    if isinstance(parallel, Ddp) and isinstance(parallel.hook, PowerSgdHook):
+        # Within the few steps there are: plain gradients would certify nothing.
+        hook = parallel.hook.model_copy(update={"start_step": 2})
+        parallel = parallel.model_copy(update={"hook": hook})
+    return spec.model_copy(
+        update={
+            "model": model,
+            "parallel": parallel,
+            "training": training,
+            "measurement": Measurement(),
+            "evaluation": Evaluation(),
+        }
+    )

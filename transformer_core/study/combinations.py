@@ -1,0 +1,109 @@
+"""Several techniques at once: run specs that take the changes of more than one variant."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from schemas.config.equivalence import (
+    Bitwise,
+    ClassOfEquivalence,
+    Different,
+    Statistical,
+    Tolerance,
+)
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError
+from transformer_core.study.resolve import resolve
+
+
+def combine(
+    study: Study, variants: Mapping[str, Variant], parts: Sequence[str], name: str
+) -> RunSpec | None:
+    """The baseline with the own changes of ``parts``, as a run spec called ``name``.
+
+    Of each part the change to its own parent is taken, so that ``ddp_bucket_view`` is a step beyond
+    ``ddp`` and not all of it. None where the changes do not fit together: two of them set the same
+    field, or the result is no valid run spec.
+    """
+    fields = [dict(_leaves(variants[part].change)) for part in parts]
+    for first, second in combinations(fields, 2):
+        if _contradict(first, second):
+            return None
+    chain = dict(variants)
+    parent = study.baseline
+    for number, part in enumerate(parts, 1):
+        link = f"{name}_{number}" if number < len(parts) else name
+        chain[link] = variants[part].model_copy(update={"parent": parent})
+        parent = link
+    if not parts:
+        chain[name] = variants[study.baseline].model_copy(
+            update={"parent": study.baseline, "change": {}}
+        )
+    try:
+        return resolve(study, name, chain)
+    except ConfigError:
+        return None
+
+
+def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> ClassOfEquivalence:
+    """How closely a combination must train the same model: as its loosest part allows.
+
+    A part that is to be bitwise equal to another variant leaves rounding to the others: tolerance.
+    """
+    classes = [variants[part].equivalence for part in parts]
+    order: list[type] = [Bitwise, Tolerance, Statistical, Different]
+    loosest = max(
+        classes, key=lambda found: order.index(type(found)), default=Tolerance(kind="tolerance")
+    )
+    return Tolerance(kind="tolerance") if isinstance(loosest, Bitwise) else loosest
+
+
+def fitting(
+    variants: Mapping[str, Variant], parts: Sequence[str], largest: int
+) -> Iterator[tuple[str, ...]]:
+    """Every combination of 1 to ``largest`` of ``parts`` of which no two set a field differently,
+    in the order of ``parts``. Not all of them need be valid run specs."""
+    fields = [dict(_leaves(variants[part].change)) for part in parts]
+    apart = [{j for j, other in enumerate(fields) if _contradict(one, other)} for one in fields]
+
+    def beyond(chosen: tuple[int, ...], start: int) -> Iterator[tuple[int, ...]]:
+        for number in range(start, len(parts)):
+            if apart[number].isdisjoint(chosen):
+                yield (*chosen, number)
+                if len(chosen) + 1 < largest:
+                    yield from beyond((*chosen, number), number + 1)
+
+    for chosen in beyond((), 0):
+        yield tuple(parts[number] for number in chosen)
+
+
+def candidates(
+    study: Study, variants: Mapping[str, Variant], chosen: Iterable[tuple[str, ...]]
+) -> Iterator[tuple[tuple[str, ...], RunSpec]]:
+    """The valid ones of the combinations ``chosen``, each run spec once, in their order.
+
+    A combination that changes nothing of the baseline is left out.
+    """
+    baseline = combine(study, variants, (), "candidate")
+    seen = {baseline.digest()} if baseline else set()
+    for parts in chosen:
+        spec = combine(study, variants, parts, "candidate")
+        if spec is not None and spec.digest() not in seen:
+            seen.add(spec.digest())
+            yield parts, spec
+
+
+def _contradict(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    """Whether two changes set the same field to different values."""
+    return any(other.get(path, value) != value for path, value in one.items())
+
+
+def _leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every field of a change that is no section, with its path."""
+    if isinstance(change, dict) and change:
+        for key, value in change.items():
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, change

@@ -1,0 +1,80 @@
+"""The programs that each rule starts: what its results depend on among the sources."""
+
+from pathlib import Path
+from types import MappingProxyType
+
+_LEASE = "transformer_core.run.gpu_leases"
+
+
+def _of_sections(kind: str) -> tuple[str, ...]:
+    """Modules of a kind of all sections of the report, which its programs import by name."""
+    root = Path(__file__).parents[2]
+    files = sorted(root.glob(f"transformer_core/report/sections/*/{kind}.py"))
+    return tuple(".".join(path.relative_to(root).with_suffix("").parts) for path in files)
+
+
+PROGRAMS = MappingProxyType(
+    {
+        "read_corpus": ("transformer_core.data.corpus.job",),
+        "tokenizer": ("transformer_core.data.tokenizing.job",),
+        "shards": ("transformer_core.data.sharding.job",),
+        "shards_part": ("transformer_core.data.sharding.job",),
+        "gather_shards": ("transformer_core.data.sharding.merge_parts",),
+        "verify_data": ("transformer_core.data.sharding.verify",),
+        "export_parquet": ("transformer_core.data.sharding.parquet_export",),
+        "hardware": ("transformer_core.machine.hardware",),
+        "roofline": ("transformer_core.measure.limits.roofline",),
+        "collectives": ("transformer_core.measure.limits.collectives.job",),
+        "utilisation": ("transformer_core.decide.utilisation",),
+        "predict_memory": ("transformer_core.measure.memory.predicted.job",),
+        "memory": (_LEASE, "transformer_core.measure.memory.anatomy.job"),
+        "largest_batch": (_LEASE, "transformer_core.measure.memory.largest_batch.job"),
+        "train": ("transformer_core.measure.alone.job",),
+        "train_again": ("transformer_core.measure.alone.job",),
+        "evaluate": (_LEASE, "transformer_core.measure.evaluation.job"),
+        "combine": ("transformer_core.decide.comparisons.combine",),
+        "short_run": (_LEASE, "transformer_core.certify.trajectory.job"),
+        "certificates": ("transformer_core.certify.certificates.certificate_table",),
+        "certify": ("transformer_core.certify.certificates.certify",),
+        "profile": ("transformer_core.trace.capture.job",),
+        "breakdown": ("transformer_core.trace",),
+        "breakdown_of_traces": ("transformer_core.trace",),
+        "perfetto": ("transformer_core.trace",),
+        "turns": ("transformer_core.measure.turns.job",),
+        "refine": ("transformer_core.decide.refine.job",),
+        "compare": ("transformer_core.decide.comparisons.compare",),
+        "self_test_sessions": ("transformer_core.measure.turns.self_test_job",),
+        "fault_configs": ("transformer_core.faults.configs.job",),
+        "fault_report": ("transformer_core.faults.job",),
+        "self_test": ("transformer_core.decide.comparisons.self_test_report",),
+        "families": ("transformer_core.decide.comparisons.family_curves",),
+        "claims": ("transformer_core.decide.claims.judge",),
+        "search": ("transformer_core.decide.search.job",),
+        "quality": ("transformer_core.measure.quality.job",),
+        "own_training": ("transformer_core.own_training.job",),
+        "own_profiles": ("transformer_core.own_training.profiled.job",),
+        "own_page": ("transformer_core.report.own_training.own_page",),
+        "link_trial": ("transformer_core.measure.turns.job",),
+        "link_error": ("transformer_core.decide.scaling.link_error",),
+        "compute_times": ("transformer_core.measure.compute.job",),
+        "projection": ("transformer_core.decide.scaling.project",),
+        "tables": ("transformer_core.report.tables", *_of_sections("tables")),
+        "figures": ("transformer_core.report.figures", *_of_sections("figures")),
+        "page": ("transformer_core.report.page", *_of_sections("section")),
+        "gpu_tests": ("transformer_core.measure.gpu_check.device_tests",),
+        "device_facts": ("transformer_core.measure.gpu_check.device_facts",),
+        "attention_truth": ("transformer_core.measure.gpu_check.attention_truth",),
+        "gpu_checks": ("transformer_core.decide.gpu_check.lines",),
+        "gpu_check_page": ("transformer_core.report.gpu_check.check_page",),
+        "against": ("transformer_core.decide.comparisons.against",),
+        "compare_page": ("transformer_core.report.compare.compare_page",),
+        "fault_damages": ("transformer_core.faults.damages.job",),
+        "fault_system_calls": ("transformer_core.faults.system_calls.job",),
+        "fault_kills": ("transformer_core.faults.kills.job",),
+    }
+)
+"""Modules by rule, as the commands of the rules name them."""
+
+MAKES_RUN_SPECS = frozenset({"fault_configs", "own_profiles", "own_training", "search"})
+"""Rules whose programs make run specs themselves. To all others they come with every default
+written out: there, defaults of config schemas change nothing."""

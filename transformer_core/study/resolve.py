@@ -1,0 +1,188 @@
+"""From a study and the variants file to run specs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from schemas.base import kinds_of, merge
+from schemas.config.run_spec import RunSpec, Sections
+from schemas.config.study import Study
+from schemas.config.task import LanguageModel
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
+from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.declarations.sweeps import place
+
+VARIANTS_FILE = "config/variants.yaml"
+_KINDS = kinds_of(RunSpec)
+
+
+def check_study(data: Any, file: str) -> Study:
+    """A study from the contents of ``file``."""
+    try:
+        return Study.model_validate(data or {})
+    except ValidationError as error:
+        raise from_validation(error, Study, file) from None
+
+
+def resolve(
+    study: Study,
+    variant: str,
+    variants: Mapping[str, Variant],
+    study_file: str = "study",
+    variants_file: str = VARIANTS_FILE,
+) -> RunSpec:
+    """The complete, checked run spec of ``variant`` in ``study``; ConfigError if there is none."""
+    data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
+    line = lineage(variant, variants, variants_file)
+    for ancestor in line:
+        data = merge(data, variants[ancestor].change, _KINDS)
+    data["variant"] = variant
+    changes = {ancestor: variants[ancestor].change for ancestor in reversed(line)}
+    try:
+        spec = RunSpec.model_validate(data)
+    except ValidationError as error:
+        # The study is valid, so a change is to blame: the youngest that says most of the field.
+        problems = []
+        for problem in from_validation(error, RunSpec, variants_file).problems:
+            parts = problem.field.split(".")
+            author = max(changes, key=lambda name: _depth(changes[name], parts))
+            field = place(author, variants[author], f"change.{problem.field}")
+            problems.append(replace(problem, field=field))
+        raise ConfigError(problems) from None
+    problems = []
+    for field, value, message, remedy in violations(spec):
+        parts = field.split(".")
+        authors = [name for name in changes if _depth(changes[name], parts) == len(parts)]
+        file, where = study_file, field
+        if authors:
+            author = authors[0]
+            file, where = variants_file, place(author, variants[author], f"change.{field}")
+        problems.append(ConfigProblem(file, where, value, f"{message} (variant {variant})", remedy))
+    if problems:
+        raise ConfigError(problems)
+    return spec
+
+
+def spec_of(
+    study: Study,
+    name: str,
+    variants: Mapping[str, Variant],
+    study_file: str = "study",
+    variants_file: str = VARIANTS_FILE,
+) -> RunSpec:
+    """The run spec of a variant. Where its change means nothing for the study's task, that of the
+    study as it stands, with the reason. ConfigError where it is wrong whatever the task."""
+    try:
+        return resolve(study, name, variants, study_file, variants_file)
+    except ConfigError as error:
+        reason = _without_meaning(study, name, variants, error)
+        if reason is None:
+            raise
+    sections = {field: getattr(study, field) for field in Sections.model_fields}
+    return RunSpec(variant=name, no_meaning=reason, **sections)
+
+
+def _without_meaning(
+    study: Study, name: str, variants: Mapping[str, Variant], error: ConfigError
+) -> str | None:
+    """Why a variant means nothing for a language model; None where it is a mistake: the study
+    itself is one, or the variant were one for a translation, too."""
+    if not isinstance(study.task, LanguageModel) or name == study.baseline:
+        return None
+    translation = Study(name=study.name, variants=[name], baseline=name, machine=study.machine)
+    try:
+        resolve(study, study.baseline, variants)
+        resolve(translation, name, variants)
+    except ConfigError:
+        return None
+    lacks = {
+        f"{problem.field.rpartition('change.')[2]} = {_kind(problem.value)}"
+        for problem in error.problems
+    }
+    return (
+        "its change means nothing for a language model of kind "
+        f"{study.model.kind}, which has no {', no '.join(sorted(lacks))}"
+    )
+
+
+def _kind(value: Any) -> Any:
+    return value.get("kind", value) if isinstance(value, dict) else value
+
+
+def resolve_all(
+    study: Study,
+    variants: Mapping[str, Variant],
+    study_file: str = "study",
+    variants_file: str = VARIANTS_FILE,
+) -> dict[str, RunSpec]:
+    """The run specs of all variants of the study, by name; all problems in one ConfigError."""
+    problems: list[ConfigProblem] = []
+    if study.baseline not in study.variants:
+        problems.append(
+            ConfigProblem(
+                study_file,
+                "baseline",
+                study.baseline,
+                "is not among the variants of the study",
+                nearest(study.baseline, study.variants),
+            )
+        )
+    specs: dict[str, RunSpec] = {}
+    for position, name in enumerate(study.variants):
+        field = f"variants[{position}]"
+        if name in specs:
+            problems.append(ConfigProblem(study_file, field, name, "is named twice", "remove one"))
+        elif name not in variants:
+            message = f"is not defined in {variants_file}"
+            remedy = nearest(name, variants)
+            problems.append(ConfigProblem(study_file, field, name, message, remedy))
+        else:
+            try:
+                specs[name] = spec_of(study, name, variants, study_file, variants_file)
+            except ConfigError as error:
+                problems.extend(error.problems)
+    if problems:
+        # A mistake in a shared section shows in every variant: say it once. Variants that need
+        # different values of it are all heard.
+        unique: dict[tuple[str, ...], ConfigProblem] = {}
+        for p in problems:
+            unique.setdefault((p.file, p.field, repr(p.value), p.remedy), p)
+        raise ConfigError(unique.values())
+    return specs
+
+
+def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FILE) -> list[str]:
+    """The variant and its ancestors, oldest first; ConfigError if one is missing or circular."""
+    line: list[str] = []
+    current: str | None = name
+    child = name
+    while current is not None:
+        if current in line:
+            circle = " -> ".join([*line, current])
+            field = place(child, variants[child], "parent")
+            problem = ConfigProblem(
+                file, field, current, f"is circular: {circle}", "break the circle"
+            )
+            raise ConfigError([problem])
+        if current not in variants:
+            field = place(child, variants[child], "parent") if line else current
+            problem = ConfigProblem(
+                file, field, current, "is not a variant", nearest(current, variants)
+            )
+            raise ConfigError([problem])
+        line.append(current)
+        child, current = current, variants[current].parent
+    return line[::-1]
+
+
+def _depth(change: dict[str, Any], parts: list[str]) -> int:
+    """How many steps of the path of a field ``change`` has."""
+    node: Any = change
+    for depth, part in enumerate(parts):
+        if not isinstance(node, dict) or part not in node:
+            return depth
+        node = node[part]
+    return len(parts)

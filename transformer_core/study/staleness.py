@@ -1,0 +1,104 @@
+"""Which results are made again after a change of the sources.
+
+    python -m transformer_core.study.staleness                         # all files, all rules
+    python -m transformer_core.study.staleness --file transformer_core/training/loop.py
+    python -m transformer_core.study.staleness --rule train
+
+Every rule has a fingerprint of what its programs depend on among the sources: Snakemake keeps it
+with the results, and makes them again when it changes.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from schemas.errors import nearest
+from transformer_core.common.endings import program
+from transformer_core.common.sources.fingerprint import Sources
+from transformer_core.study.programs import MAKES_RUN_SPECS, PROGRAMS
+
+
+def fingerprints(sources: Sources | None = None) -> dict[str, str]:
+    """The fingerprint of each rule, by its name."""
+    sources = sources or Sources()
+    found = {
+        rule: sources.fingerprint(programs, fills_defaults=rule in MAKES_RUN_SPECS)
+        for rule, programs in PROGRAMS.items()
+    }
+    sources.keep()
+    return found
+
+
+def files_of_rules(sources: Sources) -> dict[str, list[str]]:
+    """The files that each rule depends on, relative to the project's folder, by its name."""
+    return {
+        rule: [path.as_posix() for path in sources.files(programs, rule in MAKES_RUN_SPECS)]
+        for rule, programs in PROGRAMS.items()
+    }
+
+
+def rules_of_files(sources: Sources) -> dict[str, list[str]]:
+    """The rules that depend on each file, by its name; files that no rule depends on, too."""
+    files = files_of_rules(sources)
+    return {
+        name: [rule for rule in PROGRAMS if name in files[rule]] for name in sources.all_files()
+    }
+
+
+def _table(rows: Mapping[str, Sequence[str]]) -> str:
+    """Rows of a name and words, the words in lines of bounded length."""
+    lines = []
+    for name, words in rows.items():
+        lines.append(name)
+        lines += [f"    {line}" for line in _lines(words)] or ["    (nothing)"]
+    return "\n".join(lines)
+
+
+def _lines(words: Sequence[str], width: int = 96) -> list[str]:
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 2 + len(word) <= width:
+            lines[-1] += f", {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _chosen(
+    option: str, name: str, rows: Mapping[str, Sequence[str]], parser: argparse.ArgumentParser
+) -> dict[str, Sequence[str]]:
+    if name not in rows:
+        parser.error(f"{option} {name}: is not known; {nearest(name, rows)}")
+    return {name: rows[name]}
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.study.staleness",
+        description="Which rules run again after a change of which file: file by file, the rules "
+        "whose results a change of it can change.",
+    )
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--file", type=Path, help="only this file")
+    asked.add_argument("--rule", help="only this rule, with the files that it depends on")
+    options = parser.parse_args(arguments)
+    sources = Sources()
+    rows: Mapping[str, Sequence[str]]
+    if options.rule is not None:
+        rows = _chosen("--rule", options.rule, files_of_rules(sources), parser)
+    else:
+        rows = rules_of_files(sources)
+        if options.file is not None:
+            file = options.file.resolve()
+            below = file.is_relative_to(sources.root)
+            name = (file.relative_to(sources.root) if below else options.file).as_posix()
+            rows = _chosen("--file", name, rows, parser)
+    sources.keep()
+    print(_table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

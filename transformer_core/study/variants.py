@@ -1,0 +1,178 @@
+"""All variants, as a table: ``python -m transformer_core.study.variants``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from schemas.base import Name
+from schemas.config.equivalence import REFERENCE, Bitwise
+from schemas.config.families import Family
+from schemas.config.variants import Sweep, Variant
+from schemas.errors import ConfigError, ConfigProblem, nearest
+from transformer_core.common.endings import program
+from transformer_core.common.yaml_files import check_entries, read_mapping
+from transformer_core.study.declarations.sweeps import (
+    Swept,
+    combinations_of,
+    family,
+    place,
+    swept_variant,
+    wrong_families,
+    wrong_with,
+)
+from transformer_core.study.resolve import VARIANTS_FILE, lineage
+
+_OF_SWEEPS = frozenset(Sweep.model_fields) - frozenset(Variant.model_fields)
+"""Fields that tell a sweep from a variant."""
+
+
+class Declared(NamedTuple):
+    """What a variants file declares."""
+
+    variants: dict[str, Variant]
+    """All variants by name, those of sweeps included."""
+    families: dict[str, Family]
+    """The curves of the sweeps by name."""
+
+
+def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:
+    """All variants and families of a file.
+
+    Raises ConfigError for an entry that may not look like this, a name given twice, a variant that
+    is named and unknown, or parents in a circle.
+    """
+    file = str(path)
+    plain, sweeps = _entries(read_mapping(path), file)
+    problems = [p for name, sweep in sweeps.items() for p in wrong_with(name, sweep, file)]
+    problems += _names_given_twice(plain, sweeps, file)
+    if problems:
+        raise ConfigError(problems)
+    variants = _with_swept(plain, sweeps, file)
+    problems = list(_unknown(variants, file))
+    for name, sweep in sweeps.items():
+        problems += wrong_families(name, sweep, variants, file)
+    if problems:
+        raise ConfigError(problems)
+    families = {
+        curve: family(sweep, sweep.curves[curve])
+        for sweep in sweeps.values()
+        for curve in sweep.curves
+    }
+    return Declared(variants, families)
+
+
+def _entries(data: dict[Any, Any], file: str) -> tuple[dict[str, Variant], dict[str, Sweep]]:
+    """The variants and the sweeps of a file, each checked as what it looks like."""
+    swept = {
+        name for name, entry in data.items() if isinstance(entry, dict) and _OF_SWEEPS & set(entry)
+    }
+    problems: list[ConfigProblem] = []
+    found: list[dict[str, Any]] = []
+    for kind, names in ((Variant, data.keys() - swept), (Sweep, swept)):
+        part = {name: entry for name, entry in data.items() if name in names}
+        try:
+            found.append(check_entries(part, dict[Name, kind], file))  # type: ignore[valid-type]
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    plain, sweeps = found
+    return plain, sweeps
+
+
+def _names_given_twice(
+    plain: Mapping[str, Variant], sweeps: Mapping[str, Sweep], file: str
+) -> Iterator[ConfigProblem]:
+    owner = dict.fromkeys(plain, "an entry of its own")
+    families: dict[str, str] = {}
+    for name, sweep in sweeps.items():
+        for one in combinations_of(sweep):
+            if one.name in owner:
+                message = f"makes {one.name}, which is {owner[one.name]} already"
+                remedy = "change names, or the name of a value"
+                yield ConfigProblem(file, f"{name}.names", sweep.names, message, remedy)
+            owner[one.name] = f"made by {name}"
+        for curve in sweep.curves:
+            if curve in families:
+                message, remedy = f"is a curve of {families[curve]} already", "rename it"
+                yield ConfigProblem(file, f"{name}.curves.{curve}", curve, message, remedy)
+            families[curve] = name
+
+
+def _with_swept(
+    plain: dict[str, Variant], sweeps: Mapping[str, Sweep], file: str
+) -> dict[str, Variant]:
+    """The variants and those that sweeps yield, whose parents may come from other sweeps."""
+    variants = dict(plain)
+    waiting = [(name, one) for name, sweep in sweeps.items() for one in combinations_of(sweep)]
+    while waiting:
+        later: list[tuple[str, Swept]] = []
+        for name, one in waiting:
+            found = swept_variant(name, sweeps[name], one, variants.get(one.parent))
+            if found is None:
+                later.append((name, one))
+            else:
+                variants[one.name] = found
+        if len(later) == len(waiting):
+            unknown = {f"{name}.parents[{one.parent_at}]": one.parent for name, one in later}
+            raise ConfigError(
+                ConfigProblem(file, field, parent, "is not a variant", nearest(parent, variants))
+                for field, parent in unknown.items()
+            )
+        waiting = later
+    return variants
+
+
+def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[ConfigProblem]:
+    """Names that variants give and that there are not, or that they may not have."""
+    for name, variant in variants.items():
+        lineage(name, variants, file)
+        if name == REFERENCE:
+            message, remedy = "is the name of the run that certificates compare with", "rename it"
+            yield ConfigProblem(file, name, name, message, remedy)
+        equivalence = variant.equivalence
+        if isinstance(equivalence, Bitwise) and equivalence.against not in variants:
+            field, other = place(name, variant, "equivalence.against"), equivalence.against
+            yield ConfigProblem(file, field, other, "is not a variant", nearest(other, variants))
+
+
+def table(declared: Declared) -> list[tuple[str, ...]]:
+    """A row for each variant: name, parent, change, class of equivalence, families."""
+    families: dict[str, list[str]] = {}
+    for name, curve in declared.families.items():
+        for member in curve.members:
+            families.setdefault(member.variant, []).append(name)
+    rows: list[tuple[str, ...]] = [("variant", "parent", "change", "class", "families")]
+    for name, variant in declared.variants.items():
+        change = json.dumps(variant.change).replace('"', "")
+        kind = variant.equivalence.kind
+        rows.append((name, variant.parent or "-", change, kind, ", ".join(families.get(name, []))))
+    return rows
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.study.variants",
+        description="All variants: name, parent, change, class of equivalence, families.",
+    )
+    parser.add_argument(
+        "file", nargs="?", default=VARIANTS_FILE, help="variants file (default: %(default)s)"
+    )
+    try:
+        rows = table(read_variants(parser.parse_args(arguments).file))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

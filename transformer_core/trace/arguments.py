@@ -1,0 +1,101 @@
+"""Words of the command line, refused where they mean nothing."""
+
+import argparse
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from transformer_core.trace.events.time_window import Window
+from transformer_core.trace.readers.trace_kind import unusable
+
+_LONGEST_MS = 1e12
+_TRACES = (".json", ".gz", ".sqlite")
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def pattern(text: str) -> str:
+    """A regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
+def percent(text: str) -> float:
+    """A finite number that is not negative."""
+    if not 0 <= (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return number
+
+
+def milliseconds(text: str) -> float:
+    """A time that fits into 64 bits of nanoseconds."""
+    if not abs(number := _number(text)) <= _LONGEST_MS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def add_window(parser: argparse.ArgumentParser) -> None:
+    """The options of a window: :func:`window` reads them."""
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        type=milliseconds,
+        metavar="MS",
+        help="leave out what is before, in milliseconds after the first event",
+    )
+    parser.add_argument(
+        "--to",
+        dest="end",
+        type=milliseconds,
+        metavar="MS",
+        help="leave out what is after, likewise",
+    )
+
+
+def window(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Window:
+    """The window that the options name; ends the program if it has no length."""
+    found = Window(options.begin, options.end)
+    if found.end_ms is not None and found.end_ms <= (found.begin_ms or 0):
+        parser.error("--to must be later than --from")
+    return found
+
+
+def traces_of(paths: Sequence[Path]) -> list[Path]:
+    """The files that are meant: of a folder, the traces in it, one per rank. TraceError for a
+    folder without any."""
+    found: list[Path] = []
+    for path in paths:
+        inside = (
+            sorted(p for p in path.iterdir() if p.suffix in _TRACES) if path.is_dir() else [path]
+        )
+        if not inside:
+            raise unusable(path, "holds no traces", "name the files, or another folder")
+        found += inside
+    return found
+
+
+def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
+    """TraceError if a file to write is one to read, or another one to write."""
+    taken = {path.resolve() for path in inputs if path}
+    for path in outputs:
+        if path and path.resolve() in taken:
+            reason = "would be overwritten, for the same command reads or writes it"
+            raise unusable(path, reason, "name another file")
+        if path:
+            taken.add(path.resolve())

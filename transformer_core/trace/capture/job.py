@@ -1,0 +1,283 @@
+"""The profile of a variant: ``python -m transformer_core.trace.capture.job``.
+
+A few warmed-up steps in a run of their own, never the timed one, recorded by Nsight Systems or by
+torch.profiler: one trace per rank. Like a timed run it always has a result: the traces, or a status
+that says why there are none.
+
+A report of Nsight Systems, and its SQLite export, hold the environment, host name and process list
+of the run: keep them to yourself. What the breakdown and the report of a study take from them does
+not.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from schemas.config.profiling import Profiling
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from schemas.results import Capture, RankCapture, Topology
+from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import program
+from transformer_core.common.files import write_text
+from transformer_core.common.progress import log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.machine.provenance import collect
+from transformer_core.parallel.devices import nvml
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import job_parser
+from transformer_core.run.launcher import launcher, lends_processes_only
+from transformer_core.run.statuses import (
+    Outcome,
+    clear_outcomes,
+    end_with_parent,
+    read_outcomes,
+)
+from transformer_core.run.supervisor import (
+    attempt,
+    end_as_stopped,
+    how_ended,
+    lend_processes,
+    wait_for,
+    write_order,
+)
+from transformer_core.run.worker_environment import worker_environment
+from transformer_core.trace.capture.nsys_program import (
+    Nsys,
+    environment,
+    find_nsys,
+    rank_files,
+    rows,
+    telling_lines,
+)
+from transformer_core.trace.capture.order import CaptureOrder, rank_file
+
+WORKER = "transformer_core.trace.capture.worker"
+NSYS_LOG = "nsys.log"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which profiler records, and why."""
+
+    profiler: Literal["nsys", "torch"]
+    reason: str
+    nsys: Nsys | None = None
+
+    @property
+    def version(self) -> str:
+        """Version of the profiler."""
+        return self.nsys.version if self.nsys else metadata.version("torch")
+
+
+def choose(profiling: Profiling, nsys: Nsys | None, cuda: bool, nodes: int = 1) -> Choice:
+    """The profiler that the study asks for, or the better one of those that are here.
+
+    Raises Unsupported if it asks for Nsight Systems where that cannot be used.
+    """
+    asked = profiling.profiler
+    if asked == "torch":
+        return Choice("torch", "The study asks for torch.profiler.")
+    if asked == "nsys":
+        if nsys is None:
+            raise Unsupported(
+                "The study asks for Nsight Systems, but nsys is not on the PATH or does not start. "
+                "Install it, or set profiling.profiler to auto or torch."
+            )
+        if nodes > 1:
+            raise Unsupported(
+                f"The study asks for Nsight Systems, which is started on one host, not on {nodes}. "
+                "Set profiling.profiler to auto or torch."
+            )
+        return Choice("nsys", "The study asks for Nsight Systems.", nsys)
+    if nodes > 1:
+        return Choice("torch", f"The run is on {nodes} hosts.")
+    if not cuda:
+        return Choice("torch", "There is no CUDA device whose kernels Nsight Systems could record.")
+    if nsys is None:
+        return Choice("torch", "nsys is not on the PATH.")
+    return Choice("nsys", "nsys is on the PATH and there is a CUDA device.", nsys)
+
+
+def uses_cuda(spec: RunSpec) -> bool:
+    """Whether the run will be on GPUs, as far as can be told without torch."""
+    return spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(nvml.gpus()[0]))
+
+
+def capture_with_torch(order: CaptureOrder) -> Outcome | None:
+    """Let torch.profiler record; None if it did, else how it ended."""
+    order = order.model_copy(update={"profiler": "torch"})
+    return attempt(order, WORKER, order.output / rank_file(0))
+
+
+def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
+    """Let Nsight Systems record; None if it did, else how it ended.
+
+    Ends this process if it was asked to stop.
+    """
+    order, spec = order.model_copy(update={"profiler": "nsys"}), order.spec
+    try:
+        within = nsys.command(order.output, uses_cuda(spec))
+        variables = worker_environment(spec, environment())
+        command = under(within, launcher(spec, WORKER, anew=True))
+    except (ValueError, Unsupported) as error:
+        return unusable(f"{error}.")
+    with (order.output / NSYS_LOG).open("wb") as text:
+        child = subprocess.Popen(
+            [*command, str(write_order(order))],
+            env=variables,
+            stdout=text,
+            stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent,
+        )
+        code = wait_for(child)
+    if code < 0:
+        end_as_stopped(order.output, code)
+    if outcome := read_outcomes(order.output):
+        return outcome
+    said = telling_lines((order.output / NSYS_LOG).read_text(errors="replace"))
+    if not (order.output / rank_file(0)).exists():
+        return unusable(f"nsys ended with {how_ended(code)} before training: {said}")
+    return judge(nsys, order.output, spec.world_size, said)
+
+
+def under(within: Sequence[str], command: Sequence[str]) -> list[str]:
+    """The ``command`` of a launcher, which ends in -m and a module, with every process ``within``
+    another command."""
+    *start, _, module = command
+    program = [*within, sys.executable, "-m", module]
+    return program if start == [sys.executable] else [*start, "--no-python", *program]
+
+
+def judge(nsys: Nsys, output: Path, world_size: int, said: str) -> Outcome | None:
+    """None if every rank has an export with a kernel, else what is missing.
+
+    The names of the files go into the ranks' records. ``said`` is what nsys told.
+    """
+    for rank in range(world_size):
+        files = rank_files(nsys, output, rank)
+        if not files:
+            return unusable(f"nsys left no SQLite export for rank {rank}: {said}")
+        kernels, ranges = rows(output / files[0])
+        if not kernels:
+            return unusable(
+                f"nsys recorded no kernel on rank {rank}, but {ranges} NVTX events: there is no "
+                "CUDA device in the run, or its kernels may not be traced here."
+            )
+        path = output / rank_file(rank)
+        record = json.loads(path.read_text())
+        record["rank"]["files"] = files
+        write_text(path, json.dumps(record))
+    return None
+
+
+def unusable(reason: str) -> Outcome:
+    """The end of a capture whose profiler cannot be used here."""
+    return Outcome(status="unsupported", reason=reason)
+
+
+def supervise(order: CaptureOrder) -> None:
+    """Choose a profiler, let it record, and make sure that capture.json says how it ended."""
+    started = datetime.now(UTC)
+    output, spec, profiling = order.output, order.spec, order.profiling
+    clear(output)
+    (output / "capture.json").unlink(missing_ok=True)
+    outcome: Outcome | None
+    try:
+        choice = choose(profiling, find_nsys(), uses_cuda(spec), spec.machine.nodes)
+    except Unsupported as error:
+        choice, outcome = Choice("nsys", "The study asks for it."), unusable(str(error))
+    else:
+        log.info("%s: %s. %s", order.title, choice.profiler, choice.reason)
+        if choice.nsys is None:
+            outcome = capture_with_torch(order)
+        else:
+            outcome = capture_with_nsys(order, choice.nsys)
+            # With a rank, it is the run itself that ended so, under whatever profiler.
+            if outcome and outcome.rank is None and profiling.profiler == "auto":
+                log.info("%s: %s Trying torch.profiler.", order.title, outcome.reason)
+                clear(output)
+                choice = Choice("torch", f"Nsight Systems could not: {outcome.reason}")
+                outcome = capture_with_torch(order)
+    record = result(order, choice, outcome, started)
+    if outcome is not None:
+        log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
+        clear(output)
+        if outcome.again:
+            count_failure(output / "capture.json")
+    write_sealed(output / "capture.json", record.model_dump_json(indent=1) + "\n")
+    for path in output.glob("rank-*[0-9].json"):
+        path.unlink()
+
+
+def result(
+    order: CaptureOrder, choice: Choice, outcome: Outcome | None, started: datetime
+) -> Capture:
+    """The record of a capture that ended as ``outcome`` says; well, if that is None."""
+    done: list[dict[str, Any]] = []
+    if outcome is None:
+        paths = (order.output / rank_file(rank) for rank in range(order.spec.world_size))
+        done = [json.loads(path.read_text()) for path in paths]
+    outcome = outcome or Outcome(status="ok", reason=None)
+    return Capture(
+        variant=order.spec.variant,
+        **outcome.of_a_result,
+        profiler=choice.profiler if done else None,
+        profiler_version=choice.version if done else None,
+        profiler_reason=choice.reason,
+        topology=Topology.model_validate(done[0]["topology"]) if done else None,
+        warmup_steps=order.warmup_steps,
+        first_step=order.warmup_steps + 1,
+        last_step=order.warmup_steps + order.profiling.steps,
+        ranks=[RankCapture.model_validate(record["rank"]) for record in done],
+        provenance=collect(order.spec, order.command, started),
+    )
+
+
+def clear(output: Path) -> None:
+    """Remove what earlier captures left, but for capture.json."""
+    clear_outcomes(output)
+    for path in [*output.glob("rank-*"), *output.glob(NSYS_LOG)]:
+        path.unlink()
+
+
+@program
+def main() -> None:
+    parser = job_parser(
+        "transformer_core.trace.capture.job",
+        "Profile a few steps of a variant, in a run of their own.",
+        "folder of the traces",
+    )
+    parser.add_argument(
+        "--profiling",
+        default=Profiling().canonical_json(),
+        help="profiler, warmup_steps and steps, as JSON (default: %(default)s)",
+    )
+    given = parser.parse_args()
+    log_to(given.log_file)
+    order = CaptureOrder(
+        spec=read_record(given.spec, RunSpec),
+        data=given.data,
+        output=given.output,
+        command=reproducing_command(given.output / "capture.json"),
+        log_file=given.log_file,
+        profiling=Profiling.model_validate_json(given.profiling),
+        profiler="torch",
+    )
+    if lends_processes_only() and order.profiling.profiler == "nsys":
+        sys.exit()  # as the first host will say, it cannot be
+    lend_processes(order, WORKER)
+    with exclusive(order.output):
+        supervise(order)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

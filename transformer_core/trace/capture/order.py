@@ -1,0 +1,39 @@
+"""What the job of a profile asks of its workers."""
+
+from typing import Literal
+
+from schemas.config.parallel import Ddp, PowerSgdHook
+from schemas.config.profiling import Profiling
+from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.order import TrainingOrder
+
+_ALWAYS_TIMED = 11
+"""First steps, in which DDP's reducer times itself whatever the sample rate, and on CUDA waits for
+its timers (torch, ``Reducer::should_collect_runtime_stats``)."""
+
+
+class CaptureOrder(TrainingOrder):
+    """To train a few steps, the last of them recorded."""
+
+    profiling: Profiling
+    profiler: Literal["nsys", "torch"]
+    """The one that records."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.variant}, profile"
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps before the profiled ones: enough for what a technique does differently at first."""
+        parallel, least = self.spec.parallel, 0
+        if isinstance(parallel, Ddp) and isinstance(parallel.hook, PowerSgdHook):
+            least = parallel.hook.start_step + 1
+        if isinstance(parallel, Ddp) and uses_gpus(self.spec):
+            least = max(least, _ALWAYS_TIMED)
+        return max(self.profiling.warmup_steps, least)
+
+
+def rank_file(rank: int) -> str:
+    """What a worker writes last, when all went well."""
+    return f"rank-{rank}.json"

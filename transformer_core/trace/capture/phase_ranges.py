@@ -1,0 +1,119 @@
+"""The phases of a training step as ranges of a profiler, put around a training from outside.
+
+The training loop calls strategy, module and precision; a capture wraps what they offer. A timed run
+has none of this.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
+from transformer_core.models.objective import Objective
+from transformer_core.trace.capture.nsys_program import DOMAIN
+from transformer_core.trace.events.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER, label
+from transformer_core.training.assemble import Setup
+
+Mark = Callable[[str], contextlib.AbstractContextManager[Any]]
+"""Makes a range by its name, or that of a phase, which its :func:`label` names."""
+
+
+def torch_range(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A range for torch.profiler."""
+    return torch.profiler.record_function(name)
+
+
+def nvtx_range(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A range for Nsight Systems."""
+    import nvtx  # only where Nsight Systems records
+
+    return nvtx.annotate(name, domain=DOMAIN)
+
+
+def of_phases(range_named: Mark) -> Mark:
+    """Makes the range of a phase with what makes one by its name."""
+    return lambda phase: range_named(label(phase))
+
+
+def mark_phases(setup: Setup, mark: Mark) -> None:
+    """Let every phase of ``setup``'s training lie in a range of its own.
+
+    The loss lies within the forward pass, or is a part of it where it is computed in chunks. A
+    reduction of gradients outside the backward pass proper belongs to the backward phase, and
+    gradient clipping to the optimizer.
+    """
+    strategy, precision = setup.strategy, setup.precision
+    replace(strategy, "batches", _in_data(strategy.batches, mark))
+    replace(strategy, "sync_context", leaving_in_backward(strategy.sync_context, mark))
+    replace(precision, "backward", within(precision.backward, BACKWARD, mark))
+    replace(strategy, "reduce_gradients", within(strategy.reduce_gradients, BACKWARD, mark))
+    replace(strategy, "update", within(strategy.update, OPTIMIZER, mark))
+    for module in setup.module.modules():
+        if isinstance(module, Objective):
+            replace(module, "loss", within(module.loss, LOSS, mark))
+    mark_forward(setup.module, mark)
+
+
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Put ``function`` in the place of a method, of this one object."""
+    setattr(owner, name, function)
+
+
+def within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[..., Any]:
+    """``function``, every call of which lies in the range of a phase."""
+
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with mark(phase):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _in_data(
+    batches: Callable[[Feed, int, int], Generator[GlobalBatch, None, None]], mark: Mark
+) -> Callable[[Feed, int, int], Generator[GlobalBatch, None, None]]:
+    def wrapped(feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
+        with contextlib.closing(batches(feed, epoch, batch)) as endless:
+            while True:
+                with mark(DATA):
+                    item = next(endless)
+                yield item
+
+    return wrapped
+
+
+def leaving_in_backward(
+    sync_context: Callable[[bool], contextlib.AbstractContextManager[Any]], mark: Mark
+) -> Callable[[bool], contextlib.AbstractContextManager[Any]]:
+    """A strategy's context of a micro-batch, whose end lies in the range of the backward phase."""
+
+    @contextlib.contextmanager
+    def wrapped(last: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as context:
+            context.enter_context(sync_context(last))
+            yield
+            # Some strategies reduce here.
+            with mark(BACKWARD):
+                context.close()
+
+    return wrapped
+
+
+def mark_forward(module: torch.nn.Module, mark: Mark, phase: str = FORWARD) -> None:
+    """Let every call of ``module`` lie in the range of a phase."""
+    # Hooks, not a wrapped method: a strategy may need to find the very module it made.
+    ranges: list[contextlib.AbstractContextManager[Any]] = []
+
+    def enter(*_: Any) -> None:
+        ranges.append(mark(phase))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)

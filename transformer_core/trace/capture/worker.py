@@ -1,0 +1,280 @@
+"""One process of a profiled run. Started by :mod:`transformer_core.trace.capture.job`."""
+
+import json
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from schemas.results import DdpTimes, RankCapture
+from transformer_core.common.files import write_text
+from transformer_core.common.progress import RunProgress
+from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.statuses import CHECKPOINTS
+from transformer_core.trace.capture.layer_ranges import allocated_mark, mark_layers
+from transformer_core.trace.capture.nsys_program import CAPTURE_RANGE, DOMAIN
+from transformer_core.trace.capture.order import CaptureOrder, rank_file
+from transformer_core.trace.capture.phase_ranges import (
+    mark_phases,
+    nvtx_range,
+    of_phases,
+    torch_range,
+)
+from transformer_core.trace.events.phases import STEP, label
+from transformer_core.training.assemble import Setup, assemble
+from transformer_core.training.loop import train
+from transformer_core.training.observer import Observer
+
+
+class Enough(Exception):
+    """The profiled steps are done: the training need not go on."""
+
+
+class Recording(Protocol):
+    """A profiler as this process sees it."""
+
+    @staticmethod
+    def range_named(name: str) -> AbstractContextManager[Any]:
+        """A range."""
+
+    def prepare(self) -> None:
+        """Do what takes time, so that :meth:`start` does not."""
+
+    def start(self) -> None:
+        """Record from here on."""
+
+    def stop(self) -> None:
+        """Record no more."""
+
+    def save(self) -> list[str]:
+        """Write the raw files of this rank; their names."""
+
+
+class TorchRecording:
+    """torch.profiler, with the shapes of the operators' inputs."""
+
+    def __init__(self, output: Path, rank: int, device: torch.device) -> None:
+        self.output = output
+        self.name = f"rank-{rank}.pt.trace.json.gz"
+        self.cuda = device.type == "cuda"
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.cuda:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # All threads: some techniques communicate on threads of their own.
+        every = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+        self.profiler = torch.profiler.profile(
+            activities=activities, record_shapes=True, experimental_config=every
+        )
+
+    @staticmethod
+    def range_named(name: str) -> AbstractContextManager[Any]:
+        return torch_range(name)
+
+    def prepare(self) -> None:
+        self.profiler.prepare_trace()
+
+    def start(self) -> None:
+        self.profiler.start_trace()
+
+    def stop(self) -> None:
+        self.profiler.stop_trace()
+
+    def save(self) -> list[str]:
+        if self.cuda and not self._kernels():
+            raise Unsupported(
+                "torch.profiler recorded no CUDA kernel: CUPTI may be missing, in use by another "
+                "profiler, or not permitted here (NVreg_RestrictProfilingToAdminUsers)"
+            )
+        self.profiler.export_chrome_trace(str(self.output / self.name))
+        return [self.name]
+
+    def _kernels(self) -> bool:
+        results: Any = self.profiler.profiler.kineto_results  # type: ignore[union-attr]
+        cuda = torch.autograd.DeviceType.CUDA
+        return any(event.device_type() == cuda for event in results.events())
+
+
+class NsysRecording:
+    """Nsight Systems, which started this process and waits for the range to be captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.range: Any = None
+
+    @staticmethod
+    def range_named(name: str) -> AbstractContextManager[Any]:
+        return nvtx_range(name)
+
+    def prepare(self) -> None:
+        pass
+
+    def start(self) -> None:
+        import nvtx
+
+        if self.cuda:
+            torch.cuda.profiler.start()
+        self.range = nvtx.start_range(CAPTURE_RANGE, domain=DOMAIN)
+
+    def stop(self) -> None:
+        import nvtx
+
+        nvtx.end_range(self.range)
+        if self.cuda:
+            torch.cuda.profiler.stop()
+
+    def save(self) -> list[str]:
+        return []  # nsys writes them when this process has ended
+
+
+class Capturing(Observer):
+    """Starts and stops the recording of a profiled run between steps."""
+
+    def __init__(
+        self, setup: Setup, recording: Recording, progress: RunProgress, warmup: int, steps: int
+    ) -> None:
+        self.setup = setup
+        self.recording = recording
+        self.progress = progress
+        self.first, self.last = warmup + 1, warmup + steps
+        self.timed = range(self.first, self.last + 1)
+        """Steps that DDP's own timers describe."""
+        if has_slow_timers(setup):
+            self.timed = range(self.last + 1, self.last + steps + 1)
+        self.seconds: list[float] = []
+        self.ddp: list[DdpTimes] = []
+        self.step: Any = None
+        self.began = 0.0
+
+    def start(self, step: int) -> None:
+        self.progress.start(step)
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        self.progress.step_done(tokens)
+        if self.step is not None:
+            self.step.__exit__(None, None, None)
+            self.step = None
+            self.seconds.append(time.perf_counter() - self.began)
+        if step == self.first - 1:
+            self.recording.prepare()
+            # Ranks start together: none waits in its first step for another's profiler.
+            self.setup.strategy.synchronise()
+            self.recording.start()
+        if step == self.last:
+            # Of this rank alone: a barrier would be one more collective in the trace.
+            for device in self.setup.strategy.devices:
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+            self.recording.stop()
+        if self.first - 1 <= step < self.last:
+            self.step = self.recording.range_named(label(STEP))
+            self.step.__enter__()
+            self.began = time.perf_counter()
+        if step == self.timed[0] - 1:
+            switch_on_timers(self.setup)
+        described = step - ddp_delay(self.setup.spec)
+        if described in self.timed and (times := ddp_times(self.setup, described)):
+            self.ddp.append(times)
+        if step > self.timed[-1]:
+            raise Enough
+
+    def logged(self, step: int, loss: float) -> None:
+        self.progress.logged(step, loss)
+
+
+def has_slow_timers(setup: Setup) -> bool:
+    """Whether DistributedDataParallel's timers change what they measure: on CUDA the host waits
+    for their events in every step, and the device for the host."""
+    return isinstance(setup.module, DistributedDataParallel) and setup.device.type == "cuda"
+
+
+def switch_on_timers(setup: Setup) -> None:
+    """Let DistributedDataParallel time every step from now on."""
+    if isinstance(setup.module, DistributedDataParallel):
+        setup.module._set_ddp_runtime_logging_sample_rate(1)
+
+
+def ddp_delay(spec: RunSpec) -> int:
+    """Steps after which the timers of DistributedDataParallel describe a step.
+
+    They are read out when the next reduction begins: in the same step where there are several.
+    """
+    accumulation = spec.training.accumulation
+    return 0 if accumulation.synchronise == "every" and accumulation.micro_batches > 1 else 1
+
+
+def ddp_times(setup: Setup, step: int) -> DdpTimes | None:
+    """What DistributedDataParallel's timers say of ``step``; None where they say nothing."""
+    if not isinstance(setup.module, DistributedDataParallel):
+        return None
+    # torch has no public way to read them.
+    data = setup.module._get_ddp_logging_data()
+    names = {
+        "forward_seconds": "forward_compute_time",
+        "backward_compute_seconds": "backward_compute_time",
+        "communication_seconds": "backward_comm_time",
+        "overlap_seconds": "backward_compute_comm_overlap_time",
+    }
+    seconds = {field: int(data.get(name, 0)) / 1e9 for field, name in names.items()}
+    if seconds["communication_seconds"] <= 0:
+        return None
+    return DdpTimes(step=step, **seconds)
+
+
+def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
+    """``spec`` without validations and checkpoints, which lasts for more than ``steps``."""
+    update = {
+        "steps": max(spec.training.steps, steps + 2),
+        "validate_every": 0,
+        "checkpoint_every": 0,
+    }
+    return spec.model_copy(update={"training": spec.training.model_copy(update=update)})
+
+
+def run(order: CaptureOrder) -> None:
+    """Train a few steps, the last of them recorded, and write rank-<r>.json."""
+    process = take_place(order)
+    shards = open_training_shards(order.data)
+    warmup, steps = order.warmup_steps, order.profiling.steps
+    setup = assemble(
+        uninterrupted(order.spec, warmup + 2 * steps), process, shards.vocabulary, *shards.stores
+    )
+    recording: Recording
+    if order.profiler == "nsys":
+        recording = NsysRecording(process.device)
+    else:
+        recording = TorchRecording(order.output, process.rank, process.device)
+    mark_layers(setup.model, recording.range_named, allocated_mark(process.device))
+    mark_phases(setup, of_phases(recording.range_named))
+    progress = RunProgress(order.title, warmup + 2 * steps + 1, show=process.is_main)
+    observer = Capturing(setup, recording, progress, warmup, steps)
+    try:
+        train(setup, observer, order.output / CHECKPOINTS)
+    except Enough:
+        progress.close()
+    rank = RankCapture(
+        rank=process.rank,
+        files=recording.save(),
+        step_seconds=observer.seconds,
+        ddp=observer.ddp,
+    )
+    topology = setup.strategy.topology()
+    done = {"rank": rank.model_dump(), "topology": topology.model_dump()}
+    write_text(order.output / rank_file(process.rank), json.dumps(done))
+    setup.strategy.synchronise()
+    setup.strategy.close()
+
+
+def main() -> None:
+    carry_out(CaptureOrder, run)
+
+
+if __name__ == "__main__":
+    main()

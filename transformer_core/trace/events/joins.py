@@ -1,0 +1,111 @@
+"""Joins within a process: an event and its launch, a launch and what runs around it."""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_core.trace.events.time_intervals import innermost
+from transformer_core.trace.readers.columns import NULL, Columns, Integers, nulls
+from transformer_core.trace.readers.spilled import filled, moved, picked
+
+
+def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integers]:
+    """Thread and time of the launch of each device event, by correlation id; null where there is
+    none."""
+    known = moved(np.unique(wanted))
+    thread, time = filled(len(known), NULL), filled(len(known), _LATEST)
+    if not len(known):
+        return thread, nulls(0)
+    for edges in launches.stretches():
+        ids = launches.stretch("correlation", *edges)
+        at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        asked = np.flatnonzero((known[at] == ids) & (ids != NULL))
+        t0 = launches.stretch("t0", *edges)
+        # The first of several calls with one id: a call of the driver lies in the runtime's.
+        asked = asked[np.lexsort((t0[asked], at[asked]))]
+        asked = asked[np.diff(at[asked], prepend=-1) != 0]
+        asked = asked[t0[asked] < time[at[asked]]]
+        time[at[asked]] = t0[asked]
+        thread[at[asked]] = launches.stretch("thread", *edges)[asked]
+    time[time == _LATEST] = NULL
+    place = moved(np.searchsorted(known, wanted))
+    return picked(thread, place), picked(time, place)
+
+
+_LATEST = np.iinfo(np.int64).max
+
+
+def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
+    """The innermost of ``rows`` around each time on its thread; -1 where there is none.
+
+    Rows are unpacked stretch by stretch, so that the memory for it grows with the times alone.
+    """
+    found = filled(len(time), -1)
+    asked = moved(np.flatnonzero(thread != NULL))
+    asked = picked(asked, np.argsort(picked(time, asked), kind="stable"))
+    times, threads = picked(time, asked), picked(thread, asked)
+    begins, ends = filled(len(asked), NULL), filled(len(asked), _LATEST)
+    for edges in rows.stretches():
+        t0, t1, own = (rows.stretch(name, *edges) for name in ("t0", "t1", "thread"))
+        first, last = np.searchsorted(times, (t0.min(), t1.max()))
+        for number in np.unique(threads[first:last]).tolist():
+            mine = np.flatnonzero(own == number)
+            some = first + np.flatnonzero(threads[first:last] == number)
+            if not len(mine):
+                continue
+            owner = innermost(t0[mine], t1[mine]).at(times[some])
+            some, inner = some[owner >= 0], mine[owner[owner >= 0]]
+            # Of two, that which began last is the inner one, or else that which ends first.
+            later = t0[inner] > begins[some]
+            later |= (t0[inner] == begins[some]) & (t1[inner] <= ends[some])
+            some, inner = some[later], inner[later]
+            begins[some], ends[some] = t0[inner], t1[inner]
+            found[asked[some]] = edges[0] + inner
+    return found
+
+
+def leaves(
+    operators: Columns, chosen: Integers, kinds: Mapping[int, int], wanted: Collection[int]
+) -> NDArray[np.bool_]:
+    """Which of ``chosen`` operators are of ``wanted`` kinds and do their work themselves: no other
+    of their kind runs inside. ``kinds`` has the kind of each name."""
+    t0, t1, thread, name = (operators.take(n, chosen) for n in ("t0", "t1", "thread", "name"))
+    kind = _kinds(name, kinds)
+    found = np.isin(kind, list(wanted))
+    for begin, end in operators.stretches():
+        other0, other1, on, named = (
+            operators.stretch(n, begin, end) for n in ("t0", "t1", "thread", "name")
+        )
+        near = np.flatnonzero(found & (t0 <= other0.max()) & (t1 > other0.min()))
+        of_kind = _kinds(named, kinds)
+        for pair in np.unique(np.stack([thread[near], kind[near]], 1), axis=0).tolist():
+            asked = near[(thread[near] == pair[0]) & (kind[near] == pair[1])]
+            mine = np.flatnonzero((on == pair[0]) & (of_kind == pair[1]))
+            mine = mine[np.lexsort((-other1[mine], other0[mine]))]
+            if not len(mine):
+                continue
+            begins = other0[mine]
+            after = np.searchsorted(begins, t0[asked], side="right")
+            inside = after < np.searchsorted(begins, t1[asked])
+            # Of those that begin with it, the last is the shortest.
+            last = after - 1
+            same = (last >= 0) & (begins[last] == t0[asked]) & (t0[asked] < t1[asked])
+            same[same] = _follows(
+                other1[mine[last[same]]],
+                begin + mine[last[same]],
+                t1[asked[same]],
+                chosen[asked[same]],
+            )
+            found[asked[inside | same]] = False
+    return found
+
+
+def _follows(end: Integers, place: Integers, of: Integers, at: Integers) -> NDArray[np.bool_]:
+    """Which of the events that begin with others lie in those: they end before, or stand later."""
+    return (end < of) | ((end == of) & (place > at))
+
+
+def _kinds(names: Integers, kinds: Mapping[int, int]) -> Integers:
+    present, place = np.unique(names, return_inverse=True)
+    return np.array([kinds[number] for number in present.tolist()], np.int64)[place]

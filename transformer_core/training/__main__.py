@@ -1,0 +1,137 @@
+"""Trains a run spec, without measuring anything:
+
+    python -m transformer_core.training --spec spec.json --data results/data/<corpus> --output FOLDER
+
+Several processes are started by torchrun, with ``-m transformer_core.training`` and the same options.
+The same line, given again, goes on from the last checkpoint.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError, Unsupported
+from transformer_core.common.endings import program
+from transformer_core.common.files import atomic_path, write_text
+from transformer_core.common.progress import RunProgress, log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.data.sharding.shard_store import ShardError
+from transformer_core.data.sharding.training_shards import TrainingShards, open_training_shards
+from transformer_core.parallel.communication.topology import Process, this_process
+from transformer_core.parallel.devices.settling import settle
+from transformer_core.parallel.strategies.sharded_weights import whole_weights
+from transformer_core.training.assemble import assemble
+from transformer_core.training.history import History
+from transformer_core.training.loop import Diverged, train
+from transformer_core.training.observer import Observer
+
+
+class Shown(Observer):
+    """Shows losses as they are read."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self.progress = progress
+
+    def start(self, step: int) -> None:
+        self.progress.start(step)
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        self.progress.step_done(tokens)
+
+    def logged(self, step: int, loss: float) -> None:
+        self.progress.logged(step, loss)
+
+    def validated(self, step: int, loss: float) -> None:
+        self.progress.validated(step, loss)
+
+
+def run(spec: RunSpec, process: Process, shards: TrainingShards, output: Path) -> History:
+    """Train ``spec``. The main rank writes model.safetensors, steps.parquet and validations.json
+    into ``output``; its folder ``checkpoint`` is gone when they are there."""
+    setup = assemble(spec, process, shards.vocabulary, *shards.stores)
+    progress = RunProgress(spec.variant, spec.training.steps, show=process.is_main)
+    checkpoints = output / "checkpoint"
+    try:
+        history = train(setup, Shown(progress), checkpoints)
+    finally:
+        progress.close()
+    weights = whole_weights(setup.model, keep=process.is_main)
+    if process.is_main:
+        with atomic_path(output / "model.safetensors") as temporary:
+            save_file(weights, temporary, {"format": "pt"})
+        history.write(output / "steps.parquet")
+        lines = ",\n".join(found.model_dump_json() for found in history.validations)
+        write_text(output / "validations.json", f"[{lines}]\n")
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        log.info("%s: %s", spec.variant, output / "model.safetensors")
+    setup.strategy.synchronise()
+    setup.strategy.close()
+    return history
+
+
+def check_processes(spec: RunSpec) -> None:
+    """Raise Unsupported if torchrun has not started as many processes as ``spec`` has."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started == spec.world_size:
+        return
+    each = f"--nproc-per-node={spec.processes_per_node}"
+    hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"
+    how = f"torchrun {hosts} {each} -m" if spec.world_size > 1 else "python -m"
+    raise Unsupported(
+        f"{spec.variant} is trained by {spec.world_size} processes (parallel.kind, machine), and "
+        f"{started} were started: {how} transformer_core.training ..."
+    )
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.training",
+        description="Train a run spec, validate, keep checkpoints, and save the model. Given "
+        "again, it goes on from the last checkpoint.",
+    )
+    parser.add_argument(
+        "--spec",
+        type=Path,
+        required=True,
+        help="for example results/recommended.yaml, or results/runs/single/spec.json",
+    )
+    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
+    parser.add_argument("--output", type=Path, required=True, help="folder of what it leaves")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between checkpoints, 0 for none (default: training.checkpoint_every)",
+    )
+    given = parser.parse_args(arguments)
+    main_rank = int(os.environ.get("RANK", "0")) == 0
+    try:
+        spec = read_record(given.spec, RunSpec)
+        if given.checkpoint_every is not None:
+            changed = {"checkpoint_every": given.checkpoint_every}
+            training = {"training": spec.training.model_dump() | changed}
+            spec = RunSpec.model_validate(spec.model_dump() | training)
+        check_processes(spec)
+        process = this_process(spec.machine, spec.processes_per_node)
+        if process.is_main:
+            log_to(given.output / "train.log")
+        settle(process.device, spec.machine, *process.among(spec.machine))
+        run(spec, process, open_training_shards(given.data), given.output)
+    except (ConfigError, Unsupported, ShardError, Diverged, ValueError) as error:
+        if main_rank:
+            print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

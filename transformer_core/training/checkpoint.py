@@ -1,0 +1,266 @@
+"""Checkpoints that resume a run exactly, in formats that execute nothing when read.
+
+A checkpoint is a folder ``step-<n>`` with one safetensors file for each rank and everything else
+in JSON. A rank writes the rows that it holds of sharded tensors, without talking to the others;
+replicated tensors are written by the main rank alone. Pieces put together are the tensors of the
+model by name, so that every strategy can load the checkpoint of every other one. (The metadata
+file of torch.distributed.checkpoint is a pickle, which could execute anything.)
+
+The folder is written under a temporary name and renamed when every rank has written its part, and
+renamed once more before it is deleted: one with the final name is complete at any moment. Its files
+are sealed (:mod:`transformer_core.common.seals`), and the last two are kept: where the newest is
+damaged, a run goes on from the one before. Several hosts need a file system that they share.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from schemas.errors import ConfigError
+from transformer_core.common.progress import log
+from transformer_core.common.seals import check, seal, write_sealed
+from transformer_core.parallel.strategies.sharded_weights import (
+    divided_like,
+    is_sharded,
+    named_tensors,
+    piece,
+)
+from transformer_core.training.assemble import Setup
+
+_PREFIX = "step-"
+_KEPT = 2
+_MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
+
+
+def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path | None:
+    """Write the checkpoint of ``step`` (optimizer steps done); it and the one before it are kept.
+
+    Called on every rank. ``state`` is kept as JSON. Returns the checkpoint on the main rank.
+    """
+    final = folder / f"{_PREFIX}{step:08d}"
+    partial = folder / f".{final.name}.partial"
+    main = setup.process.is_main
+    if main:
+        for left_over in folder.glob(f".{_PREFIX}*"):
+            shutil.rmtree(left_over)
+        partial.mkdir(parents=True)
+    setup.strategy.synchronise()
+    shared, scalars = _state(setup)
+    own = {
+        name: piece(tensor).contiguous()
+        for name, tensor in shared.items()
+        if main or is_sharded(tensor)
+    }
+    file = _shard(partial, setup.process.rank)
+    messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
+    save_file(own | messages | _random_state(setup.strategy.devices), file)
+    seal(file, of=final / file.name)
+    if main:
+        record = {
+            "step": step,
+            "spec": setup.spec.digest(),
+            "world_size": setup.process.world_size,
+            "optimizer": scalars,
+            "precision": setup.precision.state(),
+            "state": state,
+        }
+        text = json.dumps(record)
+        write_sealed(partial / "state.json", text, of=final / "state.json")
+    setup.strategy.synchronise()
+    if not main:
+        return None
+    _discard(final)
+    partial.rename(final)
+    for old in _complete(folder)[:-_KEPT]:
+        _discard(old)
+    return final
+
+
+def latest(folder: Path, setup: Setup) -> Path | None:
+    """The newest checkpoint that is whole and belongs to this very run spec, if there is one.
+
+    Called on every rank. Checkpoints that are damaged are named in the log.
+    """
+    own = next((path for path in reversed(_complete(folder)) if _usable(path, setup)), None)
+    # What only one host can read is of no use.
+    steps = setup.strategy.gather([-1.0 if own is None else float(_step(own))])
+    oldest = int(min(step for (step,) in steps))
+    return None if oldest < 0 else folder / f"{_PREFIX}{oldest:08d}"
+
+
+def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
+    """Put weights, optimizer and random state back; returns the steps done and ``state``.
+
+    The checkpoint may come from another strategy or number of ranks. With another number, every
+    rank keeps its own random state, and messages begin anew: the checkpoint has none for it.
+
+    Raises ValueError if it belongs to another model.
+    """
+    record = _record(path)
+    with _opened(path) as tensors:
+        _load_model(setup, tensors)
+        _load_optimizer(setup, tensors, record["optimizer"])
+    setup.precision.load(record["precision"])
+    if record["world_size"] == setup.process.world_size:
+        file = _shard(path, setup.process.rank)
+        _load_random_state(file, setup.strategy.devices)
+        setup.strategy.remember(_messages(file))
+    return record["step"], record["state"]
+
+
+def _record(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((path / "state.json").read_text())
+    return record
+
+
+def _usable(path: Path, setup: Setup) -> bool:
+    """Whether a checkpoint is of this run spec, and all of it is there."""
+    try:
+        check(path / "state.json")
+        record = _record(path)
+        if record["spec"] != setup.spec.digest():
+            return False
+        for rank in range(record["world_size"]):
+            check(_shard(path, rank))
+            with safe_open(_shard(path, rank), "pt"):
+                pass
+    except ConfigError as error:
+        return _left_out(setup, error.problems[0].file, error.problems[0].message)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        return _left_out(setup, str(path), f"cannot be read ({error})")
+    return True
+
+
+def _left_out(setup: Setup, file: str, message: str) -> bool:
+    if setup.process.is_main:
+        log.warning("%s %s: this checkpoint is left out", file, message)
+    return False
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
+def _shard(path: Path, rank: int) -> Path:
+    return path / f"rank-{rank:05d}.safetensors"
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.name[-8:].isdigit())
+
+
+def _discard(path: Path) -> None:
+    """Delete a checkpoint; if that is cut short, what is left no longer has its name."""
+    if path.exists():
+        removed = path.rename(path.with_name(f".{path.name}.removed"))
+        shutil.rmtree(removed)
+
+
+def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and optimizer state by name, tensors (as this rank has them) apart from numbers."""
+    weights = named_tensors(setup.model)
+    tensors = {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}
+    scalars = {}
+    for name, parameter in weights.items():
+        for key, value in setup.optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor):
+                scalars[f"{name}/{key}"] = value
+                continue
+            if is_sharded(parameter) and value.dim() and not is_sharded(value):
+                raise ValueError(f"{key} of {name} is not sharded as its parameter is")
+            tensors[f"{_OPTIMIZER}{name}/{key}"] = value
+    return tensors, scalars
+
+
+class _Tensors:
+    """The tensors of a checkpoint, read when asked for, one at a time."""
+
+    def __init__(self, files: list[Any]) -> None:
+        self.holders: dict[str, list[Any]] = {}
+        for file in files:
+            for name in file.keys():  # noqa: SIM118 (a file is not a mapping)
+                self.holders.setdefault(name, []).append(file)
+
+    def below(self, prefix: str) -> list[str]:
+        """The names that start with ``prefix``, without it."""
+        return [name.removeprefix(prefix) for name in self.holders if name.startswith(prefix)]
+
+    def whole(self, name: str) -> Tensor:
+        """The pieces of all ranks in order."""
+        pieces = [file.get_tensor(name) for file in self.holders[name]]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Tensors]:
+    with ExitStack() as stack:
+        files = sorted(path.glob("rank-*.safetensors"))
+        yield _Tensors([stack.enter_context(safe_open(file, "pt")) for file in files])
+
+
+@torch.no_grad()
+def _load_model(setup: Setup, tensors: _Tensors) -> None:
+    weights = named_tensors(setup.model)
+    if other := weights.keys() ^ tensors.below(_MODEL):
+        raise ValueError(f"the checkpoint is of another model, with or without {min(other)}")
+    for name, weight in weights.items():
+        saved = tensors.whole(f"{_MODEL}{name}")
+        if saved.shape != weight.shape:
+            shapes = f"{tuple(saved.shape)}, here {tuple(weight.shape)}"
+            raise ValueError(f"the checkpoint is of another model, where {name} is {shapes}")
+        weight.copy_(divided_like(saved, weight))
+
+
+def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) -> None:
+    # The groups (learning rate, betas) come from the run spec, not from the checkpoint.
+    optimizer, weights = setup.optimizer, named_tensors(setup.model)
+    step_on_device = {
+        parameter: group.get("fused") or group.get("capturable")
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    optimizer.state.clear()
+    for full_name in tensors.below(_OPTIMIZER):
+        name, key = full_name.rsplit("/", 1)
+        parameter, value = weights[name], tensors.whole(f"{_OPTIMIZER}{full_name}")
+        if value.shape == parameter.shape:
+            value = divided_like(value, parameter)
+        elif key != "step" or step_on_device[parameter]:
+            value = value.to(parameter.device)
+        optimizer.state[parameter][key] = value
+    for full_name, number in scalars.items():
+        name, key = full_name.rsplit("/", 1)
+        optimizer.state[weights[name]][key] = number
+
+
+def _random_state(devices: Sequence[torch.device]) -> dict[str, Tensor]:
+    """The state of the host's generator and of each GPU that this process drives."""
+    state = {f"{_RANDOM}cpu": torch.get_rng_state()}
+    gpus = [device for device in devices if device.type == "cuda"]
+    return state | {
+        f"{_RANDOM}cuda-{number}": torch.cuda.get_rng_state(device)
+        for number, device in enumerate(gpus)
+    }
+
+
+def _load_random_state(file: Path, devices: Sequence[torch.device]) -> None:
+    gpus = [device for device in devices if device.type == "cuda"]
+    with safe_open(file, "pt") as tensors:
+        torch.set_rng_state(tensors.get_tensor(f"{_RANDOM}cpu"))
+        for number, device in enumerate(gpus):
+            torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
+
+
+def _messages(file: Path) -> dict[str, Tensor]:
+    """What the strategy keeps of its messages."""
+    with safe_open(file, "pt") as tensors:
+        names = [name for name in tensors.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
+        return {name.removeprefix(_MESSAGES): tensors.get_tensor(name) for name in names}

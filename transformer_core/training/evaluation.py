@@ -1,0 +1,42 @@
+"""The validation loss."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from transformer_core.data.batching.feeding import Batch, evaluation_batches, gathered
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.objective import objective_of
+from transformer_core.training.assemble import Setup
+
+
+@torch.no_grad()
+def validation_loss(
+    setup: Setup, batches: Iterable[tuple[NDArray[np.int64], Batch]] | None = None
+) -> float:
+    """Mean cross-entropy per target token in nats, without label smoothing or dropout, over the
+    validation split or some ``batches`` of it.
+
+    Ranks take turns with the batches, so the sum over ranks is that of a single process. In the
+    last turn some may get none: they go forward all the same, since a sharded model takes all.
+    """
+    model, process, store = setup.model, setup.process, setup.validation_store
+    total = torch.zeros(2, dtype=torch.float64)
+    nothing = gathered(store, np.empty(0, np.int64))
+    objective = objective_of(setup.spec, model)
+    training = model.training
+    model.eval()
+    batches = iter(evaluation_batches(store) if batches is None else batches)
+    while turn := [batch for _, batch in islice(batches, process.world_size)]:
+        batch = turn[process.rank] if process.rank < len(turn) else nothing
+        batch = batch.to(setup.device)
+        with setup.precision.autocast():
+            logits = objective.logits(batch.source, batch.target_input)
+        loss = token_loss_sum(logits, batch.target_output, 0.0)
+        total += torch.tensor([float(loss), int((batch.target_output != 0).sum())])
+    model.train(training)
+    loss_sum, tokens = setup.strategy.sum(total).tolist()
+    return loss_sum / tokens

@@ -1,0 +1,116 @@
+"""The training loop. It knows no technique: strategy, precision and observer do."""
+
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from schemas.errors import Diverged
+from schemas.results import Validation
+from transformer_core.data.batching.feeding import GlobalBatch
+from transformer_core.training import checkpoint
+from transformer_core.training.assemble import Setup, Trainer
+from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.history import History
+from transformer_core.training.observer import Observer
+from transformer_core.training.optimization.learning_rate import learning_rate
+
+
+def train(
+    setup: Setup, observer: Observer, checkpoints: Path, validate_last: bool = True
+) -> History:
+    """Train to the last step, from the newest checkpoint in ``checkpoints`` if there is one, and
+    validate after the last step unless told not to.
+
+    Raises Diverged as soon as a loss that is read is not finite.
+    """
+    training = setup.spec.training
+    history = History()
+    done = 0
+    if path := checkpoint.latest(checkpoints, setup):
+        done, state = checkpoint.load(path, setup)
+        history = History.from_state(state["history"])
+        history.resumed_at.append(done)
+        observer.load(state["observer"])
+
+    setup.module.train()
+    batches = setup.strategy.batches(setup.feed, *history.position)
+    observer.start(done)
+    try:
+        for step in range(done + 1, training.steps + 1):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited = time.perf_counter() - asked
+
+            rate = learning_rate(training.schedule, step, training.steps, setup.spec.model.d_model)
+            loss_sum, norm = optimizer_step(setup, batch, rate)
+            observer.updated(step, batch.target_tokens, loss_sum, norm)
+            loss = None
+            if setup.should_log(step):
+                loss = float(setup.strategy.sum(loss_sum)) / batch.target_tokens
+                _check_finite(loss, f"training loss at step {step}")
+                observer.logged(step, loss)
+            history.add_step(step, batch, rate, loss, norm if loss is not None else None, waited)
+            # When all is read: a step that waits for its device takes that time.
+            observer.step_done(step, batch.pairs, batch.tokens, batch.padded_tokens, waited)
+
+            last = step == training.steps
+            due = training.validate_every and step % training.validate_every == 0
+            if due or (last and validate_last):
+                _validate(setup, observer, history, step)
+            if training.checkpoint_every and step % training.checkpoint_every == 0 and not last:
+                _save(setup, observer, history, step, checkpoints)
+    finally:
+        batches.close()
+    return history
+
+
+def _validate(setup: Setup, observer: Observer, history: History, step: int) -> None:
+    observer.pause()
+    value = validation_loss(setup)
+    _check_finite(value, f"validation loss after step {step}")
+    history.validations.append(Validation(step=step, loss=value))
+    observer.validated(step, value)
+    observer.resume()
+
+
+def _save(setup: Setup, observer: Observer, history: History, step: int, checkpoints: Path) -> None:
+    observer.pause()
+    state = {"history": history.state(), "observer": observer.state()}
+    checkpoint.save(checkpoints, setup, step, state)
+    observer.resume()
+
+
+def optimizer_step(
+    trainer: Trainer, batch: GlobalBatch, rate: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One update from one global batch.
+
+    Returns this rank's loss sum and the norm of the whole gradient, both still on the device.
+    """
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_factor", 1.0)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    # The gradient of the mean over the target tokens of all ranks and micro-batches.
+    scale = trainer.strategy.loss_scale / batch.target_tokens
+    loss_sum = torch.zeros((), device=trainer.device)
+    final = len(batch.micro_batches) - 1
+    for number, micro in enumerate(batch.micro_batches):
+        with trainer.strategy.sync_context(last=number == final):
+            with trainer.precision.autocast():
+                loss = trainer.module(*micro.fields)
+            trainer.precision.backward(loss * scale)
+        loss_sum += loss.detach()
+    trainer.strategy.reduce_gradients()
+    norm = trainer.strategy.update(
+        lambda: trainer.precision.step(
+            trainer.optimizer, trainer.module.parameters(), trainer.spec.training.clip_norm
+        )
+    )
+    return loss_sum, norm
+
+
+def _check_finite(value: float, what: str) -> None:
+    if not math.isfinite(value):
+        raise Diverged(f"{what} is {value}")
