@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     "common",
+    "trace",
     "study",
     "data",
     "models",
@@ -15,8 +16,8 @@ ROOMS = (
     "training",
     "machine",
     "run",
+    "observe",
     "measure",
-    "trace",
     "certify",
     "decide",
     "own_training",

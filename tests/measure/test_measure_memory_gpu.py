@@ -10,7 +10,7 @@ import torch
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
-from tests.trace.capture_builders import write_shards
+from tests.observe.capture_builders import write_shards
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.measure.memory.predicted.predictor import predict_ranks
 

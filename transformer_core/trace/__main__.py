@@ -7,13 +7,9 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from schemas.errors import ConfigError, from_validation
+from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown
-from transformer_core.common import seals
 from transformer_core.common.endings import program
 from transformer_core.common.seals import write_sealed
 from transformer_core.trace.arguments import (
@@ -26,7 +22,6 @@ from transformer_core.trace.arguments import (
 )
 from transformer_core.trace.breakdown.job import (
     Choice,
-    breakdown_of_capture,
     breakdown_of_files,
     failed_breakdown,
     write_events,
@@ -35,9 +30,6 @@ from transformer_core.trace.breakdown.kernel_use import KERNELS_SHOWN, KernelCho
 from transformer_core.trace.events.event_table import Events
 from transformer_core.trace.events.time_window import Window
 from transformer_core.trace.readers.trace_kind import unusable
-
-if TYPE_CHECKING:
-    from schemas.results.captures import Capture
 
 
 def summary(breakdown: Breakdown) -> str:
@@ -78,9 +70,8 @@ def _arguments() -> argparse.ArgumentParser:
         "perfetto FILE... --output ALL.json.gz. Each has a --help of its own.",
     )
     parser.add_argument(
-        "files", nargs="*", type=Path, metavar="FILE", help="traces by rank, or a folder"
+        "files", nargs="+", type=Path, metavar="FILE", help="traces by rank, or a folder"
     )
-    parser.add_argument("--capture", type=Path, help="capture.json of a variant, instead of files")
     parser.add_argument(
         "--keep-status",
         action="store_true",
@@ -127,22 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return perfetto.main(arguments[1:])
     parser = _arguments()
     options = parser.parse_args(arguments)
-    if bool(options.files) == bool(options.capture):
-        parser.error("give files, or --capture with a capture.json")
-    if options.files and (meant := _command(options.files[0])):
+    if meant := _command(options.files[0]):
         parser.error(f"{options.files[0]} is no file; is the command {meant} meant?")
     stretch = window(parser, options)
     try:
         options.files = traces_of(options.files)
         outputs = (options.output, options.events)
-        refuse_overwriting(outputs, (*options.files, options.capture))
+        refuse_overwriting(outputs, options.files)
         breakdown, rows = _read(options, stretch)
-        _write(options, breakdown, rows)
+        write_results(breakdown, rows, options.output, options.events)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
     print(summary(breakdown))
-    return 0 if breakdown.status == "ok" or options.capture or options.keep_status else 1
+    return 0 if breakdown.status == "ok" or options.keep_status else 1
 
 
 def _command(path: Path) -> str | None:
@@ -152,8 +141,6 @@ def _command(path: Path) -> str | None:
 
 
 def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Events]:
-    if options.capture:
-        return breakdown_of_capture(_read_capture(options.capture), options.capture.parent)
     try:
         choice = Choice(
             kernels=KernelChoice(options.top, options.filter),
@@ -167,34 +154,25 @@ def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Even
         return failed_breakdown(options.name, str(error))
 
 
-def _write(options: argparse.Namespace, breakdown: Breakdown, rows: Events) -> None:
-    path = options.events
+def write_results(
+    breakdown: Breakdown, events: Events, output: Path | None, table: Path | None
+) -> None:
+    """Write a breakdown, and its event table, where a path is given for it."""
+    path = table
     try:
-        if options.events:
-            write_events(options.events, rows)
-        path = options.output
-        if options.output:
-            write_sealed(options.output, breakdown.model_dump_json(indent=2) + "\n")
+        if table:
+            write_events(table, events)
+        path = output
+        if output:
+            write_sealed(output, breakdown.model_dump_json(indent=2) + "\n")
     except OSError as error:
+        assert path
         reason = f"cannot be written ({error.strerror or error})"
         raise unusable(
             path, reason, "name another file, or make room and give permission"
         ) from None
 
 
-def _read_capture(path: Path) -> "Capture":
-    from schemas.results.captures import Capture
-
-    try:
-        seals.check(path)
-        return Capture.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise unusable(path, reason, f"make it again with snakemake --cores all {path}") from None
-    except ValidationError as error:
-        raise from_validation(error, Capture, str(path)) from None
-
-
 if __name__ == "__main__":
-    gc.freeze()  # what was imported stays: there is no need to look through it again and again
+    gc.freeze()  # modules stay: the collector need not look through them again and again
     sys.exit(main())

@@ -27,7 +27,7 @@ rule profile:
         "Profile {wildcards.variant}"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.trace.capture.job --spec {input.spec} --data {params.data}"
+        " transformer_core.observe.profile_job --spec {input.spec} --data {params.data}"
         " --profiling {params.profiling:q} --output {params.folder} --log-file {log}"
 
 
@@ -45,7 +45,7 @@ rule breakdown:
         "Break down the profile of {wildcards.variant}"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.trace --capture {input.capture}"
+        " transformer_core.observe.breakdown --capture {input.capture}"
         " --events {output.events} --output {output.breakdown} 2>&1 | tee {log}"
 
 

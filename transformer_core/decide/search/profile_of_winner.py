@@ -28,8 +28,8 @@ def profile_of(bench: Bench, spec: RunSpec) -> Breakdown | None:
         "output": folder / "breakdown.json",
     }
     for module, options in (
-        ("transformer_core.trace.capture.job", capture),
-        ("transformer_core.trace", reading),
+        ("transformer_core.observe.profile_job", capture),
+        ("transformer_core.observe.breakdown", reading),
     ):
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, "-m", module, *words]

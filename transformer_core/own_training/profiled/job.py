@@ -22,6 +22,7 @@ from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.machine.provenance import collect
+from transformer_core.observe.profile_order import rank_file
 from transformer_core.own_training.order import OwnProfileOrder
 from transformer_core.own_training.techniques import plain_spec, with_techniques
 from transformer_core.run.folder_locks import exclusive
@@ -29,7 +30,6 @@ from transformer_core.run.job_options import add_log_file
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, end_on_request
 from transformer_core.trace.breakdown.job import breakdown_of_files, write_events
-from transformer_core.trace.capture.order import rank_file
 
 WORKER = "transformer_core.own_training.profiled.worker"
 EVENTS = "events.parquet"

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from transformer_core.own_training.own_step import LossModule, OwnTrainer
-from transformer_core.trace.capture.phase_ranges import (
+from transformer_core.observe.ranges import (
     Mark,
     leaving_in_backward,
     mark_forward,
     replace,
     within,
 )
+from transformer_core.own_training.own_step import LossModule, OwnTrainer
 from transformer_core.trace.events.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER
 
 

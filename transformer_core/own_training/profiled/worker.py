@@ -8,14 +8,13 @@ import json
 import torch
 
 from transformer_core.common.files import write_text
+from transformer_core.observe.profile_order import rank_file
+from transformer_core.observe.profiler import TorchRecording
+from transformer_core.observe.ranges import allocated_mark, mark_layers, of_phases
 from transformer_core.own_training.order import OwnProfileOrder
 from transformer_core.own_training.own_step import OwnTrainer, build_trainer
 from transformer_core.own_training.profiled.step_marks import mark_own_phases
 from transformer_core.run.preamble import carry_out, take_place
-from transformer_core.trace.capture.layer_ranges import allocated_mark, mark_layers
-from transformer_core.trace.capture.order import rank_file
-from transformer_core.trace.capture.phase_ranges import of_phases
-from transformer_core.trace.capture.worker import TorchRecording
 from transformer_core.trace.events.phases import STEP
 
 

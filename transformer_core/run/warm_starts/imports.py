@@ -13,7 +13,7 @@ IMPORTS = (
     "transformer_core.measure.memory.anatomy.worker",
     "transformer_core.certify.trajectory.worker",
     "transformer_core.measure.turns.worker",
-    "transformer_core.trace.capture.worker",
+    "transformer_core.observe.profiler",
     "transformer_core.training.translate",
     "transformer_core.training.continue_texts",
 )
@@ -23,7 +23,8 @@ JOBS = (
     "transformer_core.measure.evaluation.job",
     "transformer_core.measure.memory.anatomy.job",
     "transformer_core.certify.trajectory.job",
-    "transformer_core.trace.capture.job",
+    "transformer_core.observe.profile_job",
+    "transformer_core.observe.breakdown",
     "transformer_core.trace.__main__",
     "transformer_core.certify.certificates.certify",
     "transformer_core.certify.certificates.certificate_table",

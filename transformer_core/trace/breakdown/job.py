@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import ConfigError
 from schemas.results.common import Status
 from schemas.results.profiles import Breakdown
 from transformer_core.trace.breakdown.device_breakdown import break_down_all
@@ -21,8 +20,6 @@ from transformer_core.trace.readers.columns import NULL
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from schemas.results.captures import Capture
 
 NO_EVENTS = (
     "the trace holds no device event: either the capture range never began, or the program ran "
@@ -52,7 +49,7 @@ def breakdown_of_files(
     whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
     files = [str(path) for path in paths]
-    found = _breakdown(reading, name, files, None, choice.kernels)
+    found = break_down_reading(reading, name, files, kernels=choice.kernels)
     if not found.devices and whole and choice.window != EVERYTHING:
         found = found.model_copy(update={"reason": NOTHING_INSIDE})
     return found, reading.events
@@ -60,37 +57,17 @@ def breakdown_of_files(
 
 def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, Events]:
     """A breakdown of files that cannot be used, which says why."""
-    return _nothing(name, "failed", reason, None, []), Events()
+    return without_devices(name, "failed", reason), Events()
 
 
-def breakdown_of_capture(capture: "Capture", folder: Path) -> tuple[Breakdown, Events]:
-    """The breakdown of a capture, whose files lie in ``folder``, and its event_table.
-
-    What ended otherwise than ok, or left files that cannot be read, gives a breakdown without
-    devices that says why.
-    """
-    files = [file for rank in capture.ranks for file in rank.files]
-    status, reason = capture.status, capture.reason
-    if status == "ok":
-        try:
-            reading = read_files(
-                [folder / rank.files[0] for rank in capture.ranks],
-                [rank.rank for rank in capture.ranks],
-            )
-            return _breakdown(reading, capture.variant, files, capture.profiler_reason), (
-                reading.events
-            )
-        except ConfigError as error:
-            status, reason = "failed", str(error)
-    return (
-        _nothing(capture.variant, status, reason, capture.profiler_reason, files),
-        Events(),
-    )
-
-
-def _nothing(
-    name: str, status: Status, reason: str | None, profiler_reason: str | None, files: list[str]
+def without_devices(
+    name: str,
+    status: Status,
+    reason: str | None,
+    profiler_reason: str | None = None,
+    files: Sequence[str] = (),
 ) -> Breakdown:
+    """A breakdown that says why there is nothing to break down."""
     return Breakdown(
         name=name,
         status=status,
@@ -98,18 +75,19 @@ def _nothing(
         source=None,
         source_version=None,
         profiler_reason=profiler_reason,
-        viewer_files=files,
+        viewer_files=list(files),
         devices=[],
     )
 
 
-def _breakdown(
+def break_down_reading(
     reading: Reading,
     name: str,
     viewer_files: list[str],
-    profiler_reason: str | None,
+    profiler_reason: str | None = None,
     kernels: KernelChoice = LONGEST,
 ) -> Breakdown:
+    """The breakdown of an event table that was read."""
     rows = rows_of(reading.events, but="memory")
     devices, waits = break_down_all(rows, kernels)
     return Breakdown(

@@ -1,4 +1,4 @@
-"""The profile of a variant: ``python -m transformer_core.trace.capture.job``.
+"""The profile of a variant: ``python -m transformer_core.observe.profile_job``.
 
 A few warmed-up steps in a run of their own, never the timed one, recorded by Nsight Systems or by
 torch.profiler: one trace per rank. Like a timed run it always has a result: the traces, or a status
@@ -31,16 +31,20 @@ from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
+from transformer_core.observe.nsys import (
+    Nsys,
+    environment,
+    find_nsys,
+    rank_files,
+    rows,
+    telling_lines,
+)
+from transformer_core.observe.profile_order import CaptureOrder, rank_file
 from transformer_core.parallel.devices import nvml
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import job_parser
 from transformer_core.run.launcher import launcher, lends_processes_only
-from transformer_core.run.statuses import (
-    Outcome,
-    clear_outcomes,
-    end_with_parent,
-    read_outcomes,
-)
+from transformer_core.run.statuses import Outcome, clear_outcomes, end_with_parent, read_outcomes
 from transformer_core.run.supervisor import (
     attempt,
     end_as_stopped,
@@ -50,17 +54,8 @@ from transformer_core.run.supervisor import (
     write_order,
 )
 from transformer_core.run.worker_environment import worker_environment
-from transformer_core.trace.capture.nsys_program import (
-    Nsys,
-    environment,
-    find_nsys,
-    rank_files,
-    rows,
-    telling_lines,
-)
-from transformer_core.trace.capture.order import CaptureOrder, rank_file
 
-WORKER = "transformer_core.trace.capture.worker"
+WORKER = "transformer_core.observe.profiler"
 NSYS_LOG = "nsys.log"
 
 
@@ -252,7 +247,7 @@ def clear(output: Path) -> None:
 @program
 def main() -> None:
     parser = job_parser(
-        "transformer_core.trace.capture.job",
+        "transformer_core.observe.profile_job",
         "Profile a few steps of a variant, in a run of their own.",
         "folder of the traces",
     )

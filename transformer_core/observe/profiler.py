@@ -1,4 +1,4 @@
-"""One process of a profiled run. Started by :mod:`transformer_core.trace.capture.job`."""
+"""One process of a profiled run. Started by :mod:`transformer_core.observe.profile_job`."""
 
 import json
 import time
@@ -15,17 +15,18 @@ from schemas.results import DdpTimes, RankCapture
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.data.sharding.training_shards import open_training_shards
-from transformer_core.run.preamble import carry_out, take_place
-from transformer_core.run.statuses import CHECKPOINTS
-from transformer_core.trace.capture.layer_ranges import allocated_mark, mark_layers
-from transformer_core.trace.capture.nsys_program import CAPTURE_RANGE, DOMAIN
-from transformer_core.trace.capture.order import CaptureOrder, rank_file
-from transformer_core.trace.capture.phase_ranges import (
+from transformer_core.observe.nsys import CAPTURE_RANGE, DOMAIN
+from transformer_core.observe.profile_order import CaptureOrder, rank_file
+from transformer_core.observe.ranges import (
+    allocated_mark,
+    mark_layers,
     mark_phases,
     nvtx_range,
     of_phases,
     torch_range,
 )
+from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.statuses import CHECKPOINTS
 from transformer_core.trace.events.phases import STEP, label
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import train

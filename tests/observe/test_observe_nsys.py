@@ -14,9 +14,8 @@ from capture_builders import NEW_HELP, OLD_HELP, exported, fake_nsys, spec_of, t
 from schemas.config.profiling import Profiling
 from schemas.errors import Unsupported
 from schemas.results import Capture
-from transformer_core.trace.capture import job
-from transformer_core.trace.capture.job import choose, supervise, under
-from transformer_core.trace.capture.nsys_program import (
+from transformer_core.observe import profile_job as job
+from transformer_core.observe.nsys import (
     Nsys,
     environment,
     find_nsys,
@@ -24,7 +23,8 @@ from transformer_core.trace.capture.nsys_program import (
     rows,
     telling_lines,
 )
-from transformer_core.trace.capture.order import CaptureOrder
+from transformer_core.observe.profile_job import choose, supervise, under
+from transformer_core.observe.profile_order import CaptureOrder
 
 RUNS = "import capture_builders as b\nb.trained(output)\n"
 
@@ -261,7 +261,7 @@ def test_the_real_one_records_ranges_and_no_kernel_without_a_gpu(tmp_path: Path)
     assert found is not None
     program = (
         "import nvtx\n"
-        "from transformer_core.trace.capture.nsys_program import CAPTURE_RANGE, DOMAIN\n"
+        "from transformer_core.observe.nsys import CAPTURE_RANGE, DOMAIN\n"
         "with nvtx.annotate('before', domain=DOMAIN): pass\n"
         "with nvtx.annotate(CAPTURE_RANGE, domain=DOMAIN):\n"
         "    for phase in ('phase:step', 'phase:forward'):\n"

@@ -22,10 +22,10 @@ from schemas.config.parallel import Ddp
 from schemas.config.profiling import Profiling
 from schemas.config.run_spec import RunSpec
 from schemas.results import Capture, DdpTimes
-from transformer_core.trace.capture import worker as capture_worker
-from transformer_core.trace.capture.order import CaptureOrder
-from transformer_core.trace.capture.phase_ranges import mark_phases
-from transformer_core.trace.capture.worker import ddp_delay, uninterrupted
+from transformer_core.observe import profiler as capture_worker
+from transformer_core.observe.profile_order import CaptureOrder
+from transformer_core.observe.profiler import ddp_delay, uninterrupted
+from transformer_core.observe.ranges import mark_phases
 from transformer_core.trace.events.phases import PHASES, STEP, label
 from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
 from transformer_core.training.loop import train
@@ -121,7 +121,9 @@ def test_which_step_the_timers_of_ddp_describe() -> None:
 
 
 def test_a_supervisor_starts_without_torch() -> None:
-    modules = "transformer_core.trace.capture.job, transformer_core.measure.limits.collectives.job"
+    modules = (
+        "transformer_core.observe.profile_job, transformer_core.measure.limits.collectives.job"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -134,7 +136,7 @@ def run_capture(folder: Path, spec: RunSpec, profiler: str = "torch") -> Capture
     output = folder / spec.variant
     (folder / "spec.json").write_text(spec.canonical_json())
     profiling = Profiling(profiler=profiler, warmup_steps=2, steps=3)  # type: ignore[arg-type]
-    command = [sys.executable, "-m", "transformer_core.trace.capture.job"]
+    command = [sys.executable, "-m", "transformer_core.observe.profile_job"]
     command += ["--spec", str(folder / "spec.json"), "--data", str(data), "--output", str(output)]
     command += ["--profiling", profiling.canonical_json()]
     done = subprocess.run(
@@ -254,7 +256,7 @@ def test_nccl_in_the_trace_agrees_with_the_timers_of_ddp(tmp_path: Path) -> None
 @needs_gpus(1)
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="Nsight Systems is not on the PATH")
 def test_both_profilers_see_the_same_kernels(tmp_path: Path) -> None:
-    from transformer_core.trace.capture.nsys_program import rows
+    from transformer_core.observe.nsys import rows
 
     spec = spec_of("cuda")
     by_nsys = run_capture(tmp_path, spec, "nsys")

@@ -1,0 +1,78 @@
+"""Breakdowns of captures: ``python -m transformer_core.observe.breakdown``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traces import complete, kineto, on_device
+
+from schemas.results import Breakdown
+from transformer_core.observe.breakdown import main
+
+KERNEL = [on_device("kernel", "sgemm", 0, 5, 1)]
+
+
+def run(folder: Path, capture: Path) -> Breakdown:
+    output, events = folder / "out.json", folder / "events.parquet"
+    words = ("--capture", capture, "--events", events, "--output", output)
+    assert main([str(word) for word in words]) == 0
+    assert events.exists()
+    return Breakdown.model_validate_json(output.read_text())
+
+
+def write_capture(folder: Path, **changes: Any) -> Path:
+    hardware = {"platform": "p", "cpu": "c", "cores": 1, "logical_cpus": 1, "memory_bytes": 1}
+    hardware |= {"cpu_features": [], "gpus": [], "gpu_note": None, "allocator": "a"}
+    provenance = {"spec_sha256": "0" * 64, "command": "c", "commit": None, "started": "s"}
+    provenance |= {"python": "3", "packages": {}, "hardware": hardware}
+    capture = {"variant": "ddp", "status": "ok", "reason": None, "traceback": None}
+    capture |= {"profiler": "torch", "profiler_version": "2", "profiler_reason": "no nsys here"}
+    capture |= {"topology": None, "warmup_steps": 1, "first_step": 2, "last_step": 2}
+    capture |= {"ranks": [], "provenance": provenance}
+    path = folder / "capture.json"
+    path.write_text(json.dumps(capture | changes))
+    return path
+
+
+def ranks(*files: str) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "files": [name], "step_seconds": [], "ddp": []}
+        for rank, name in enumerate(files)
+    ]
+
+
+def test_a_capture(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        kineto(tmp_path / f"rank-{rank}.json.gz", KERNEL)
+    capture = write_capture(tmp_path, ranks=ranks("rank-0.json.gz", "rank-1.json.gz"))
+    found = run(tmp_path, capture)
+    assert (found.name, found.profiler_reason) == ("ddp", "no nsys here")
+    assert [device.rank for device in found.devices] == [0, 1]
+    assert found.viewer_files == ["rank-0.json.gz", "rank-1.json.gz"]
+
+
+def test_a_capture_that_did_not_happen_keeps_its_reason(tmp_path: Path) -> None:
+    capture = write_capture(tmp_path, status="unsupported", reason="needs two GPUs")
+    found = run(tmp_path, capture)
+    assert (found.status, found.reason, found.devices) == ("unsupported", "needs two GPUs", [])
+
+
+def test_a_damaged_file_of_a_capture_is_a_status(tmp_path: Path) -> None:
+    path = kineto(tmp_path / "rank-0.json", KERNEL)
+    path.write_text(path.read_text()[:-20])
+    found = run(tmp_path, write_capture(tmp_path, ranks=ranks("rank-0.json")))
+    assert found.status == "failed"
+    assert "damaged or cut off" in (found.reason or "")
+
+
+def test_a_capture_without_events_says_so(tmp_path: Path) -> None:
+    kineto(tmp_path / "rank-0.json", [complete("user_annotation", "phase:step", 0, 5)])
+    found = run(tmp_path, write_capture(tmp_path, ranks=ranks("rank-0.json")))
+    assert found.status == "failed"
+    assert "the capture range never began" in (found.reason or "")
+
+
+def test_a_missing_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--capture", str(tmp_path / "capture.json")]) == 1
+    assert "make it again" in capsys.readouterr().err

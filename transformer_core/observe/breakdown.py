@@ -1,0 +1,76 @@
+"""The breakdown of a capture: ``python -m transformer_core.observe.breakdown --capture FILE``.
+
+A capture that ended otherwise than ok, or left files that cannot be read, has a breakdown without
+devices that says why.
+"""
+
+import argparse
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from schemas.errors import ConfigError, from_validation
+from schemas.results.captures import Capture
+from schemas.results.profiles import Breakdown
+from transformer_core.common import seals
+from transformer_core.common.endings import program
+from transformer_core.trace.__main__ import summary, write_results
+from transformer_core.trace.breakdown.job import break_down_reading, without_devices
+from transformer_core.trace.events.event_table import Events
+from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.readers.trace_kind import unusable
+
+
+def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Events]:
+    """The breakdown of a capture, whose files lie in ``folder``, and its event table."""
+    files = [file for rank in capture.ranks for file in rank.files]
+    status, reason = capture.status, capture.reason
+    if status == "ok":
+        try:
+            reading = read_files(
+                [folder / rank.files[0] for rank in capture.ranks],
+                [rank.rank for rank in capture.ranks],
+            )
+            found = break_down_reading(reading, capture.variant, files, capture.profiler_reason)
+            return found, reading.events
+        except ConfigError as error:
+            status, reason = "failed", str(error)
+    found = without_devices(capture.variant, status, reason, capture.profiler_reason, files)
+    return found, Events()
+
+
+def read_capture(path: Path) -> Capture:
+    """A capture.json; ConfigError if it cannot be used."""
+    try:
+        seals.check(path)
+        return Capture.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise unusable(path, reason, f"make it again with snakemake --cores all {path}") from None
+    except ValidationError as error:
+        raise from_validation(error, Capture, str(path)) from None
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.observe.breakdown",
+        description="Break down the profile of a variant.",
+    )
+    parser.add_argument("--capture", type=Path, required=True, help="its capture.json")
+    parser.add_argument("--events", type=Path, help="event table to write, events.parquet")
+    parser.add_argument("--output", type=Path, help="breakdown to write, breakdown.json")
+    options = parser.parse_args(arguments)
+    capture = read_capture(options.capture)
+    breakdown, events = breakdown_of_capture(capture, options.capture.parent)
+    write_results(breakdown, events, options.output, options.events)
+    print(summary(breakdown))
+    return 0
+
+
+if __name__ == "__main__":
+    gc.freeze()  # modules stay: the collector need not look through them again and again
+    sys.exit(main())

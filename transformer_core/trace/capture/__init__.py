@@ -1,1 +1,0 @@
-"""Recording the profile of a variant."""
