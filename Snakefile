@@ -19,7 +19,6 @@ include: "workflow/rules/equivalence.smk"
 include: "workflow/rules/profiles.smk"
 include: "workflow/rules/comparisons.smk"
 include: "workflow/rules/self_test.smk"
-include: "workflow/rules/faults.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/search.smk"
 include: "workflow/rules/own_training.smk"
@@ -27,7 +26,6 @@ include: "workflow/rules/links.smk"
 include: "workflow/rules/projection.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/against.smk"
-include: "workflow/rules/damages.smk"
 include: "workflow/rules/gpu_check.smk"
 
 
@@ -56,7 +54,6 @@ localrules:
     gpu_checks,
     gpu_check_page,
     self_test,
-    fault_report,
 
 
 # It only says then that nothing was searched.

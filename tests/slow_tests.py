@@ -55,7 +55,7 @@ SLOW = {
     "test_report_figures.py::test_same_results_give_the_same_bytes",
     "test_report_page.py::test_nothing_is_faster_after_one_session",
     # Certificates of many models.
-    "test_faults_garden.py",
+    "test_attacks_planted_faults.py",
     # Many samples, or much text.
     "test_study_staleness.py",
     "test_measure_kept_kernels.py::test_kernels_that_are_not_kept_take_no_memory",
@@ -80,7 +80,7 @@ SLOW = {
 """Files and tests of more than some two seconds on an idle machine: left out of make fast."""
 
 LONGEST_FIRST = (
-    "test_faults_garden.py",
+    "test_attacks_planted_faults.py",
     "test_workflow_slurm.py",
     "test_workflow_end_to_end.py",
     "test_workflow_kills.py",

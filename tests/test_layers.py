@@ -22,7 +22,6 @@ ROOMS = (
     "decide",
     "own_training",
     "report",
-    "faults",
 )
 # Modules beside the rooms, which every room may use: so they may use none.
 OUTSIDE = -1

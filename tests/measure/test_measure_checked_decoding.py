@@ -7,7 +7,7 @@ import torch
 
 from schemas.config.run_spec import RunSpec
 from schemas.results.checks import DecodedTokens
-from tests.faults.families.planting import Patch, arguments, swap
+from tests.attacks.planted.planting import Patch, arguments, swap
 from transformer_core.certify.trajectory.checker import plain_function
 from transformer_core.certify.trajectory.independent.checked_decoding import checked_decoding
 from transformer_core.models.canonical_weights import canonical_state_dict

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from schemas.base import merge
-from tests.faults.short_trainings import spec_of
+from tests.attacks.short_trainings import spec_of
 from tests.training.small_training import small_store
 from transformer_core.certify.certificates.dropout_places import judge_dropout
 from transformer_core.certify.trajectory.dropout import known_dropout as module

@@ -44,8 +44,6 @@ PROGRAMS = MappingProxyType(
         "refine": ("transformer_core.decide.refine.job",),
         "compare": ("transformer_core.decide.comparisons.compare",),
         "self_test_sessions": ("transformer_core.measure.turns.self_test_job",),
-        "fault_configs": ("transformer_core.faults.configs.job",),
-        "fault_report": ("transformer_core.faults.job",),
         "self_test": ("transformer_core.decide.comparisons.self_test_report",),
         "families": ("transformer_core.decide.comparisons.family_curves",),
         "claims": ("transformer_core.decide.claims.judge",),
@@ -68,13 +66,10 @@ PROGRAMS = MappingProxyType(
         "gpu_check_page": ("transformer_core.report.gpu_check.check_page",),
         "against": ("transformer_core.decide.comparisons.against",),
         "compare_page": ("transformer_core.report.compare.compare_page",),
-        "fault_damages": ("transformer_core.faults.damages.job",),
-        "fault_system_calls": ("transformer_core.faults.system_calls.job",),
-        "fault_kills": ("transformer_core.faults.kills.job",),
     }
 )
 """Modules by rule, as the commands of the rules name them."""
 
-MAKES_RUN_SPECS = frozenset({"fault_configs", "own_profiles", "own_training", "search"})
+MAKES_RUN_SPECS = frozenset({"own_profiles", "own_training", "search"})
 """Rules whose programs make run specs themselves. To all others they come with every default
 written out: there, defaults of config schemas change nothing."""

@@ -40,7 +40,6 @@ def known_targets(
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]
     targets += ["results/self_test/report.json"]
-    targets += [f"results/faults/{name}.json" for name in ("certificates", "healthy", "report")]
     pairs = compared_pairs(study, extra_pairs)
     targets += [f"results/pairs/{reference}/{variant}.json" for variant, reference in pairs]
     for variant in study.variants:

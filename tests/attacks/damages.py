@@ -1,0 +1,332 @@
+"""Damage the results of a study in a copy: do their readers notice?
+
+Each case damages one file, with its time stamps kept, and lets the job read it that does so in a
+study. It must say which file is wrong and what to do, or come to the same to the last bit.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import random
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError
+from schemas.results import Certificate
+from tests.attacks.tally import Tally, Verdict
+from transformer_core.certify.certificates import certify
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import seal_file
+from transformer_core.common.tables import read_table
+from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.sharding.shard_store import open_shards, read_manifest
+from transformer_core.data.tokenizing.job import load_tokenizer
+from transformer_core.decide.comparisons import combine, compare
+from transformer_core.decide.data_frames import training_loss_frame
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.models.registry import build_model
+from transformer_core.report.kit import svg
+from transformer_core.training.translate import load_weights
+
+Damage = Callable[[Path, Sequence[Path], random.Random], None]
+"""Damages a file; the others are of the same kind."""
+
+
+def _edit(change: Callable[[bytearray, random.Random], bytearray]) -> Damage:
+    def damage(path: Path, others: Sequence[Path], chance: random.Random) -> None:
+        _put(path, bytes(change(bytearray(path.read_bytes()), chance)))
+
+    return damage
+
+
+def _put(path: Path, content: bytes) -> None:
+    stat = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def _flip(content: bytearray, chance: random.Random) -> bytearray:
+    if content:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    return content
+
+
+def _scatter(content: bytearray, chance: random.Random) -> bytearray:
+    for _ in range(chance.randint(2, 20)):
+        content = _flip(content, chance)
+    return content
+
+
+def _cut(content: bytearray, chance: random.Random) -> bytearray:
+    return content[: chance.randrange(max(1, len(content)))]
+
+
+def _zeros(content: bytearray, chance: random.Random) -> bytearray:
+    """A block of the file system that was never written."""
+    start = chance.randrange(max(1, len(content))) // 512 * 512
+    size = min(chance.choice((512, 4096, len(content))), len(content) - start)
+    content[start : start + size] = bytes(size)
+    return content
+
+
+def _grow(content: bytearray, chance: random.Random) -> bytearray:
+    return content + chance.randbytes(chance.randint(1, 64))
+
+
+def _digit(content: bytearray, chance: random.Random) -> bytearray:
+    """Another number, as an editor would leave it."""
+    digits = [place for place, byte in enumerate(content) if 48 <= byte <= 57]
+    if digits:
+        place = chance.choice(digits)
+        content[place] = 48 + (content[place] - 48 + chance.randint(1, 9)) % 10
+    return content
+
+
+def _swap(path: Path, others: Sequence[Path], chance: random.Random) -> None:
+    if others:
+        _put(path, chance.choice(others).read_bytes())
+
+
+def _swap_with_seal(path: Path, others: Sequence[Path], chance: random.Random) -> None:
+    if others:
+        other = chance.choice(others)
+        _put(path, other.read_bytes())
+        if seal_file(other).exists():
+            shutil.copy2(seal_file(other), seal_file(path))
+
+
+def _flip_seal(path: Path, others: Sequence[Path], chance: random.Random) -> None:
+    if seal_file(path).exists():
+        _put(seal_file(path), bytes(_flip(bytearray(seal_file(path).read_bytes()), chance)))
+
+
+KINDS: dict[str, Damage] = {
+    "bit_flipped": _edit(_flip),
+    "bits_flipped": _edit(_scatter),
+    "cut_off": _edit(_cut),
+    "zeros": _edit(_zeros),
+    "grown": _edit(_grow),
+    "digit_changed": _edit(_digit),
+    "of_another_run": _swap,
+    "of_another_run_with_seal": _swap_with_seal,
+    "seal_flipped": _flip_seal,
+}
+
+
+Reader = Callable[[Path, Path], Any]
+OUTPUT = "faults-output.json"
+
+
+def _shards(results: Path, file: Path) -> list[bytes]:
+    store = open_shards(file.parent / "manifest.json")
+    rows = np.arange(len(store))
+    return [side.gather(rows).flat().tobytes() for side in (store.source, store.target)]
+
+
+def _pairs(results: Path, file: Path) -> list[Any]:
+    pairs = PairFile(file.with_suffix(".arrow"))
+    return [pairs.description(), *(batch.to_pydict() for batch in pairs)]
+
+
+def _tokenizer(results: Path, file: Path) -> str:
+    manifest = read_manifest(file.parent / "shards/test/manifest.json")
+    return load_tokenizer(file, manifest.tokenizer_sha256).to_str()
+
+
+def _weights(results: Path, file: Path) -> list[bytes]:
+    spec = read_record(file.parents[1] / "spec.json", RunSpec)
+    (manifest,) = results.glob("data/*/shards/test/manifest.json")
+    model = build_model(spec.model, read_manifest(manifest).vocabulary)
+    load_weights(model, file)
+    state = model.state_dict()
+    return [name.encode() + state[name].numpy().tobytes() for name in sorted(state)]
+
+
+def _certify(results: Path, file: Path) -> str:
+    """The certificate of the first variant that the short run is compared for."""
+    found = [
+        record
+        for path in sorted((results / "equivalence").glob("*.json"))
+        if (record := read_record(path, Certificate)).reference is not None
+        and file.parent.name in (path.stem, record.reference)
+    ]
+    record, runs = found[0], results / "equivalence/trajectories"
+    options = ["--variant", record.variant, "--equivalence", record.equivalence.model_dump_json()]
+    options += [
+        "--run",
+        str(runs / record.variant),
+        "--reference",
+        str(runs / str(record.reference)),
+    ]
+    return _made(certify.main, options, results)
+
+
+def _combine(results: Path, file: Path) -> str:
+    relative = file.relative_to(results).parts
+    folder = results / relative[0] / relative[1]
+    (manifest,) = results.glob("data/*/shards/train/manifest.json")
+    repeats = sorted(map(str, folder.glob("repeat-*/metrics.json")))
+    options = ["--variant", folder.name, "--spec", str(folder / "spec.json"), "--repeats", *repeats]
+    options += ["--evaluation", str(folder / "evaluation.json"), "--train-manifest", str(manifest)]
+    return _made(combine.main, options, results)
+
+
+def _compare(results: Path, file: Path) -> str:
+    options = ["--margin", "0.02", "--pairs", *sorted(map(str, results.glob("pairs/*/*.json")))]
+    options += ["--results", *sorted(map(str, results.glob("runs/*/metrics.json")))]
+    options += ["--certificates", *sorted(map(str, results.glob("equivalence/*.json")))]
+    return _made(compare.main, options, results)
+
+
+def _made(main: Callable[[list[str]], int], options: list[str], results: Path) -> str:
+    """What a job writes; RefusedError if it says what is wrong instead."""
+    output = results / OUTPUT
+    output.unlink(missing_ok=True)
+    if main([*options, "--output", str(output)]):
+        raise RefusedError
+    return output.read_text()
+
+
+class RefusedError(Exception):
+    """A job has ended with an error, which it has printed."""
+
+
+def _attribute(name: str) -> Reader:
+    return lambda results, file: getattr(StudyResults(results), name)
+
+
+def _losses(results: Path, file: Path) -> str:
+    return str(training_loss_frame({"variant": file}).to_csv())
+
+
+def _picture(results: Path, file: Path) -> str:
+    return str(svg.read(file).markup)
+
+
+def _table(results: Path, file: Path) -> dict[str, Any]:
+    return dict(read_table(file).to_pydict())
+
+
+def _collectives(results: Path, file: Path) -> list[Any]:
+    found = StudyResults(results).collectives
+    return [found[0], found[1].to_csv()] if found else []
+
+
+READERS: dict[str, Reader] = {
+    "data/*/shards/*/*": _shards,
+    "data/*/pairs/*.arrow": _pairs,
+    "data/*/pairs/*.json": _pairs,
+    "data/*/tokenizer.json": _tokenizer,
+    "data/*/tokenizer.report.json": _attribute("tokenizer"),
+    "equivalence/trajectories/*/trajectory.json": _certify,
+    "equivalence/trajectories/*/final.safetensors": _certify,
+    "equivalence/*.json": _compare,
+    "runs/*/repeat-*/model.safetensors": _weights,
+    "runs/*/repeat-*/steps.parquet": _losses,
+    "runs/*/repeat-*/metrics.json": _combine,
+    "runs/*/evaluation.json": _combine,
+    "runs/*/spec.json": _combine,
+    "runs/*/metrics.json": _compare,
+    "pairs/*/*.json": _compare,
+    "study.json": _attribute("study"),
+    "variants.json": _attribute("definitions"),
+    "comparisons.json": _attribute("all_comparisons"),
+    "families.json": _attribute("curves"),
+    "claims.json": _attribute("claims"),
+    "search.json": _attribute("search"),
+    "utilisation.json": _attribute("utilisation"),
+    "machine/hardware.json": _attribute("hardware"),
+    "machine/roofline.json": _attribute("roofline"),
+    "machine/collectives.parquet": _collectives,
+    "memory/*.json": _attribute("memory"),
+    "profiles/*/breakdown.json": _attribute("breakdowns"),
+    "profiles/*/events.parquet": _table,
+    "figures/*.svg": _picture,
+}
+"""Readers of files, by pattern below results/."""
+
+
+def digest_of(read: Any) -> str:
+    """A digest of what a reader got."""
+    return hashlib.sha256(repr(read).encode()).hexdigest()
+
+
+_LARGEST = 20_000_000
+"""Bytes of a file that is damaged: larger ones only take longer."""
+
+
+def run(count: int, seed: int, results: Path) -> Tally:
+    """The verdicts on ``count`` damages to a copy of ``results``."""
+    tally = Tally("damages", seed)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "results")
+        shutil.copytree(results, copy, ignore=shutil.ignore_patterns("faults", "logs", "downloads"))
+        groups = {pattern: _files(copy, pattern) for pattern in READERS}
+        groups = {pattern: files for pattern, files in groups.items() if files}
+        right: dict[Path, str] = {}
+        for number in range(count):
+            chance = random.Random(f"{seed}/{number}")
+            kind = list(KINDS)[number % len(KINDS)]
+            pattern = chance.choice(list(groups))
+            file = chance.choice(groups[pattern])
+            reader = READERS[pattern]
+            if file not in right:
+                right[file] = digest_of(reader(copy, file))
+            others = [other for other in groups[pattern] if other != file]
+            with _restored(file):
+                KINDS[kind](file, others, chance)
+                verdict, said = judge(reader, copy, file, right[file])
+            tally.add(kind, number, verdict, f"{file.relative_to(copy)}: {said}")
+    return tally
+
+
+def judge(reader: Reader, results: Path, file: Path, right: str) -> tuple[Verdict, str]:
+    """How a reader takes a damaged file, of which it should have got ``right``."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
+            found = digest_of(reader(results, file))
+    except (ConfigError, CorpusError) as error:
+        return _clear(str(error), file)
+    except RefusedError:
+        return _clear(printed.getvalue(), file)
+    except Exception:
+        return "traceback", traceback.format_exc()
+    return ("same", "") if found == right else ("silent", "another result, and nothing said")
+
+
+def _clear(said: str, file: Path) -> tuple[Verdict, str]:
+    """An error must name the file, or its manifest or record, and a remedy."""
+    named = str(file) in said or str(file.parent) in said
+    return ("refused" if named and "remedy" in said else "unclear"), said
+
+
+@contextlib.contextmanager
+def _restored(file: Path):  # type: ignore[no-untyped-def]
+    """Puts a file and its seal back as they were."""
+    kept = {
+        path: (path.read_bytes(), path.stat()) for path in (file, seal_file(file)) if path.exists()
+    }
+    try:
+        yield
+    finally:
+        for path, (content, stat) in kept.items():
+            path.write_bytes(content)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def _files(results: Path, pattern: str) -> list[Path]:
+    return sorted(
+        path
+        for path in results.glob(pattern)
+        if path.is_file() and not path.name.startswith(".") and path.stat().st_size <= _LARGEST
+    )

@@ -1,0 +1,218 @@
+"""Let calls of the system fail inside jobs, one after the other.
+
+Jobs that make data and records run in this process on a copy of a study's results. At each of their
+calls (opening, writing, renaming, mapping and making folders, replaced where Python calls the
+system) one run fails with each error. The job must say which file, why, and what to do, and leave
+no result or the right one; without the fault the same job must then make the right one.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import random
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from errno import errorcode
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.config.run_spec import RunSpec
+from tests.attacks.tally import Tally, Verdict
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import seal_file
+from transformer_core.data.sharding import job as sharding
+from transformer_core.data.sharding import verify
+from transformer_core.data.tokenizing import job as tokenizing
+from transformer_core.decide.comparisons import combine, compare
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES)
+
+
+class Calls:
+    """Counts calls on files below ``folder``, and lets the one with the number ``fails`` fail."""
+
+    def __init__(self, folder: Path, fails: int = -1, number: int = errno.EIO) -> None:
+        self.folder = str(folder)
+        self.fails = fails
+        self.number = number
+        self.count = 0
+
+    def call(self, path: Any) -> None:
+        """One more call on ``path``; OSError if it is the one that fails."""
+        if isinstance(path, int) or not str(path).startswith(self.folder):
+            return
+        self.count += 1
+        if self.count - 1 == self.fails:
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+
+class _Written:
+    """A file whose every write is a call."""
+
+    def __init__(self, file: Any, path: Any, calls: Calls) -> None:
+        self._file, self._path, self._calls = file, path, calls
+
+    def write(self, content: Any) -> Any:
+        self._calls.call(self._path)
+        return self._file.write(content)
+
+    def __enter__(self) -> "_Written":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._file)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextmanager
+def failing(calls: Calls) -> Iterator[None]:
+    """Let ``calls`` see what happens below its folder."""
+    real_open = io.open
+
+    def opened(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        calls.call(path)
+        file = real_open(path, mode, *rest, **options)
+        writes = isinstance(path, str | Path) and str(path).startswith(calls.folder)
+        return _Written(file, path, calls) if writes and set(mode) & set("wax+") else file
+
+    places: list[tuple[Any, str, Callable[..., Any]]] = [(io, "open", opened)]
+    for owner, name in ((os, "replace"), (os, "mkdir"), (pa, "memory_map"), (pa, "OSFile")):
+        places.append((owner, name, _counted(getattr(owner, name), calls)))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    for owner, name, stand_in in places:
+        setattr(owner, name, stand_in)
+    try:
+        yield
+    finally:
+        for owner, name, real in before:
+            setattr(owner, name, real)
+
+
+def _counted(real: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
+    def call(path: Any, *rest: Any, **options: Any) -> Any:
+        calls.call(path)
+        return real(path, *rest, **options)
+
+    return call
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that runs in this process."""
+
+    name: str
+    main: Callable[[list[str]], int]
+    options: list[str]
+    output: Path
+    """What it makes, last of all."""
+    varying: tuple[str, ...] = ()
+    """Fields of the output that depend on the clock."""
+
+    def made(self) -> str | None:
+        """What it has made; None if there is nothing."""
+        if not self.output.exists():
+            return None
+        text = self.output.read_text()
+        record = json.loads(text)
+        if isinstance(record, dict):
+            record = {k: v for k, v in record.items() if k not in self.varying}
+        return json.dumps(record)
+
+
+def jobs(results: Path, output: Path) -> list[Job]:
+    """The jobs, on a study's ``results``, that write below ``output``."""
+    (data,) = (path.parent for path in results.glob("data/*/tokenizer.json"))
+    spec = next(results.glob("runs/*/spec.json"))
+    settings = read_record(spec, RunSpec)
+    runs, pairs = spec.parent, data / "pairs/test.arrow"
+    repeats = sorted(map(str, runs.glob("repeat-*/metrics.json")))
+    shards = ["--tokenizer", str(data / "tokenizer.json"), "--pairs", str(pairs)]
+    shards += ["--filter", settings.filter.canonical_json(), "--threads", "1"]
+    tokens = ["--tokenizer", settings.tokenizer.canonical_json(), "--pairs", str(pairs)]
+    tokens += ["--report", str(output / "report.json"), "--output", str(output / "tokenizer.json")]
+    combined = ["--variant", runs.name, "--spec", str(spec), "--repeats", *repeats]
+    combined += ["--evaluation", str(runs / "evaluation.json")]
+    combined += ["--train-manifest", str(data / "shards/train/manifest.json")]
+    compared = ["--margin", "0.02", "--pairs", *sorted(map(str, results.glob("pairs/*/*.json")))]
+    compared += ["--results", *sorted(map(str, results.glob("runs/*/metrics.json")))]
+    compared += ["--certificates", *sorted(map(str, results.glob("equivalence/*.json")))]
+    manifests = sorted(map(str, data.glob("shards/*/manifest.json")))
+    to = {name: output / f"{name}.json" for name in ("combine", "compare", "verify")}
+    return [
+        Job("shards", sharding.main, [*shards, "--output", str(output / "shards")],
+            output / "shards/manifest.json", ("seconds",)),
+        Job("tokenizer", tokenizing.main, tokens, output / "report.json", ("seconds",)),
+        Job("verify", verify.main, [*manifests, "--output", str(to["verify"])],
+            to["verify"], ("seconds",)),
+        Job("combine", combine.main, [*combined, "--output", str(to["combine"])], to["combine"]),
+        Job("compare", compare.main, [*compared, "--output", str(to["compare"])], to["compare"]),
+    ]  # fmt: skip
+
+
+def run(most: int, seed: int, results: Path) -> Tally:
+    """The verdicts on at most ``most`` failing calls of each job."""
+    tally = Tally("calls", seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(
+            results,
+            folder / "results",
+            ignore=shutil.ignore_patterns("faults", "logs", "downloads"),
+        )
+        for job in jobs(folder / "results", folder / "made"):
+            calls = Calls(folder)
+            with failing(calls):
+                _started(job)
+            right = job.made()
+            places = [(place, error) for place in range(calls.count) for error in ERRORS]
+            chance = random.Random(f"{seed}/{job.name}")
+            for place, error in sorted(chance.sample(places, min(most, len(places)))):
+                shutil.rmtree(folder / "made", ignore_errors=True)
+                verdict, said = judge(job, Calls(folder, place, error), right)
+                case = f"{job.name}, call {place} of {calls.count}, {errorcode[error]}: {said}"
+                tally.add(f"{job.name}_{errorcode[error].lower()}", place, verdict, case)
+    return tally
+
+
+def judge(job: Job, calls: Calls, right: str | None) -> tuple[Verdict, str]:
+    """How a job takes it that a call fails."""
+    try:
+        with failing(calls):
+            code, said = _started(job)
+    except BaseException:
+        return "traceback", traceback.format_exc()
+    left = job.made()
+    if left is not None and left != right:
+        return "silent", f"it left another result; it said: {said}"
+    if code == 0:
+        return ("same" if left == right else "silent"), said
+    with contextlib.suppress(FileNotFoundError):
+        seal_file(job.output).unlink()
+    if _started(job)[0] or job.made() != right:
+        return "silent", f"the next attempt makes another result; it said: {said}"
+    clear = "remedy" in said.lower() and calls.folder in said
+    return ("refused" if clear else "unclear"), said
+
+
+def _started(job: Job) -> tuple[int, str]:
+    """Run a job: its exit code, and what it said."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = job.main(job.options)
+        except SystemExit as end:
+            code = int(end.code or 0) if not isinstance(end.code, str) else 1
+    return code, said.getvalue()

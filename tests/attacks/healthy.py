@@ -1,0 +1,185 @@
+"""Certificates of healthy variants under other seeds, shapes and numbers of threads: none may fail.
+
+python -m tests.attacks.healthy --output healthy.json
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.base import merge
+from schemas.config.equivalence import LOOKS, Statistical, Tolerance
+from schemas.results import Certificate
+from tests.attacks.planted.fault import (
+    BF16,
+    CENTRAL,
+    COMPRESS,
+    DDP,
+    FSDP,
+    GPT2,
+    POWER,
+    RING,
+    TEXTS,
+    TWO,
+    WIDE,
+)
+from tests.attacks.planted.few_bits_faults import ONEDNN, RESIDUAL
+from tests.attacks.planted.loss_faults import ONE_PASS
+from tests.attacks.planted.masters_faults import MASTERS
+from tests.attacks.planted.one_pass_faults import FILLED, TOGETHER
+from tests.attacks.planted.softmax_faults import SOFTMAX, SOFTMAX_BF16
+from tests.attacks.planted_faults import CLASSES, FEW_SEEDS
+from tests.attacks.short_trainings import Recorded, certificate, recorded, reference, spec_of
+from tests.distributed import run_ranks
+from transformer_core.common.files import write_text
+
+VARIANTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "tolerance"),
+    ({"training": {"precision": {"kind": "bf16"}}}, "statistical"),
+    ({"model": {"checkpoint": "layers"}}, "tolerance"),
+    ({"training": {"loss": {"kind": "one_pass"}}}, "tolerance"),
+    ({"batching": {"rows": {"kind": "packed"}}}, "tolerance"),
+    ({"training": {"accumulation": {"micro_batches": 2}}}, "tolerance"),
+    ({"training": {"precision": {"kind": "fp16"}}}, "statistical"),
+    ({"model": {"qkv": {"kind": "layout", "outermost": "batch"}}}, "tolerance"),
+    ({"model": {"tokens": {"kind": "unpadded"}}}, "tolerance"),
+    ({"training": {"loss": {"kind": "chunked", "rows": 16}}}, "tolerance"),
+]
+NEWER: list[tuple[dict[str, Any], str]] = [
+    (SOFTMAX, "tolerance"),
+    (SOFTMAX_BF16, "statistical"),
+    (MASTERS, "statistical"),
+    (merge(MASTERS, {"training": {"clipping": "folded"}}), "statistical"),
+    (RESIDUAL, "statistical"),
+    (ONEDNN, "tolerance"),
+    (merge(BF16, ONE_PASS), "statistical"),
+    (merge(FILLED, TOGETHER), "tolerance"),
+]
+OF_TEXTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "tolerance"),
+    (SOFTMAX, "tolerance"),
+    (MASTERS, "statistical"),
+    (merge(RESIDUAL, ONE_PASS), "statistical"),
+    (merge(ONE_PASS, TWO), "tolerance"),
+    ({"model": {"checkpoint": "layers", "qkv": {"kind": "separate"}}}, "tolerance"),
+]
+"""Variants of language models."""
+SHAPES: list[dict[str, Any]] = [
+    {"model": shape}
+    for shape in (
+        {},
+        {"d_model": 32, "d_ff": 64, "heads": 4},
+        {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3},
+        {"norm": "post"},
+        {"tied_embeddings": False},
+    )
+]
+TEXT_SHAPES: list[dict[str, Any]] = [
+    TEXTS,
+    merge(GPT2, {"model": {"d_model": 32, "d_ff": 64}}),
+    merge(TEXTS, {"model": {"d_model": 24, "heads": 6, "layers": 3, "tied_embeddings": False}}),
+    merge(TEXTS, {"task": {"texts": "joined"}, "model": {"positions": {"kind": "sinusoidal"}}}),
+    merge(TEXTS, {"model": {"feed_forward": {"kind": "relu"}, "d_model": 32, "kv_heads": 1}}),
+]
+SEEDS = (1, 11, 21, 31)
+HEALTHY = [
+    *itertools.product(VARIANTS, SHAPES, SEEDS),
+    *itertools.product(NEWER, SHAPES, SEEDS[:2]),
+    *itertools.product(OF_TEXTS, TEXT_SHAPES, SEEDS[:2]),
+]
+"""340 of them: what is varied, the study, and its seed."""
+
+
+ON_RANKS: list[tuple[dict[str, Any], str]] = [
+    (DDP, "tolerance"),
+    (RING, "tolerance"),
+    (POWER, "statistical"),
+    (COMPRESS, "statistical"),
+    (FSDP, "tolerance"),
+    (CENTRAL, "tolerance"),
+    (merge(DDP, MASTERS), "statistical"),
+    (merge(FSDP, {"parallel": {"bf16": True}}), "statistical"),
+    (merge(DDP, merge(TWO, FILLED)), "tolerance"),
+]
+"""Variants of two ranks."""
+
+
+def recorded_on_ranks() -> list[Recorded]:
+    """What this rank records of :data:`ON_RANKS`, one after the other, with dropout."""
+    return [
+        recorded(spec_of(change, WIDE), FEW_SEEDS if kind == "statistical" else 1, 0.1)
+        for change, kind in ON_RANKS
+    ]
+
+
+def certified_on_ranks() -> list[Certificate]:
+    """The certificates of :data:`ON_RANKS`."""
+    against = reference(json.dumps(WIDE, sort_keys=True), FEW_SEEDS, 0.1)
+    main_rank, _ = run_ranks(recorded_on_ranks, 2)
+    return [
+        certificate(CLASSES[kind], found, against)
+        for (_, kind), found in zip(ON_RANKS, main_rank, strict=True)
+    ]
+
+
+def certified_healthy(number: int) -> Certificate:
+    """The certificate of the healthy variant of this number."""
+    (_, kind), _, _ = HEALTHY[number]
+    if kind == "tolerance":
+        return _certified(number, Tolerance(kind="tolerance"), 1)
+    # As a short run does it: where some seeds decide nothing, as many again.
+    usual = Statistical(kind="statistical")
+    first = _certified(number, usual, usual.seeds)
+    if first.status != "inconclusive":
+        return first
+    return _certified(number, usual, LOOKS * usual.seeds)
+
+
+def _certified(number: int, equivalence: Tolerance | Statistical, seeds: int) -> Certificate:
+    (change, kind), study, seed = HEALTHY[number]
+    base = merge(study, {"training": {"seed": seed}})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2 if number % 4 == 3 else 1)
+    try:
+        large = study["model"].get("d_model", 16) >= 24
+        dropout = 0.1 if large and kind == "tolerance" else 0.0
+        found = recorded(spec_of(merge(change, {}), base), seeds, dropout)
+        against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
+        return certificate(equivalence, found, against)
+    finally:
+        torch.set_num_threads(before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="the report to write, JSON")
+    parser.add_argument("--every", type=int, default=1, help="only each n-th of them")
+    options = parser.parse_args()
+    rows = []
+    for number in range(0, len(HEALTHY), options.every):
+        found = certified_healthy(number)
+        near = max(found.deviations, key=lambda d: d.measured / d.bound if d.bound else 0.0)
+        row = {
+            "variant": HEALTHY[number],
+            "status": found.status,
+            "reason": found.reason,
+            "nearest": near.quantity,
+            "share": near.measured / near.bound if near.bound else 0.0,
+        }
+        rows.append(row)
+        print(number, row["status"], row["nearest"], f"{row['share']:.2f}", flush=True)
+    counts = Counter(str(row["status"]) for row in rows)
+    report = {"counts": counts, "certificates": rows}
+    write_text(options.output, json.dumps(report, indent=1) + "\n")
+    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    return int(counts["not_equivalent"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""One fault: its patch, and the variant whose certificate must show it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.base import merge
+from tests.attacks.planted.planting import Patch
+
+Change = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, and where it shows."""
+
+    name: str
+    family: str
+    patch: Patch
+    change: Change = field(default_factory=dict)
+    """What the variant changes."""
+    base: Change = field(default_factory=dict)
+    """What the study itself has otherwise; the reference has it too."""
+    kind: str = "tolerance"
+    """Class of the variant."""
+    ranks: int = 1
+    dropout: float = 0.0
+    """Dropout of the study."""
+    missed: str = ""
+    """Why no certificate can show it, where none can."""
+
+
+BF16: Change = {"training": {"precision": {"kind": "bf16"}}}
+FP16: Change = {"training": {"precision": {"kind": "fp16"}}}
+DDP: Change = {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}}
+FSDP: Change = {"parallel": {"kind": "fsdp"}, "machine": {"devices_per_node": 2}}
+CENTRAL: Change = {"parallel": {"kind": "central"}, "machine": {"devices_per_node": 2}}
+RING: Change = DDP | {"parallel": {"kind": "ddp", "hook": {"kind": "ring"}}}
+POWER: Change = DDP | {
+    "parallel": {"kind": "ddp", "hook": {"kind": "powersgd", "rank": 1, "start_step": 2}}
+}
+LATE: Change = DDP | {"parallel": {"kind": "ddp", "overlap": False}}
+COMPRESS: Change = DDP | {
+    "parallel": {"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}
+}
+TWO: Change = {"training": {"accumulation": {"micro_batches": 2}}}
+PLAIN_ATTENTION: Change = {"model": {"attention": {"kind": "reference"}}}
+PACKED: Change = {"batching": {"rows": {"kind": "packed"}}}
+UNPADDED: Change = {"model": {"tokens": {"kind": "unpadded", "blocks": 2}}}
+UNTIED: Change = {"model": {"tied_embeddings": False}}
+TEXTS: Change = {
+    "task": {"kind": "language_model", "context": 12, "prompt": 2, "continuation": 4},
+    "model": {
+        "kind": "decoder_only",
+        "layers": 2,
+        "d_model": 16,
+        "d_ff": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "dropout": 0.0,
+    },
+}
+"""A study of a language model, as Llama is made."""
+GPT2: Change = merge(
+    TEXTS,
+    {
+        "model": {
+            "kv_heads": 4,
+            "bias": True,
+            "positions": {"kind": "learned", "length": 12},
+            "norm": {"kind": "layer"},
+            "feed_forward": {"kind": "gelu"},
+        }
+    },
+)
+WIDE: Change = {"model": {"d_model": 32, "d_ff": 64, "heads": 4}}
+
+
+def schedule(**values: Any) -> Change:
+    return {"training": {"schedule": {"peak": 3e-3, **values}}}
+
+
+def dropping(name: str, patch: Patch, change: Change | None = None, **more: Any) -> Fault:
+    return Fault(name, "dropout", patch, change or {}, WIDE, dropout=0.2, **more)
+
+
+def reduced(name: str, patch: Patch, change: Change = BF16) -> Fault:
+    return Fault(name, "precision", patch, change, kind="statistical")
+
+
+def spread(name: str, family: str, patch: Patch, change: Change = DDP, **more: Any) -> Fault:
+    return Fault(name, family, patch, change, ranks=2, **more)

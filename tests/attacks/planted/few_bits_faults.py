@@ -1,0 +1,254 @@
+"""Residual streams and messages in 16 bits, moments of 8 bits, products by oneDNN."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from schemas.base import merge
+from tests.attacks.planted.fault import BF16, COMPRESS, FSDP, POWER, Change, Fault, spread
+from tests.attacks.planted.loss_faults import ONE_PASS
+from tests.attacks.planted.planting import Patch, arguments, result, swap
+from tests.attacks.planted.resuming_faults import after_loading
+from transformer_core.models import one_pass_loss
+from transformer_core.models.layers import sublayers
+from transformer_core.models.layers.normalization import FusedNorm
+from transformer_core.parallel.hooks import compression, power_sgd
+from transformer_core.parallel.strategies import fsdp
+from transformer_core.training.precision import onednn_products
+
+RESIDUAL: Change = merge(BF16, {"model": {"residual": "bf16"}})
+ONEDNN: Change = {"training": {"precision": {"kind": "fp32_onednn"}}}
+EIGHT_BITS: Change = {"training": {"optimizer": {"kind": "adamw_8bit"}}}
+LARGE: Change = {"model": {"d_model": 64, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1}}
+"""Tensors of 4,096 elements, below which moments are not kept in 8 bits."""
+
+
+def residual(name: str, patch: Patch, **more: Any) -> Fault:
+    return Fault(name, "bf16 residual", patch, RESIDUAL, kind="statistical", **more)
+
+
+def onednn(name: str, patch: Patch, change: Change = ONEDNN) -> Fault:
+    return Fault(name, "oneDNN", patch, change)
+
+
+def stream(change: Callable[[Tensor], Tensor]) -> Patch:
+    """Something done to the residual stream after every sub-layer."""
+    return swap(sublayers.Residual, "forward", result(change))
+
+
+def rounded_to_fp8(x: Tensor) -> Tensor:
+    return x + (x.to(torch.float8_e4m3fn).to(x.dtype) - x).detach()
+
+
+def in_place_of_the_stream(_: Any) -> Any:
+    """What feed-forward layers of the decoder give is all that goes on."""
+
+    def forward(
+        self: Any, x: Tensor, memory: Any, mask: Any, cache: Any = None, own: Any = None
+    ) -> Tensor:
+        x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own))
+        x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
+        return self.residuals[2](x, self.feed_forward) - x
+
+    return forward
+
+
+def added_less(share: float) -> Callable[[Any], Any]:
+    return lambda real: lambda self, x, sublayer: real(self, x, lambda y: share * sublayer(y))
+
+
+def by_torch(_: Any) -> Any:
+    """Normalization whose gradients a CPU adds up in bfloat16."""
+    return lambda self, x: nn.functional.layer_norm(
+        x,
+        self.normalized_shape,
+        self.weight.to(x.dtype),
+        self.bias.to(x.dtype),
+        self.eps,
+    )
+
+
+def last_token_left_out(real: Any) -> Any:
+    """Of products with a transposed operand, which gradients of weights are, the last term."""
+
+    def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is None and a.stride(0) == 1 and a.size(1) > 1:
+            return real(a[:, :-1], b[:-1])
+        return real(a, b, bias)
+
+    return product
+
+
+def without_the_bias(real: Any) -> Any:
+    return lambda c, a, b, **factors: real(c * 0, a, b, **factors)
+
+
+def overwritten(real: Any) -> Any:
+    return lambda c, a, b, **factors: real(c, a, b, **factors | {"beta": 0})
+
+
+@contextlib.contextmanager
+def overwritten_chunks() -> Iterator[None]:
+    """What is added to a tensor overwrites it, with chunks so small that there are several."""
+    with (
+        mock.patch.object(one_pass_loss, "_CPU_ELEMENTS", 2**10),
+        swap(onednn_products, "_add_to", overwritten)(),
+    ):
+        yield
+
+
+def codes_of_four_bits(trainer: Any) -> None:
+    for state in trainer.state.values():
+        for name in ("state1", "state2"):
+            if state[name].dtype == torch.uint8:
+                state[name].bitwise_and_(0xF0)
+
+
+def after_step_of_eight_bits(change: Callable[[Any], None]) -> Patch:
+    from transformer_core.training.optimization.eight_bit_adamw import BlockwiseAdamW
+
+    def make(real: Any) -> Any:
+        def step(self: Any, *args: Any) -> Any:
+            done = real(self, *args)
+            with torch.no_grad():
+                change(self)
+            return done
+
+        return step
+
+    return swap(BlockwiseAdamW, "step", make)
+
+
+def scales_once(trainer: Any) -> None:
+    """The scale of a block is that of the step before."""
+    before = trainer.__dict__.setdefault("scales_of_the_step_before", {})
+    for parameter, state in trainer.state.items():
+        if "absmax1" in state:
+            old = before.get(parameter)
+            before[parameter] = state["absmax1"].clone()
+            if old is not None:
+                state["absmax1"].copy_(old)
+
+
+def no_steps(state: dict[str, Any]) -> None:
+    state["step"] = state["step"] * 0
+
+
+def reduced_in_bf16(real: Any) -> Any:
+    return lambda **named: real(**named | {"reduce_dtype": torch.bfloat16})
+
+
+def summed(real: Any) -> Any:
+    def average(self: Any, bucket: Any) -> Any:
+        bucket.buffer().mul_(torch.distributed.get_world_size())
+        return real(self, bucket)
+
+    return average
+
+
+def stale_error(real: Any) -> Any:
+    """What a step left out is forgotten every other time."""
+    calls = itertools.count()
+
+    def average(self: Any, bucket: Any) -> Any:
+        before = {k: v.clone() for k, v in self.state.error_dict.items()}
+        future = real(self, bucket)
+        if next(calls) % 2:
+            for index, error in before.items():
+                self.state.error_dict[index].copy_(error)
+        return future
+
+    return average
+
+
+FAULTS = [
+    residual("the stream keeps 4 bits", stream(rounded_to_fp8)),
+    residual(
+        "one sub-layer takes the place of the stream",
+        swap(sublayers.DecoderLayer, "forward", in_place_of_the_stream),
+    ),
+    residual("sub-layers are added at 90 %", swap(sublayers.Residual, "forward", added_less(0.9))),
+    residual("sub-layers are added at 95 %", swap(sublayers.Residual, "forward", added_less(0.95))),
+    residual("the stream is scaled by 98 %", stream(lambda x: 0.98 * x)),
+    residual(
+        "gradients of normalizations are added up in 8 bits",
+        swap(FusedNorm, "forward", by_torch),
+        missed="sums of 60 terms in 8 bits are as good as the format; of thousands they are not",
+    ),
+    onednn(
+        "products of oneDNN secretly in bf16",
+        swap(
+            onednn_products,
+            "_linear",
+            lambda real: lambda x, w, b: real(x.bfloat16().float(), w, b),
+        ),
+    ),
+    onednn(
+        "gradients of weights leave out the last token",
+        swap(onednn_products, "_product", last_token_left_out),
+    ),
+    onednn("maps without their bias", swap(onednn_products, "_added", without_the_bias)),
+    onednn("sums over chunks keep the last", overwritten_chunks, merge(ONEDNN, ONE_PASS)),
+    Fault(
+        "moments of 8 bits lose four of them",
+        "8-bit state",
+        after_step_of_eight_bits(codes_of_four_bits),
+        EIGHT_BITS,
+        LARGE,
+        kind="statistical",
+    ),
+    Fault(
+        "blocks of 8-bit moments have the scales of the step before",
+        "8-bit state",
+        after_step_of_eight_bits(scales_once),
+        EIGHT_BITS,
+        LARGE,
+        kind="statistical",
+    ),
+    Fault(
+        "8-bit state resumed with the step count at 0",
+        "8-bit state",
+        after_loading(no_steps),
+        EIGHT_BITS,
+        LARGE,
+        kind="statistical",
+    ),
+    spread(
+        "FSDP with weights in bf16 sums in bf16",
+        "FSDP",
+        swap(fsdp, "MixedPrecisionPolicy", reduced_in_bf16),
+        FSDP | {"parallel": {"kind": "fsdp", "bf16": True}},
+        kind="statistical",
+        missed="to round the sum of two ranks once more is within the format's own error",
+    ),
+    spread(
+        "messages of 16 bits are added, not averaged",
+        "hooks",
+        swap(compression.Compressed, "average", summed),
+        COMPRESS,
+        kind="statistical",
+    ),
+    spread(
+        "messages in bf16 in the place of fp16",
+        "hooks",
+        swap(
+            compression.Compressed,
+            "__init__",
+            arguments(lambda self, traffic, _: (self, traffic, torch.bfloat16)),
+        ),
+        COMPRESS,
+        kind="statistical",
+    ),
+    spread(
+        "PowerSGD with the error of another step",
+        "hooks",
+        swap(power_sgd.PowerSgd, "average", stale_error),
+        POWER,
+        kind="statistical",
+    ),
+]

@@ -1,0 +1,157 @@
+"""Weights in bfloat16, of which the optimizer keeps masters of 32 bits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schemas.base import merge
+from tests.attacks.planted.fault import Change, Fault
+from tests.attacks.planted.planting import Patch, swap
+from transformer_core.training import checkpoint
+from transformer_core.training.optimization import master_weights
+from transformer_core.training.optimization.master_weights import MASTER
+from transformer_core.training.precision import autocast
+
+MASTERS: Change = {"training": {"precision": {"kind": "bf16_weights"}}}
+
+
+def masters(name: str, patch: Patch, change: Change = MASTERS, **more: Any) -> Fault:
+    return Fault(name, "bf16 weights", patch, change, kind="statistical", **more)
+
+
+def each_update(change: Callable[..., None]) -> Patch:
+    """Something else in the update of every tensor: change(real, weight, gradient, state, group,
+    scale, number of the tensor)."""
+
+    def make(real: Any) -> Any:
+        def update(ws: Any, gs: Any, states: Any, group: Any, scale: Any = None) -> None:
+            for number, each in enumerate(zip(ws, gs, states, strict=True)):
+
+                def one(w: Any, g: Any, state: Any, scale: Any = scale) -> None:
+                    real([w], [g], [state], group, scale)
+
+                change(one, *each, scale, number)
+
+        return update
+
+    return swap(master_weights, "in_one_loop", make)
+
+
+def masters_stay(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
+    kept = state[MASTER].clone()
+    one(w, g, state)
+    state[MASTER].copy_(kept)
+
+
+def weights_stay(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
+    """Weights have what masters were a step before."""
+    before = state[MASTER].clone()
+    one(w, g, state)
+    w.copy_(before)
+
+
+def one_stays(one: Any, w: Tensor, g: Tensor, state: Any, scale: Any, number: int) -> None:
+    if number == 7:
+        weights_stay(one, w, g, state)
+    else:
+        one(w, g, state)
+
+
+def one_master_stays(one: Any, w: Tensor, g: Tensor, state: Any, _: Any, number: int) -> None:
+    if number == 7:
+        masters_stay(one, w, g, state)
+    else:
+        one(w, g, state)
+
+
+def from_rounded(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
+    """The update goes to what the weights are, in 8 bits."""
+    state[MASTER].copy_(w)
+    one(w, g, state)
+
+
+def in_bf16(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
+    one(w, g, state)
+    state[MASTER].copy_(w)
+
+
+def toward_zero(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
+    one(w, g, state)
+    bits = state[MASTER].view(torch.int32) & ~0xFFFF
+    w.copy_(bits.view(torch.float32))
+
+
+def unclipped(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
+    one(w, g, state, scale=None)
+
+
+def clipped_twice(one: Any, w: Tensor, g: Tensor, state: Any, scale: Any, __: int) -> None:
+    one(w, g, state, scale=None if scale is None else scale * scale)
+
+
+def few_bits_of_moments(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
+    one(w, g, state)
+    state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
+
+
+def masters_lost(real: Any) -> Any:
+    """A checkpoint brings back masters that are made of the rounded weights."""
+
+    def load(setup: Any, *rest: Any) -> None:
+        real(setup, *rest)
+        for parameter, state in setup.optimizer.state.items():
+            state[MASTER] = parameter.detach().float()
+
+    return load
+
+
+def weights_without_masters(real: Any) -> Any:
+    """Weights in bfloat16 that the optimizer updates themselves."""
+
+    def convert(self: Any, model: nn.Module) -> dict[Any, Any]:
+        real(self, model)
+        return {}
+
+    return convert
+
+
+def masters_rounded_once(real: Any) -> Any:
+    """Masters begin with the rounded weights."""
+
+    def convert(self: Any, model: nn.Module) -> Any:
+        return {new: new.detach().float() for new in real(self, model)}
+
+    return convert
+
+
+FAULTS = [
+    masters("masters never move", each_update(masters_stay)),
+    masters("weights are those of the masters a step before", each_update(weights_stay)),
+    masters("one tensor is not rounded anew", each_update(one_stays)),
+    masters("one master stays behind its weights", each_update(one_master_stays)),
+    masters("updates go to the rounded weights", each_update(from_rounded)),
+    masters("masters keep 8 bits", each_update(in_bf16)),
+    masters("weights are rounded toward zero", each_update(toward_zero)),
+    masters(
+        "masters are not clipped",
+        each_update(unclipped),
+        merge(MASTERS, {"training": {"clipping": "folded"}}),
+    ),
+    masters(
+        "masters are clipped twice",
+        each_update(clipped_twice),
+        merge(MASTERS, {"training": {"clipping": "folded"}}),
+    ),
+    masters("second moments of masters keep 8 bits", each_update(few_bits_of_moments)),
+    masters("masters lost at a checkpoint", swap(checkpoint, "_load_optimizer", masters_lost)),
+    masters(
+        "weights of 8 bits without masters",
+        swap(autocast.LowWeights, "convert", weights_without_masters),
+    ),
+    masters(
+        "masters begin rounded",
+        swap(autocast.LowWeights, "convert", masters_rounded_once),
+    ),
+]

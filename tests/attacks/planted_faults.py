@@ -1,0 +1,139 @@
+"""Do certificates show planted faults? The report on all of them.
+
+python -m tests.attacks.planted_faults --output planted.json --table planted.md
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.config.equivalence import Statistical, Tolerance
+from schemas.results import Certificate, Deviation
+from tests.attacks.planted.all_faults import FAULTS
+from tests.attacks.planted.fault import Fault
+from tests.attacks.short_trainings import Recorded, certificate, recorded, reference, spec_of
+from tests.distributed import run_ranks
+from transformer_core.common.files import write_text
+
+FEW_SEEDS = 2
+CLASSES = {
+    "tolerance": Tolerance(kind="tolerance"),
+    "statistical": Statistical(kind="statistical", seeds=FEW_SEEDS),
+}
+
+
+def run(fault: Fault, healthy: bool = False) -> Recorded:
+    """The trainings of a variant with its fault, or without, on this rank."""
+    seeds = FEW_SEEDS if fault.kind == "statistical" else 1
+    spec = spec_of(fault.change, fault.base)
+    if healthy:
+        return recorded(spec, seeds, fault.dropout)
+    with fault.patch():
+        return recorded(spec, seeds, fault.dropout)
+
+
+def certified(fault: Fault, found: Recorded) -> Certificate:
+    """The certificate of what :func:`run` gives."""
+    seeds = FEW_SEEDS if fault.kind == "statistical" else 1
+    against = reference(json.dumps(fault.base, sort_keys=True), seeds, fault.dropout)
+    return certificate(CLASSES[fault.kind], found, against)
+
+
+def certified_in_both(fault: Fault) -> Certificate:
+    """The certificate where the reference has the fault too, as it has a mistake in the source."""
+    seeds = FEW_SEEDS if fault.kind == "statistical" else 1
+    with fault.patch():
+        found = run(fault, healthy=True)
+        base = json.dumps(fault.base, sort_keys=True)
+        against = reference.__wrapped__(base, seeds, fault.dropout)
+    return certificate(CLASSES[fault.kind], found, against)
+
+
+def on_ranks(names: Sequence[str], healthy: bool = False) -> list[Recorded]:
+    """What this rank records of the faults of these names, one after the other."""
+    by_name = {fault.name: fault for fault in FAULTS}
+    return [run(by_name[name], healthy) for name in names]
+
+
+def certified_all(faults: Iterable[Fault]) -> dict[str, Certificate]:
+    """The certificate of each fault, by its name; those of several ranks share two processes."""
+    found = {}
+    together = [fault for fault in faults if fault.ranks > 1]
+    for fault in faults:
+        if fault.ranks == 1:
+            found[fault.name] = certified(fault, run(fault))
+    if together:
+        main_rank, _ = run_ranks(on_ranks, 2, [fault.name for fault in together])
+        for fault, each in zip(together, main_rank, strict=True):
+            found[fault.name] = certified(fault, each)
+    return found
+
+
+def entry(fault: Fault, certificate: Certificate) -> dict[str, Any]:
+    """A row of the report."""
+    worst = max(certificate.deviations, key=_times_the_bound, default=None)
+    return {
+        "fault": fault.name,
+        "family": fault.family,
+        "caught": certificate.status == "not_equivalent",
+        "status": certificate.status,
+        "by": worst and worst.quantity,
+        "where": worst and worst.where,
+        "measured": worst and worst.measured,
+        "bound": worst and worst.bound,
+        "times_the_bound": worst.measured / worst.bound if worst and worst.bound else None,
+        "missed_because": fault.missed,
+    }
+
+
+def _times_the_bound(deviation: Deviation) -> float:
+    if not deviation.bound:
+        return float(deviation.measured > 0) * 1e6
+    return deviation.measured / deviation.bound
+
+
+def table(report: Sequence[dict[str, Any]]) -> str:
+    """The report as a table in Markdown."""
+    caught = sum(row["caught"] for row in report)
+    lines = [f"{caught} of {len(report)} faults cost a variant its certificate.", ""]
+    lines += ["| family | fault | | shown by | deviation | allowed | times |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for row in report:
+        sign = "caught" if row["caught"] else f"missed: {row['missed_because'] or 'not known why'}"
+        numbers = [row["measured"], row["bound"], row["times_the_bound"]]
+        shown = ["" if n is None else f"{n:.2g}" for n in numbers]
+        lines.append(f"| {row['family']} | {row['fault']} | {sign} | {row['by']} | ")
+        lines[-1] += " | ".join(shown) + " |"
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="the report to write, JSON")
+    parser.add_argument("--table", type=Path, help="the same as a table in Markdown")
+    parser.add_argument(
+        "--in-both", action="store_true", help="faults of one process, which the reference has too"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    faults = [fault for fault in FAULTS if fault.ranks == 1 or not options.in_both]
+    if options.in_both:
+        certificates = {fault.name: certified_in_both(fault) for fault in faults}
+    else:
+        certificates = certified_all(faults)
+    report = [entry(fault, certificates[fault.name]) for fault in faults]
+    write_text(options.output, json.dumps(report, indent=1) + "\n")
+    if options.table:
+        write_text(options.table, table(report))
+    print(table(report))
+    wrong = [row for row in report if row["caught"] == bool(row["missed_because"])]
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Calls that fail: a job that makes shards says so, and leaves nothing wrong."""
+
+from pathlib import Path
+
+import pytest
+from pair_files import ENGLISH, GERMAN, write_pairs, write_tokenizer
+
+from schemas.config.corpus import Filter
+from tests.attacks import failing_calls as harness
+from tests.attacks.failing_calls import ERRORS, Calls, failing
+from transformer_core.data.sharding import job as sharding
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> harness.Job:
+    folder = tmp_path_factory.mktemp("made")
+    options = ["--tokenizer", str(write_tokenizer(folder)), "--threads", "1"]
+    options += ["--pairs", str(write_pairs(folder / "p.arrow", ENGLISH, GERMAN).path)]
+    options += ["--filter", Filter().canonical_json(), "--output", str(folder / "shards")]
+    made = folder / "shards/manifest.json"
+    return harness.Job("shards", sharding.main, options, made, ("seconds",))
+
+
+def test_every_failing_call_is_told(shards: harness.Job) -> None:
+    folder = shards.output.parents[1]
+    calls = Calls(folder)
+    with failing(calls):
+        assert shards.main(shards.options) == 0
+    right = shards.made()
+    assert calls.count >= 10
+    for place in range(calls.count):
+        error = ERRORS[place % len(ERRORS)]
+        verdict, said = harness.judge(shards, Calls(folder, place, error), right)
+        assert verdict in ("refused", "same"), f"call {place}: {verdict}, {said}"
+
+
+def test_a_job_that_lets_an_exception_through_is_found(tmp_path: Path) -> None:
+    def careless(options: list[str]) -> int:
+        (tmp_path / "result.json").write_text("{}")
+        return 0
+
+    job = harness.Job("careless", careless, [], tmp_path / "result.json")
+    verdict, said = harness.judge(job, Calls(tmp_path, 0, ERRORS[0]), "{}")
+    assert verdict == "traceback"
+    assert "No space left" in said

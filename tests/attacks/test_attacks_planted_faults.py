@@ -1,0 +1,102 @@
+"""Every planted fault costs a variant its certificate, and healthy variants keep theirs."""
+
+import pytest
+
+from schemas.results import Certificate
+from tests.attacks.healthy import HEALTHY, ON_RANKS, certified_healthy, certified_on_ranks
+from tests.attacks.planted.all_faults import FAULTS
+from tests.attacks.planted.fault import Fault
+from tests.attacks.planted_faults import (
+    certified,
+    certified_all,
+    certified_in_both,
+    entry,
+    run,
+    table,
+)
+
+ALONE = [fault for fault in FAULTS if fault.ranks == 1]
+TOGETHER = [fault for fault in FAULTS if fault.ranks > 1]
+
+
+def judged(fault: Fault, found: Certificate) -> None:
+    caught = found.status == "not_equivalent"
+    assert caught != bool(fault.missed), f"{found.status}: {found.reason}"
+
+
+def test_there_are_many_faults_with_names_of_their_own() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 60
+    families = {fault.family for fault in FAULTS}
+    assert families >= {"precision", "optimizer", "schedule", "loss", "dropout", "masks", "padding"}
+    assert families >= {"packing", "accumulation", "DDP", "FSDP", "central", "hooks", "resuming"}
+    assert families >= {"data order", "tied weights", "clipping", "kernels", "decoding"}
+    assert families >= {"fused softmax", "bf16 weights", "bf16 residual", "oneDNN", "8-bit state"}
+    assert families >= {"language model"}
+
+
+@pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
+def test_planted_fault(fault: Fault) -> None:
+    judged(fault, certified(fault, run(fault)))
+
+
+def test_planted_faults_of_several_ranks() -> None:
+    found = certified_all(TOGETHER)
+    for fault in TOGETHER:
+        judged(fault, found[fault.name])
+
+
+@pytest.mark.parametrize("number", range(0, len(HEALTHY), 41))
+def test_healthy_variants_keep_their_certificates(number: int) -> None:
+    found = certified_healthy(number)
+    (_, kind), _, _ = HEALTHY[number]
+    # Few seeds may leave a reduced format undecided, which is no accusation.
+    allowed = {"equivalent", "inconclusive"} if kind == "statistical" else {"equivalent"}
+    assert found.status in allowed, found.reason
+
+
+def test_healthy_variants_of_several_ranks_keep_their_certificates() -> None:
+    for (change, kind), found in zip(ON_RANKS, certified_on_ranks(), strict=True):
+        allowed = {"equivalent", "inconclusive"} if kind == "statistical" else {"equivalent"}
+        assert found.status in allowed, (change, found.reason)
+        quantities = {d.quantity for d in found.deviations}
+        assert quantities >= {"dropout", "dropout_loss", "dropout_draws", "dropout_slope"}, change
+
+
+def test_the_report_names_what_is_missed_and_by_what_others_show() -> None:
+    fault = next(fault for fault in ALONE if fault.name == "every third update skipped")
+    rows = [entry(fault, certified(fault, run(fault)))]
+    rows.append(rows[0] | {"fault": "another", "caught": False, "missed_because": "too small"})
+    text = table(rows)
+    assert text.startswith("1 of 2 faults")
+    assert "every third update skipped | caught | update" in text
+    assert "| another | missed: too small |" in text
+    assert rows[0]["times_the_bound"] > 1
+
+
+def test_variants_are_healthy_without_their_fault() -> None:
+    fault = next(fault for fault in ALONE if fault.family == "dropout")
+    found = certified(fault, run(fault, healthy=True))
+    assert found.status == "equivalent", found.reason
+    quantities = {d.quantity for d in found.deviations}
+    assert quantities >= {"dropout", "dropout_loss", "dropout_spread", "dropout_slope"}
+
+
+def test_dropout_of_language_models_is_read() -> None:
+    fault = next(fault for fault in ALONE if fault.name == "embeddings of texts drop nothing")
+    recorded = run(fault, healthy=True)
+    _, (trajectory,), _ = recorded
+    found = certified(fault, recorded)
+    assert found.status == "equivalent", found.reason
+    assert trajectory.dropout is not None
+    places = {each.place.split(" ")[0] for each in trajectory.dropout}
+    for layer in ("layers.0.", "layers.1."):
+        outputs = ("self_attention", "residuals.0", "feed_forward.outer")
+        assert places >= {f"{layer}{output}" for output in outputs}, places
+    assert places >= {"text"}
+
+
+def test_a_fault_that_the_reference_has_too_shows() -> None:
+    fault = next(fault for fault in ALONE if fault.name == "positions begin with 1")
+    found = certified_in_both(fault)
+    assert found.status == "not_equivalent", found.reason
+    assert next(d for d in found.deviations if d.quantity == "loss").holds

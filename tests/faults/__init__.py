@@ -1,1 +1,0 @@
-"""Faults that certificates must show, and healthy variants that must keep theirs."""

@@ -1,1 +1,0 @@
-"""Faults of the newer techniques, and of language models."""

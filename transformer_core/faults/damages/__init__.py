@@ -1,1 +1,0 @@
-"""Results that are damaged on purpose: does every reader notice?"""
