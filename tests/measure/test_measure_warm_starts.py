@@ -95,7 +95,7 @@ class Starts:
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(folder),
         }
-        self.offer = f"{self.owner.pid}:{places.here()}"
+        self.offer = f"{self.owner.pid}:{places.this_place()}"
         self.sockets = folder / f"warm-starts-{os.getuid()}-{self.owner.pid}"
 
     def start(
@@ -106,7 +106,7 @@ class Starts:
         command = [sys.executable, "-m", module, *more, "worker_of_this_test"]
         return subprocess.Popen(
             [*command, str(self.folder / name), what],
-            env=self.environment | {places.VARIABLE: self.offer if offer is None else offer},
+            env=self.environment | {places.WARM_STARTS: self.offer if offer is None else offer},
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -224,24 +224,24 @@ def test_forks_of_a_fork(starts: Starts) -> None:
 def test_without_an_offer_for_this_place_the_start_is_a_new_process(
     monkeypatch: pytest.MonkeyPatch, offer: str
 ) -> None:
-    monkeypatch.setenv(places.VARIABLE, offer)
-    assert places.owner() is None
+    monkeypatch.setenv(places.WARM_STARTS, offer)
+    assert places.server_owner() is None
 
 
 def test_what_differs_from_the_start_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = places.key()
+    key = places.server_key()
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert places.key() == key
+    assert places.server_key() == key
     keys = {key}
     for name in ("LD_PRELOAD", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", places.GROUP):
         monkeypatch.setenv(name, "7")
-        keys.add(places.key())
+        keys.add(places.server_key())
     assert len(keys) == 5
-    assert places.key(jobs=True) not in keys
-    assert places.here() == places.here()
+    assert places.server_key(jobs=True) not in keys
+    assert places.this_place() == places.this_place()
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert places.owner() is None
+    assert places.server_owner() is None
 
 
 def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch: pytest.Mon
     for threads in "12":
         for name in THREADS:
             monkeypatch.setenv(name, threads)
-        keys.add(places.key(jobs=True))
+        keys.add(places.server_key(jobs=True))
         assert {places.environment_of(jobs=True)[name] for name in THREADS} == {"1"}
         assert {places.environment_of(jobs=False)[name] for name in THREADS} == {threads}
     assert len(keys) == 1
@@ -282,7 +282,7 @@ def test_folders_of_dead_owners_are_removed(
     (gone / "socket").touch()
     alive = places.folder_of(os.getpid())
     (tmp_path / f"warm-starts-{os.getuid()}-mine").mkdir()
-    places.offer()
+    places.offer_warm_starts()
     assert not gone.exists()
     assert alive.exists()
     assert (tmp_path / f"warm-starts-{os.getuid()}-mine").exists()

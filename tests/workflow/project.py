@@ -114,7 +114,7 @@ class Project:
         output = self.folder / ".snakemake/output.txt"
         # One fork server for all calls in a project, instead of one for each call.
         options, environment = self._options(arguments), self._environment()
-        environment.setdefault(places.VARIABLE, places.offer())
+        environment.setdefault(places.WARM_STARTS, places.offer_warm_starts())
         code = warm_snakemake.call(options, self.folder, environment, output)
         return code, output.read_text()
 

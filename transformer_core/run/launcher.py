@@ -7,11 +7,12 @@ from schemas.config.parallel import CompressHook, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.run.gpu_leases import visible_gpus
-from transformer_core.run.hosts import namespaces, one_host, slurm
+from transformer_core.run.hosts.namespaces import refusal
+from transformer_core.run.hosts.slurm import in_slurm_job, srun
+from transformer_core.run.hosts.one_host import ONE_HOST, QUICK_START, this_host, torchrun
 
-ONE_HOST = "transformer_core.run.hosts.one_host"
 LINKED_HOSTS = "transformer_core.run.hosts.linked_hosts"
-QUICK_START = one_host.QUICK_START
+
 
 
 def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
@@ -39,7 +40,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
     if machine.nodes == 1:
         if not anew and _no_gpus(spec):
             return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
-        start = [*one_host.torchrun(processes), "-m"]
+        start = [*torchrun(processes), "-m"]
         return [*start, *([] if anew else [QUICK_START]), worker]
     hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
     hosts += [f"--timeout={machine.timeout}"]
@@ -47,10 +48,10 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
         link = [f"--link={_link_kind(spec, machine.link)}", f"--bandwidth={machine.link.bandwidth}"]
         return [sys.executable, "-m", LINKED_HOSTS, *hosts, *link, *_shared_gpus(spec), worker]
     hosts += [f"--place={place}"]
-    if one_host.this_host() is not None:
+    if this_host() is not None:
         return [sys.executable, "-m", ONE_HOST, *hosts, worker]
-    if slurm.in_job():
-        return [*slurm.srun(machine.nodes), sys.executable, "-m", ONE_HOST, *hosts, worker]
+    if in_slurm_job():
+        return [*srun(machine.nodes), sys.executable, "-m", ONE_HOST, *hosts, worker]
     raise Unsupported(
         f"needs {machine.nodes} hosts: submit it to Slurm, or start the same command on each of "
         "them with NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of the first) set"
@@ -59,7 +60,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
 
 def lends_processes_only() -> bool:
     """Whether this is a host of a run other than the first: the first one writes the results."""
-    host = one_host.this_host()
+    host = this_host()
     return host is not None and host.node_rank > 0
 
 
@@ -81,7 +82,7 @@ def _no_gpus(spec: RunSpec) -> bool:
 
 def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
     """How the link of ``spec`` can be made here; Unsupported if it cannot."""
-    reason = "machine.link.emulate" if link.emulate else namespaces.refusal()
+    reason = "machine.link.emulate" if link.emulate else refusal()
     if reason is None:
         return "namespaces"
     parallel = spec.parallel

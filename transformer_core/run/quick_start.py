@@ -59,15 +59,15 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
-    from transformer_core.run.hosts import one_address
+    from transformer_core.run.hosts.one_address import BACKEND, register
 
-    one_address.register()
+    register()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=processes,
         run_id=uuid.uuid4().hex,
-        rdzv_backend=one_address.BACKEND,
+        rdzv_backend=BACKEND,
         rdzv_endpoint="127.0.0.1:0",
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else they stay in /tmp
         max_restarts=0,

@@ -20,7 +20,7 @@ from schemas.results import Status
 from transformer_core.common.files import write_text
 from transformer_core.parallel.devices import shared_gpus
 from transformer_core.run import oom
-from transformer_core.run.ends import mendable
+from transformer_core.run.ends.mendable import mendable_reason
 
 _SAME_GPU = "Duplicate GPU detected"
 """NCCL's words (init.cc) where two ranks of a communicator are on one device."""
@@ -52,7 +52,7 @@ class Outcome(Schema):
     def of(cls, error: BaseException, rank: int | None = None) -> Self:
         """The end by an exception of ``rank``."""
         status, reason = classify(error)
-        again = status == "failed" and mendable.reason_of(error) is not None
+        again = status == "failed" and mendable_reason(error) is not None
         # The reason says it all where the machine or a file is at fault, and not a program.
         told = status == "failed" and not (again and not isinstance(error, PeerLost))
         text = "".join(tracebacks.format_exception(error)) if told else None
@@ -84,7 +84,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
         case Diverged():
             return "diverged", str(error)
         case _:
-            mended = mendable.reason_of(error)
+            mended = mendable_reason(error)
             return "failed", mended or f"{type(error).__name__}: {first_line}"
 
 

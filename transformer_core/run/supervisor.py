@@ -16,7 +16,7 @@ from transformer_core.common.progress import log
 from transformer_core.run import oom
 from transformer_core.run.ends.mendable import AGAIN
 from transformer_core.run.ends.start_obstacles import no_loopback, obstacle
-from transformer_core.run.hosts import one_host
+from transformer_core.run.hosts.one_host import this_host
 from transformer_core.run.launcher import launcher, lends_processes_only
 from transformer_core.run.order import Order
 from transformer_core.run.statuses import (
@@ -117,7 +117,7 @@ def start_workers(
 
 def write_order(order: Order) -> Path:
     """Write the order of this host; the file."""
-    host = one_host.this_host()
+    host = this_host()
     return order.write(host.node_rank if host else 0)
 
 

@@ -232,7 +232,7 @@ onstart:
     if workflow.local_exec:
         workflow.scheduler.job_rate_limiter = None
         # Jobs of this host may be forked from a process that has imported torch.
-        os.environ.setdefault(warm_starts.VARIABLE, warm_starts.offer())
+        os.environ.setdefault(warm_starts.WARM_STARTS, warm_starts.offer_warm_starts())
 
 
 def generating_processes(wildcards):

@@ -22,7 +22,7 @@ from typing import Any
 
 from schemas.results import Topology
 from transformer_core.common.files import write_text
-from transformer_core.run.hosts import one_host
+from transformer_core.run.hosts.one_host import own_address
 
 POLL_SECONDS = 0.2
 """How often the supervisor looks whether the processes that it waits for are still there."""
@@ -124,7 +124,7 @@ class Desk:
         if several_hosts:
             # All interfaces: only the other hosts know by which of them they reach this one.
             self._listener = Listener(("", 0), "AF_INET", backlog=64, authkey=key)
-            address: Any = [one_host.own_address(), self._listener.address[1]]
+            address: Any = [own_address(), self._listener.address[1]]
         else:
             self._listener = Listener(None, "AF_UNIX", backlog=64, authkey=key)
             address = self._listener.address

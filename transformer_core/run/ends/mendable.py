@@ -16,7 +16,7 @@ _IN_TEXT = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 _NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 
-def reason_of(error: BaseException) -> str | None:
+def mendable_reason(error: BaseException) -> str | None:
     """What happened and what to do, if another attempt may end otherwise; else None."""
     number = _number(error)
     if number is not None:

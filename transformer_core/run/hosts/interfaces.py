@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import psutil
 
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Where gloo, NCCL and TensorPipe look for the name of the interface that they listen on."""
 
 LOOPBACK = "127.0.0.1"
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 def within_host(given: Mapping[str, str]) -> dict[str, str]:
     """The environment of processes of one host, which only talk to one another: those of loopback.
     What was ``given``, the user's own choice, comes first."""
-    return {name: given.get(name, interface_of(LOOPBACK)) for name in VARIABLES}
+    return {name: given.get(name, interface_of(LOOPBACK)) for name in INTERFACE_VARIABLES}
 
 
 def between_hosts(
@@ -26,7 +26,7 @@ def between_hosts(
     reaches the ``first``. Empty where the system does not tell it."""
     address = socket.gethostbyname(first) if is_first else _own_address(first, port)
     name = interface_of(address) if address else ""
-    return {variable: given.get(variable, name) for variable in VARIABLES} if name else {}
+    return {variable: given.get(variable, name) for variable in INTERFACE_VARIABLES} if name else {}
 
 
 def interface_of(address: str) -> str:

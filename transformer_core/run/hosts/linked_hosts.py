@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkKind
-from transformer_core.run.hosts import interfaces, namespaces, one_host
+from transformer_core.run.hosts.namespaces import ADDRESSES, DEVICE, Namespace, NamespacesUnavailableError, join_two
+from transformer_core.run.hosts.interfaces import INTERFACE_VARIABLES
+from transformer_core.run.hosts.one_host import ONE_HOST, add_arguments
 from transformer_core.run.statuses import end_with_parent
 
 GRACE = 8.0
@@ -28,12 +30,12 @@ PORT = 29_500
 
 def start(arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
     """Start both hosts."""
-    joined: tuple[namespaces.Namespace | None, ...] = (None, None)
+    joined: tuple[Namespace | None, ...] = (None, None)
     rendezvous = f"127.0.0.1:{_free_port()}"
     if arguments.link == "namespaces":
-        joined = namespaces.join_two(arguments.bandwidth)
-        rendezvous = f"{namespaces.ADDRESSES[0]}:{PORT}"
-    command = [sys.executable, "-m", one_host.__name__, f"--nodes={len(joined)}"]
+        joined = join_two(arguments.bandwidth)
+        rendezvous = f"{ADDRESSES[0]}:{PORT}"
+    command = [sys.executable, "-m", ONE_HOST, f"--nodes={len(joined)}"]
     command += [f"--processes={arguments.processes}", f"--timeout={arguments.timeout}"]
     command += arguments.worker
     hosts = []
@@ -42,7 +44,7 @@ def start(arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
         environment |= {LINK_VARIABLE: arguments.link}
         environment |= {HOST_VARIABLE: f"{node} on {socket.gethostname()}"}
         if namespace is not None:
-            environment |= dict.fromkeys(interfaces.VARIABLES, namespaces.DEVICE)
+            environment |= dict.fromkeys(INTERFACE_VARIABLES, DEVICE)
             # NCCL would find its peers by shared memory, past the link.
             environment |= {"NCCL_HOSTID": f"host-{node}", "NCCL_IB_DISABLE": "1"}
         if arguments.gpus:
@@ -72,7 +74,7 @@ def _end(hosts: Sequence[subprocess.Popen[bytes]]) -> None:
             host.kill()
 
 
-def _entering(namespace: namespaces.Namespace | None) -> Callable[[], None]:
+def _entering(namespace: Namespace | None) -> Callable[[], None]:
     """What a host's process does between fork and exec."""
 
     def enter() -> None:
@@ -100,11 +102,11 @@ def main() -> None:
     )
     parser.add_argument("--bandwidth", type=float, required=True, help="bits per second")
     parser.add_argument("--gpus", help="UUIDs of the GPUs that the hosts share out")
-    one_host.add_arguments(parser)
+    add_arguments(parser)
     arguments = parser.parse_args()
     try:
         hosts = start(arguments)
-    except namespaces.NamespacesUnavailableError as error:
+    except NamespacesUnavailableError as error:
         parser.exit(1, f"{error}\n")
 
     def hand_on(number: int, _: object) -> None:

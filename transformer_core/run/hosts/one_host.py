@@ -13,8 +13,10 @@ import sys
 from dataclasses import dataclass
 
 from schemas.config.link import HOST_VARIABLE
-from transformer_core.run.hosts import interfaces, slurm
+from transformer_core.run.hosts.interfaces import between_hosts
+from transformer_core.run.hosts.slurm import in_slurm_job, slurm_address, slurm_host_name, slurm_step
 
+ONE_HOST = "transformer_core.run.hosts.one_host"
 AGENT = "transformer_core.run.hosts.agent"
 QUICK_START = "transformer_core.run.quick_start"
 """Runs a module as a program; its end, without taking anything apart, is safe too: threads of gloo
@@ -40,7 +42,7 @@ def this_host() -> Host | None:
     """
     node, rendezvous = os.environ.get("NODE_RANK"), os.environ.get("RENDEZVOUS")
     if node is None and rendezvous is None:
-        step = slurm.step()
+        step = slurm_step()
         return None if step is None else Host(step.node_rank, step.first_address(), step.port())
     address, _, port = (rendezvous or "").rpartition(":")
     if node is None or not node.isdigit() or not address or not port.isdigit():
@@ -57,7 +59,7 @@ def own_address() -> str:
     address, _, _ = os.environ.get("RENDEZVOUS", "").rpartition(":")
     if address:
         return address
-    return slurm.address(slurm.host_name()) if slurm.in_job() else socket.gethostname()
+    return slurm_address(slurm_host_name()) if in_slurm_job() else socket.gethostname()
 
 
 def torchrun(processes: int, address: str = "127.0.0.1", port: int = 0) -> list[str]:
@@ -87,9 +89,9 @@ def main() -> None:
     timeout = max(1, round(arguments.timeout))
     command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
     first = host.node_rank == 0
-    os.environ.update(interfaces.between_hosts(host.address, port, first, os.environ))
+    os.environ.update(between_hosts(host.address, port, first, os.environ))
     command += ["-m", QUICK_START, *arguments.worker]
-    os.environ.setdefault(HOST_VARIABLE, slurm.host_name())
+    os.environ.setdefault(HOST_VARIABLE, slurm_host_name())
     os.execv(command[0], command)
 
 

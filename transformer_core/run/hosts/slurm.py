@@ -22,19 +22,19 @@ class Step:
 
     def first_address(self) -> str:
         """Address at which Slurm itself reaches the first host."""
-        return address(_output(["scontrol", "show", "hostnames", self.nodes]).split()[0])
+        return slurm_address(_output(["scontrol", "show", "hostnames", self.nodes]).split()[0])
 
     def port(self) -> int:
         """A port that is the same on all hosts of the step, and another one in another step."""
         return 20_000 + zlib.crc32(self.name.encode()) % 12_000
 
 
-def in_job() -> bool:
+def in_slurm_job() -> bool:
     """Whether this process belongs to a Slurm job, in which it can start others."""
     return "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
 
 
-def step() -> Step | None:
+def slurm_step() -> Step | None:
     """The step over several hosts that this process belongs to; null outside one."""
     environment = os.environ
     if int(environment.get("SLURM_STEP_NUM_NODES", 1)) == 1:
@@ -56,12 +56,12 @@ def srun(nodes: int) -> list[str]:
     return [*command, f"--cpus-per-task={cpus}"] if cpus else command
 
 
-def host_name() -> str:
+def slurm_host_name() -> str:
     """The name of this host: Slurm's, where Slurm started this process."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def address(name: str) -> str:
+def slurm_address(name: str) -> str:
     """The address at which Slurm reaches the host ``name``."""
     found = re.search(r"\bNodeAddr=(\S+)", _output(["scontrol", "-o", "show", "node", name]))
     return found[1] if found else name

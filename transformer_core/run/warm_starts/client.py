@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transformer_core.run.warm_starts import places
+from transformer_core.run.warm_starts.places import environment_of, folder_of, server_key, server_owner
 from transformer_core.run.warm_starts.imports import is_job
 
 SERVER = "transformer_core.run.warm_starts.server"
@@ -42,7 +42,7 @@ def start_warm(module: str, options: Sequence[str], processes: int | None = None
         "ignored": [n for n in ENDING if signal.getsignal(n) == signal.SIG_IGN],
     }
     with contextlib.suppress(OSError, ValueError):
-        owner = places.owner()
+        owner = server_owner()
         if owner is not None:
             with _connected(owner, is_job(module)) as server:
                 if _accepted(server, request | {"environment": dict(os.environ)}):
@@ -52,7 +52,7 @@ def start_warm(module: str, options: Sequence[str], processes: int | None = None
 def _connected(owner: int, jobs: bool) -> socket.socket:
     """A connection to the server for processes like this one, workers or ``jobs``; it is started if
     there is none."""
-    folder, key = places.folder_of(owner), places.key(jobs)
+    folder, key = folder_of(owner), server_key(jobs)
     server = socket.socket(socket.AF_UNIX)
     with (folder / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -73,7 +73,7 @@ def _start_server(path: Path, owner: int, jobs: bool) -> None:
         number = listening.fileno()
         subprocess.Popen(
             [sys.executable, "-m", SERVER, str(path), str(number), str(owner), *["jobs"] * jobs],
-            env=places.environment_of(jobs),
+            env=environment_of(jobs),
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -19,8 +19,8 @@ from transformer_core.run.warm_starts.thread_variables import THREADS
 
 CHANGES_NO_RESULT = True  # it says where a program is started, not what that does
 
-VARIABLE = "WARM_STARTS"
-"""Environment variable that offers warm starts: process id of Snakemake and :func:`here`. Any other
+WARM_STARTS = "WARM_STARTS"
+"""Environment variable that offers warm starts: process id of Snakemake and :func:`this_place`. Any other
 value, like ``off``, stands for none."""
 GROUP = "WARM_STARTS_GROUP"
 """Environment variable: processes with different values have different servers."""
@@ -36,7 +36,7 @@ _READ_LATE = frozenset(
 _READ_LATE_OF = ("TORCHELASTIC_",)
 
 
-def here() -> str:
+def this_place() -> str:
     """A name of this host as its processes see it: another container, Slurm job or network
     namespace is another place."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -46,16 +46,16 @@ def here() -> str:
     return _digest([boot, spaces, os.environ.get("SLURM_JOB_ID")])
 
 
-def offer() -> str:
-    """The value of :data:`VARIABLE` with which this process offers warm starts to its jobs."""
+def offer_warm_starts() -> str:
+    """The value of :data:`WARM_STARTS` with which this process offers warm starts to its jobs."""
     remove_folders_of_the_dead()
-    return f"{os.getpid()}:{here()}" if sys.platform == "linux" else "off"
+    return f"{os.getpid()}:{this_place()}" if sys.platform == "linux" else "off"
 
 
-def owner() -> int | None:
+def server_owner() -> int | None:
     """The process that offers warm starts to this one; None where nobody does, or elsewhere."""
-    pid, _, place = os.environ.get(VARIABLE, "").partition(":")
-    return int(pid) if pid.isdigit() and place == here() else None
+    pid, _, place = os.environ.get(WARM_STARTS, "").partition(":")
+    return int(pid) if pid.isdigit() and place == this_place() else None
 
 
 def folder_of(pid: int) -> Path:
@@ -78,7 +78,7 @@ def remove_folders_of_the_dead() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def key(jobs: bool = False) -> str:
+def server_key(jobs: bool = False) -> str:
     """A digest of all that a process has from its start, before it runs any code of ours; of one
     that serves ``jobs``, see :func:`environment_of`."""
     environment = {

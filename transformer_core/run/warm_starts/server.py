@@ -20,7 +20,7 @@ from typing import Any
 
 from transformer_core.common.sources.bare_trees import PACKAGES
 from transformer_core.run.quick_start import imported
-from transformer_core.run.warm_starts import places
+from transformer_core.run.warm_starts.places import GROUP
 from transformer_core.run.warm_starts.fork import (
     Imported,
     Request,
@@ -55,7 +55,7 @@ class Server:
         """Connections of those who asked, by the process id of what they asked for."""
         self.open = True
         self.began = time.time()
-        self.idle = _IDLE_SECONDS_OF_GROUP if places.GROUP in os.environ else IDLE_SECONDS
+        self.idle = _IDLE_SECONDS_OF_GROUP if GROUP in os.environ else IDLE_SECONDS
         self._on(listening, self._accept)
         self._on(os.pidfd_open(owner), self._stop)
 
