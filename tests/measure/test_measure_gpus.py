@@ -76,7 +76,7 @@ LEASED = [sys.executable, "-m", gpu_leases.__name__]
 def run(count: int, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*LEASED, f"--count={count}", "--", sys.executable, "-c", command],
-        env=os.environ | environment,
+        env=os.environ | {"XDG_RUNTIME_DIR": ""} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -84,13 +84,15 @@ def run(count: int, command: str, **environment: str) -> subprocess.CompletedPro
 
 
 def test_the_command_sees_its_own_gpus_by_uuid(tmp_path: Path) -> None:
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(ALL), "TMPDIR": str(tmp_path)}
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(ALL), "XDG_CACHE_HOME": str(tmp_path)}
     assert run(2, COMMAND, **visible).stdout.strip() == "GPU-a,GPU-b"
     nested = f"""import subprocess, sys
 inner = [sys.executable, "-m", "{gpu_leases.__name__}", "--count=1", "--", sys.executable, "-c"]
 environment = {{**__import__("os").environ, "CUDA_VISIBLE_DEVICES": "{",".join(ALL)}"}}
 print(subprocess.run([*inner, {COMMAND!r}], env=environment, text=True, capture_output=True).stdout)
 """
+    order = run(1, "import os; print(os.environ['CUDA_DEVICE_ORDER'])", **visible)
+    assert order.stdout.strip() == "PCI_BUS_ID", "CUDA numbers the GPUs otherwise than NVML"
     assert run(2, nested, **visible).stdout.strip() == "GPU-c", "the command let go of its lease"
 
 
@@ -100,7 +102,7 @@ def test_without_a_gpu_the_command_runs_as_it_stands() -> None:
 
 
 def test_with_too_few_gpus_the_command_sees_what_there_is(tmp_path: Path) -> None:
-    done = run(2, COMMAND, CUDA_VISIBLE_DEVICES="GPU-a", TMPDIR=str(tmp_path))
+    done = run(2, COMMAND, CUDA_VISIBLE_DEVICES="GPU-a", XDG_CACHE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout.strip()) == (0, "GPU-a")
 
 

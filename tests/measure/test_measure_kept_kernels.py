@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from transformer_core.run.worker_environment import KEPT_KERNELS
+from transformer_core.run.environment import KEPT_KERNELS
 
 GROWTH = """
 import torch

@@ -12,16 +12,18 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.machine.process_settings import CUDA_VARIABLES
 from transformer_core.measure.alone.job import WORKER
+from transformer_core.run import environment as worker_environment
+from transformer_core.run import host_processes as interfaces
+from transformer_core.run import host_processes as one_host
 from transformer_core.run import launcher as launch
-from transformer_core.run import worker_environment
-from transformer_core.run.hosts import interfaces, namespaces, one_host
-from transformer_core.run.hosts.one_host import AGENT
+from transformer_core.run import namespaces
+from transformer_core.run.environment import threads_per_process
+from transformer_core.run.host_processes import AGENT
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
     spans_machines,
 )
-from transformer_core.run.worker_environment import threads_per_process
 
 CLUSTER = ("NODE_RANK", "RENDEZVOUS", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES")
 LINK = {"bandwidth": "100Mbit/s"}
@@ -100,7 +102,7 @@ def test_by_hand_every_host_starts_its_own_processes(monkeypatch: pytest.MonkeyP
     assert command[:3] == [
         sys.executable,
         "-m",
-        "transformer_core.run.hosts.one_host",
+        "transformer_core.run.host_processes",
     ]
     assert command[-1] == WORKER
     assert lends_processes_only()
@@ -130,14 +132,14 @@ def test_a_slurm_job_starts_all_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert srun[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(srun)
     assert "--cpus-per-task=6" in srun, "srun would give each task one CPU"
-    assert "transformer_core.run.hosts.one_host" in command
+    assert "transformer_core.run.host_processes" in command
 
 
 def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     command = launcher(spec("ddp", devices_per_node=2), WORKER)
     assert command[0] == sys.executable
-    assert "transformer_core.run.hosts.one_host" not in command
+    assert "transformer_core.run.host_processes" not in command
 
 
 def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert command[:3] == [
         sys.executable,
         "-m",
-        "transformer_core.run.hosts.one_host",
+        "transformer_core.run.host_processes",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from worker_builders import NAME, told, write_worker
 
 from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE
-from transformer_core.run.hosts import linked_hosts, namespaces
+from transformer_core.run import linked_hosts, namespaces
 
 REFUSAL = namespaces.refusal()
 KINDS = [

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from transformer_core.run.hosts import interfaces
-from transformer_core.run.hosts.one_address import listening
+from transformer_core.run import host_processes as interfaces
+from transformer_core.run.environment import worker_environment
 from transformer_core.run.launcher import launcher
-from transformer_core.run.worker_environment import worker_environment
+from transformer_core.run.rendezvous import listening
 
 WORKER = """
 import os, sys, time

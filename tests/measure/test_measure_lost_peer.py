@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from transformer_core.run.hosts import namespaces
+from transformer_core.run import namespaces
 from transformer_core.run.order import Order
 from transformer_core.run.statuses import Outcome, read_outcomes
 from transformer_core.run.supervisor import run_workers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.run.hosts import namespaces
+from transformer_core.run import namespaces
 
 REFUSAL = namespaces.refusal()
 linked = pytest.mark.skipif(REFUSAL is not None, reason=f"no limited link here: {REFUSAL}")
@@ -19,7 +19,7 @@ BYTES = 1_000_000
 
 TRANSFER = f"""
 import os, socket, sys, time
-from transformer_core.run.hosts import namespaces
+from transformer_core.run import namespaces
 first, second = namespaces.join_two({BANDWIDTH})
 child = os.fork()
 if child == 0:

@@ -102,7 +102,10 @@ def test_processes_ended_by_the_kernel_are_counted(tmp_path: Path) -> None:
     [
         "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error\nLast error:\n"
         "Failed to CUDA calloc 4194304 bytes",
         "ncclUnhandledCudaError\nLast error:\nCuda failure 2 'out of memory'",
@@ -112,3 +115,17 @@ def test_other_ways_of_cuda_to_say_it(text: str) -> None:
     reason = reason_of(RuntimeError(text))
     assert reason is not None
     assert reason.startswith("The GPU ran out of memory")
+
+
+@pytest.mark.parametrize(
+    ("free", "ran_out"), [(20 * MIB, True), (9000 * MIB, False), (None, False)]
+)
+def test_cublas_that_does_not_start_had_no_room_where_little_is_free(
+    monkeypatch: pytest.MonkeyPatch, free: int | None, ran_out: bool
+) -> None:
+    monkeypatch.setattr(oom, "_free_on_device", lambda: free)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate")
+    reason = reason_of(error)
+    assert (reason is not None) == ran_out
+    if ran_out:
+        assert str(reason).startswith("The GPU ran out of memory: 20.00 MiB free.")

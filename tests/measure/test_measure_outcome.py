@@ -39,6 +39,16 @@ from transformer_core.run.statuses import (
         ),
         (ValueError("no such head"), "failed", "ValueError: no such head"),
         (KeyError(), "failed", "KeyError"),
+        (
+            RuntimeError(
+                "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error\nncclSystemError: "
+                "System call failed.\nLast error:\nError while creating shared memory segment "
+                "/dev/shm/nccl-x (size 33030528), error: No space left on device (28)"
+            ),
+            "failed",
+            "Last error: Error while creating shared memory segment /dev/shm/nccl-x (size 33030528), "
+            "error: No space left on device (28). Remedy: make room in /dev/shm",
+        ),
     ],
 )
 def test_classify(error: BaseException, status: str, words: str) -> None:

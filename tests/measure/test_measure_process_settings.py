@@ -13,7 +13,7 @@ from schemas.config.run_spec import RunSpec
 from transformer_core.machine import process_settings
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.process_settings import affinity, cuda_allocator
-from transformer_core.run.worker_environment import worker_environment
+from transformer_core.run.environment import worker_environment
 
 
 @pytest.mark.parametrize(

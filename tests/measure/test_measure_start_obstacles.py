@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.run.ends import start_obstacles
-from transformer_core.run.ends.start_obstacles import no_loopback, obstacle
+from transformer_core.run import start_obstacles
+from transformer_core.run.start_obstacles import no_loopback, obstacle
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -62,9 +62,7 @@ def test_a_full_disk(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_loopback() -> None:
-    program = (
-        "from transformer_core.run.ends.start_obstacles import no_loopback\nprint(no_loopback())"
-    )
+    program = "from transformer_core.run.start_obstacles import no_loopback\nprint(no_loopback())"
     command = ["unshare", "-Urn", sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
     if "unshare" in done.stderr:

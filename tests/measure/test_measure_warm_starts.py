@@ -14,10 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from transformer_core.run.warm_starts import places, server
-from transformer_core.run.warm_starts.imports import IMPORTS, JOBS, is_job
-from transformer_core.run.warm_starts.server import touched_gpu
-from transformer_core.run.warm_starts.thread_variables import THREADS
+from transformer_core.run import warm_start as places
+from transformer_core.run.own_folder import open_own, own_folder
+from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, is_job
 
 WORKER = f"""
 import ctypes, importlib, json, os, random, signal, sys, time
@@ -272,87 +271,64 @@ assert "torch" not in sys.modules
     assert {module for module in started if not is_job(module)} == set()
 
 
-def test_folders_of_dead_owners_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places.tempfile, "gettempdir", lambda: str(tmp_path))
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that this user's processes share."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "transformer_core"
+
+
+def test_folders_of_dead_owners_are_removed(own: Path, tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
-    gone = places.folder_of(dead.pid)
-    (gone / "socket").touch()
-    alive = places.folder_of(os.getpid())
-    (tmp_path / f"warm-starts-{os.getuid()}-mine").mkdir()
+    gone, alive = places.folder_of(dead.pid), places.folder_of(os.getpid())
+    (gone / "key.lock").touch()
+    (gone.parent / "of-another-place").mkdir()
     places.offer_warm_starts()
     assert not gone.exists()
     assert alive.exists()
-    assert (tmp_path / f"warm-starts-{os.getuid()}-mine").exists()
+    assert (gone.parent / "of-another-place").exists()
+    # What is not ours stays: a link, and a folder that holds anything else.
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    (theirs / "key.lock").touch()
+    gone.symlink_to(theirs)
+    places.offer_warm_starts()
+    assert (theirs / "key.lock").exists()
+    gone.unlink()
+    (places.folder_of(dead.pid) / "letters").touch()
+    places.offer_warm_starts()
+    assert (gone / "letters").exists()
 
 
-def test_a_folder_that_others_can_write_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert places.folder_of(5).stat().st_mode & 0o777 == 0o700
-    places.folder_of(5).chmod(0o777)
-    with pytest.raises(PermissionError, match="this user alone"):
+def test_a_folder_that_others_may_enter_is_refused(own: Path, tmp_path: Path) -> None:
+    folder = places.folder_of(5)
+    assert folder.is_relative_to(own)
+    assert {each.stat().st_mode & 0o777 for each in (own, folder)} == {0o700}
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="only this user may enter"):
+        places.folder_of(5)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="only this user may enter"):
         places.folder_of(5)
 
 
-def test_a_server_that_is_gone_takes_its_forks_with_it_and_another_one_starts(
-    starts: Starts, trained: list[dict[str, Any]]
+def test_the_runtime_folder_of_the_session_comes_first(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = starts.start("orphan", "wait")
-    told = starts.told("orphan")
-    psutil.Process(told["parent"]).kill()
-    assert child.wait(60) == -signal.SIGKILL
-    assert gone(told["pid"])
-    child = starts.start("next", "")
-    assert child.communicate(timeout=120) == (b"told", b"")
-    next_server = starts.told("next")["parent"]
-    assert next_server not in (told["parent"], os.getpid())
-    # The owner is last: with it, everything ends, and nothing is left.
-    starts.owner.kill()
-    starts.owner.wait()
-    assert gone(next_server)
-    assert not starts.sockets.exists()
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert own_folder("x").is_relative_to(own)  # others may enter that one
+    runtime.chmod(0o700)
+    assert own_folder("x").is_relative_to(runtime)
 
 
-def test_a_server_that_has_opened_a_gpu_is_known(tmp_path: Path) -> None:
-    (tmp_path / "0").symlink_to("/dev/null")
-    assert not touched_gpu(tmp_path)
-    (tmp_path / "7").symlink_to("/dev/nvidiactl")
-    assert touched_gpu(tmp_path)
-    assert not touched_gpu()
-
-
-def test_a_server_that_has_opened_a_gpu_forks_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-
-    class Asked:
-        def accept(self) -> tuple["Asked", None]:
-            return self, None
-
-        def close(self) -> None:
-            closed.append("closed")
-
-    found = server.Server.__new__(server.Server)
-    found.listening = Asked()  # type: ignore[assignment]
-    found.began = time.time()
-    monkeypatch.setattr(server, "read_request", lambda connection: connection)
-    monkeypatch.setattr(server, "touched_gpu", lambda: True)
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it forks"))
-    assert found._accept() is None
-    assert closed == ["closed", "closed"]
-
-
-def test_no_import_of_a_server_asks_for_gpus() -> None:
-    """That alone would start CUDA, which then works in none of its forks."""
-    program = f"""
-import importlib, torch
-def asked(*_): raise SystemExit("CUDA was asked for")
-for name in ("is_available", "device_count", "init", "_lazy_init", "get_device_capability"):
-    setattr(torch.cuda, name, asked)
-for name in {IMPORTS!r}:
-    importlib.import_module(name)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
+def test_a_lock_is_no_link(own: Path, tmp_path: Path) -> None:
+    lock = own_folder("locks") / "GPU-a"
+    lock.symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"):
+        open_own(lock)
+    assert not (tmp_path / "victim").exists()

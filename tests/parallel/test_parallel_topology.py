@@ -9,8 +9,8 @@ from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import spec_of
 from transformer_core.parallel.communication import topology
 from transformer_core.parallel.communication.topology import this_process
+from transformer_core.run.environment import threads_per_process
 from transformer_core.run.launcher import launcher
-from transformer_core.run.worker_environment import threads_per_process
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -34,7 +34,7 @@ def test_data_parallel_is_one_process_for_all_devices() -> None:
     process = this_process(spec.machine, spec.processes_per_node)
     assert (process.rank, process.world_size) == (0, 1)
     assert launcher(spec, "worker")[:2] == [sys.executable, "-m"]
-    assert "transformer_core.run.hosts.agent" not in launcher(spec, "worker")
+    assert "transformer_core.run.rendezvous" not in launcher(spec, "worker")
     shared = spec_of(parallel={"kind": "ddp"}, machine={"devices_per_node": 4})
     assert threads_per_process(spec) >= threads_per_process(shared)
 
@@ -43,7 +43,7 @@ def test_data_parallel_is_one_process_for_all_devices() -> None:
 def test_one_process_per_device_elsewhere(kind: str) -> None:
     spec = spec_of(parallel={"kind": kind}, machine={"devices_per_node": 3})
     command = launcher(spec, "worker", anew=True)
-    assert "transformer_core.run.hosts.agent" in command
+    assert "transformer_core.run.rendezvous" in command
     assert "--nproc-per-node=3" in command
     with pytest.raises(RuntimeError, match="started as 1 of 1 processes"):
         this_process(spec.machine, spec.processes_per_node)

@@ -113,7 +113,7 @@ def test_defaults_count_for_rules_that_make_run_specs(sources: Sources) -> None:
 TIMED = {"train", "turns", "self_test_sessions", "profile", "compute_times", "link_trial", "search"}
 
 
-@pytest.mark.parametrize("module", ["quick_start", "hosts/slurm"])
+@pytest.mark.parametrize("module", ["quick_start", "host_processes"])
 def test_what_starts_a_timed_job_counts(rules: dict[str, list[str]], module: str) -> None:
     found = set(rules[f"transformer_core/run/{module}.py"])
     assert found >= TIMED

@@ -21,7 +21,7 @@ import yaml
 from schemas.config.corpus import SPLITS
 from transformer_core.common.sources.cache import FOLDER
 from transformer_core.common.sources.fingerprint import Sources
-from transformer_core.run.warm_starts import places
+from transformer_core.run import warm_start as places
 from transformer_core.study import staleness
 
 # pytest's would give each test fork servers of its own.

@@ -41,6 +41,7 @@ from transformer_core.observe.nsys import (
 )
 from transformer_core.observe.profile_order import CaptureOrder, rank_file
 from transformer_core.parallel.devices import nvml
+from transformer_core.run.environment import worker_environment
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import job_parser
 from transformer_core.run.launcher import launcher, lends_processes_only
@@ -53,7 +54,6 @@ from transformer_core.run.supervisor import (
     wait_for,
     write_order,
 )
-from transformer_core.run.worker_environment import worker_environment
 
 WORKER = "transformer_core.observe.profiler"
 NSYS_LOG = "nsys.log"

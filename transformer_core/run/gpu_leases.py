@@ -7,13 +7,14 @@ that sees GPUs which no other leased command on this host sees.
 import argparse
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from transformer_core.common.endings import program
 from transformer_core.parallel.devices import nvml
+from transformer_core.run.own_folder import open_own, own_folder
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _POLL = 0.5
@@ -22,8 +23,9 @@ _POLL = 0.5
 def visible_gpus() -> list[str]:
     """The GPUs that a process started from here sees, in its order, as UUIDs.
 
-    Entries of CUDA_VISIBLE_DEVICES that are no numbers are taken as they stand, as CUDA does: like
-    there, the first one that does not exist ends the list.
+    Numbers in CUDA_VISIBLE_DEVICES count the devices by their place on the PCI bus, as NVML and
+    nvidia-smi do. Other entries are taken as they stand, as CUDA does: like there, the first one
+    that does not exist ends the list.
     """
     found = nvml.uuids()
     if _VARIABLE not in os.environ:
@@ -45,12 +47,11 @@ def visible_gpus() -> list[str]:
 def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
     """``count`` of the GPUs ``uuids`` that nobody else holds, each with the file that holds it.
 
-    Waits until so many are free. A file per GPU in ``folder`` is locked; the kernel lets go of it
+    Waits until so many are free. A file per GPU in ``folder`` is locked; the kernel releases it
     with the last process that has it open, however that ends. Raises ValueError if there are fewer.
     """
     if len(uuids) < count:
         raise ValueError(f"{count} GPUs are asked for, and {len(uuids)} can be seen")
-    folder.mkdir(parents=True, exist_ok=True)
     while True:
         held: dict[str, IO[str]] = {}
         for uuid in uuids:
@@ -67,7 +68,7 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
 
 def _lock(path: Path) -> IO[str] | None:
     """The locked file; null while somebody else has it."""
-    file = path.open("a")
+    file = os.fdopen(open_own(path), "a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -76,6 +77,7 @@ def _lock(path: Path) -> IO[str] | None:
     return file
 
 
+@program
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.run.gpu_leases",
@@ -87,13 +89,13 @@ def main() -> None:
     arguments = parser.parse_args()
     found = visible_gpus()
     if found and arguments.count:
-        folder = Path(tempfile.gettempdir(), f"leased-gpus-{os.getuid()}")
         # With fewer than it needs the command says itself what it cannot do.
-        held = lease(found, min(arguments.count, len(found)), folder)
+        held = lease(found, min(arguments.count, len(found)), own_folder("leased-gpus"))
         for file in held.values():
             # The command holds them from here on.
             os.set_inheritable(file.fileno(), True)
-        os.environ[_VARIABLE] = ",".join(held)
+        # CUDA would number them from the fastest on; NVML and this module do by their place.
+        os.environ.update({_VARIABLE: ",".join(held), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     os.execvp(arguments.command[0], arguments.command)
 
 

@@ -6,13 +6,18 @@ from schemas.config.link import Link, LinkKind
 from schemas.config.parallel import CompressHook, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
+from transformer_core.run import namespaces
 from transformer_core.run.gpu_leases import visible_gpus
-from transformer_core.run.hosts.namespaces import refusal
-from transformer_core.run.hosts.slurm import in_slurm_job, srun
-from transformer_core.run.hosts.one_host import ONE_HOST, QUICK_START, this_host, torchrun
+from transformer_core.run.host_processes import (
+    ONE_HOST,
+    QUICK_START,
+    in_slurm_job,
+    srun,
+    this_host,
+    torchrun,
+)
 
-LINKED_HOSTS = "transformer_core.run.hosts.linked_hosts"
-
+LINKED_HOSTS = "transformer_core.run.linked_hosts"
 
 
 def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
@@ -28,7 +33,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
 
     - with ``machine.link``: on two hosts that are made on this machine;
     - by hand, or by srun on every host: on this one (see
-      :mod:`transformer_core.run.hosts.one_host`);
+      :mod:`transformer_core.run.host_processes`);
     - in a Slurm job: by srun, on all hosts of the job.
 
     Raises Unsupported where none of them is possible, or there is nothing to train.
@@ -82,7 +87,7 @@ def _no_gpus(spec: RunSpec) -> bool:
 
 def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
     """How the link of ``spec`` can be made here; Unsupported if it cannot."""
-    reason = "machine.link.emulate" if link.emulate else refusal()
+    reason = "machine.link.emulate" if link.emulate else namespaces.refusal()
     if reason is None:
         return "namespaces"
     parallel = spec.parallel

@@ -5,6 +5,7 @@ Nothing here imports torch: supervisors use it.
 
 import re
 import resource
+import sys
 from pathlib import Path
 
 import psutil
@@ -19,12 +20,18 @@ _ROOT = Path("/")
 _CUDA_ASKED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
 _CUDA_FREE = re.compile(r"GPU (\d+).*? of which ([\d.]+ [KMGT]?i?B) is free", re.DOTALL)
 _OTHER_CUDA = re.compile(
-    r"CUDA error: out of memory"
+    r"CUDA (driver )?error: out of memory"
+    r"|Triton Error \[CUDA\]: out of memory"
     r"|CU(BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
+    r"|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
     r"|Failed to CUDA (calloc|malloc|host alloc)"
     r"|(Cuda|CUDA) failure.*out of memory"
 )
 """How CUDA, its libraries and NCCL say it where torch's allocator was not asked."""
+_CUBLAS = "CUBLAS_STATUS_NOT_INITIALIZED"
+"""How cuBLAS says it where it finds no room for its handle; it says so of other faults, too."""
+_CUBLAS_BYTES = 256 << 20
+"""Free memory of a device with which cuBLAS starts: its handle and workspace take less."""
 _CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
 
@@ -37,6 +44,10 @@ def reason_of(error: BaseException) -> str | None:
         return _sentence(place, asked and asked[1], free and free[2])
     if isinstance(error, RuntimeError) and _OTHER_CUDA.search(text):
         return _sentence("The GPU", None, None)
+    if isinstance(error, RuntimeError) and _CUBLAS in text:
+        left = _free_on_device()
+        if left is not None and left < _CUBLAS_BYTES:
+            return _sentence("The GPU", None, plain_size(left))
     if isinstance(error, RuntimeError) and "can't allocate memory" in text:
         asked = _CPU_ASKED.search(text)
         return _sentence("The host", asked and plain_size(int(asked[1])), plain_size(free_bytes()))
@@ -95,6 +106,17 @@ def plain_size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.2f} {unit}"
         value /= 1024
     return f"{value:.2f} GiB"
+
+
+def _free_on_device() -> int | None:
+    """Free bytes of this process's CUDA device; None where it uses none."""
+    torch = sys.modules.get("torch")  # supervisors do without
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        return int(torch.cuda.mem_get_info()[0])
+    except RuntimeError:
+        return None
 
 
 def _sentence(place: str, asked: str | None, free: str | None) -> str:

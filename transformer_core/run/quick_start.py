@@ -11,7 +11,7 @@ the same agent. But torchrun starts every process anew, and each of them imports
 has done before. A process that has used CUDA may not be forked: this is for hosts without GPUs.
 
 Where Snakemake offers warm starts on this host, all this happens in a fork of a process that has
-imported torch: see :mod:`transformer_core.run.warm_starts`.
+imported torch: see :mod:`transformer_core.run.warm_start`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NoReturn, Protocol
 
-from transformer_core.run.warm_starts.client import start_warm
+from transformer_core.run.warm_start import start_warm
 
 
 def imported(worker: str, *others: str) -> ModuleType:
@@ -59,7 +59,7 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
-    from transformer_core.run.hosts.one_address import BACKEND, register
+    from transformer_core.run.rendezvous import BACKEND, register
 
     register()
     config = LaunchConfig(

@@ -4,7 +4,9 @@ A supervisor waits: what it imports only delays the run, so nothing here imports
 """
 
 import ctypes
+import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -15,12 +17,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from schemas.base import Schema
-from schemas.errors import Diverged, PeerLost, Unsupported
+from schemas.errors import Diverged, PeerLost, Refusal, Unsupported
 from schemas.results import Status
+from transformer_core.common.endings import REMEDIES
 from transformer_core.common.files import write_text
 from transformer_core.parallel.devices import shared_gpus
 from transformer_core.run import oom
-from transformer_core.run.ends.mendable import mendable_reason
 
 _SAME_GPU = "Duplicate GPU detected"
 """NCCL's words (init.cc) where two ranks of a communicator are on one device."""
@@ -85,7 +87,18 @@ def classify(error: BaseException) -> tuple[Status, str]:
             return "diverged", str(error)
         case _:
             mended = mendable_reason(error)
-            return "failed", mended or f"{type(error).__name__}: {first_line}"
+            return "failed", mended or f"{type(error).__name__}: {first_line}{_last_error(error)}"
+
+
+def _last_error(error: BaseException) -> str:
+    """What NCCL adds below the first line: the cause, such as a full /dev/shm."""
+    _, found, cause = str(error).partition("Last error:")
+    if not found or not cause.strip():
+        return ""
+    text = f" Last error: {' '.join(cause.split())}"
+    if "/dev/shm" in cause and "No space left" in cause:
+        text += ". Remedy: make room in /dev/shm, or give it more (containers: --shm-size)"
+    return text
 
 
 def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
@@ -134,3 +147,34 @@ def clear_outcomes(folder: Path) -> None:
     """Forget the ends of earlier attempts."""
     for path in folder.glob("outcome-*.json"):
         path.unlink()
+
+
+AGAIN = "The same command tries again."
+_IN_TEXT = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
+"""How libraries in Rust tell the number of an error of the system."""
+_NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
+
+
+def mendable_reason(error: BaseException) -> str | None:
+    """What happened and what to do, if another attempt may end otherwise; else None."""
+    number = _number(error)
+    if number is not None:
+        said = str(error).strip().split("\n")[0]
+        remedy = REMEDIES.get(number, "see what the system says")
+        return f"{said}. Remedy: {remedy}. {AGAIN}"
+    if isinstance(error, Refusal):
+        return f"{error} {AGAIN}"
+    if isinstance(error, PeerLost):
+        return str(error)
+    return None
+
+
+def _number(error: BaseException) -> int | None:
+    """The number of the system's error behind ``error``."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    text = str(error)
+    if isinstance(error, RuntimeError) and any(words in text for words in _NO_THREAD):
+        return errno.EAGAIN
+    found = _IN_TEXT.search(text) if type(error).__name__ == "SafetensorError" else None
+    return int(found[1] or found[2]) if found else None

@@ -14,22 +14,22 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.common.progress import log
 from transformer_core.run import oom
-from transformer_core.run.ends.mendable import AGAIN
-from transformer_core.run.ends.start_obstacles import no_loopback, obstacle
-from transformer_core.run.hosts.one_host import this_host
+from transformer_core.run.environment import (
+    threads_per_process,
+    worker_environment,
+)
+from transformer_core.run.host_processes import this_host
 from transformer_core.run.launcher import launcher, lends_processes_only
 from transformer_core.run.order import Order
+from transformer_core.run.start_obstacles import no_loopback, obstacle
 from transformer_core.run.statuses import (
+    AGAIN,
     Outcome,
     clear_outcomes,
     end_with_parent,
     read_outcomes,
 )
-from transformer_core.run.warm_starts.places import GROUP
-from transformer_core.run.worker_environment import (
-    threads_per_process,
-    worker_environment,
-)
+from transformer_core.run.warm_start import GROUP
 
 
 def end_on_request() -> None:

@@ -17,7 +17,7 @@ from transformer_core.common.attempts import failures
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import STUDY_OPTIONS
-from transformer_core.run.warm_starts import places as warm_starts
+from transformer_core.run import warm_start
 from transformer_core.common.seals import seal_file, seal_of
 from transformer_core.study.abandoned_locks import sign_in
 from transformer_core.study.certification import compared_with
@@ -232,7 +232,7 @@ onstart:
     if workflow.local_exec:
         workflow.scheduler.job_rate_limiter = None
         # Jobs of this host may be forked from a process that has imported torch.
-        os.environ.setdefault(warm_starts.WARM_STARTS, warm_starts.offer_warm_starts())
+        os.environ.setdefault(warm_start.WARM_STARTS, warm_start.offer_warm_starts())
 
 
 def generating_processes(wildcards):

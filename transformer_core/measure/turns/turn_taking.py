@@ -22,7 +22,7 @@ from typing import Any
 
 from schemas.results import Topology
 from transformer_core.common.files import write_text
-from transformer_core.run.hosts.one_host import own_address
+from transformer_core.run.host_processes import own_address
 
 POLL_SECONDS = 0.2
 """How often the supervisor looks whether the processes that it waits for are still there."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schemas.config.own_training import ImportedTask, Technique
 from schemas.results.own_training import StepFacts
-from transformer_core.run.allocators import allocator_environment
+from transformer_core.run.environment import allocator_environment
 
 _FORMATS = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 

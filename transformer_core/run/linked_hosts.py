@@ -1,7 +1,7 @@
 """Two hosts with a limited link between them, made on this machine.
 
-``python -m transformer_core.run.hosts.linked_hosts`` starts
-:mod:`transformer_core.run.hosts.one_host` twice, each in a network namespace of its
+``python -m transformer_core.run.linked_hosts`` starts
+:mod:`transformer_core.run.host_processes` twice, each in a network namespace of its
 own, or, where the link is only emulated, side by side.
 """
 
@@ -16,9 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkKind
-from transformer_core.run.hosts.namespaces import ADDRESSES, DEVICE, Namespace, NamespacesUnavailableError, join_two
-from transformer_core.run.hosts.interfaces import INTERFACE_VARIABLES
-from transformer_core.run.hosts.one_host import ONE_HOST, add_arguments
+from transformer_core.run.host_processes import INTERFACE_VARIABLES, ONE_HOST, add_arguments
+from transformer_core.run.namespaces import (
+    ADDRESSES,
+    DEVICE,
+    Namespace,
+    NamespacesUnavailableError,
+    join_two,
+)
 from transformer_core.run.statuses import end_with_parent
 
 GRACE = 8.0
@@ -94,7 +99,7 @@ def _free_port() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.run.hosts.linked_hosts",
+        prog="python -m transformer_core.run.linked_hosts",
         description="Start a run on two hosts that are made on this machine, with a limited link.",
     )
     parser.add_argument(

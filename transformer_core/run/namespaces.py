@@ -4,7 +4,7 @@ Everything is made for this process and vanishes with it: the kernel removes a n
 devices in it, when no process and no open file needs it. Where this user may not make network
 namespaces, a user namespace around them gives the right to.
 
-``python -m transformer_core.run.hosts.namespaces`` tries it out.
+``python -m transformer_core.run.namespaces`` tries it out.
 """
 
 import argparse
@@ -131,7 +131,7 @@ def _tool(name: str) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make a link and end; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.run.hosts.namespaces",
+        prog="python -m transformer_core.run.namespaces",
         description="Try whether two hosts with a limited link can be made on this machine.",
     )
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bits per second")

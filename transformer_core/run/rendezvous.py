@@ -1,8 +1,13 @@
-"""A way to meet for torchrun, whose store listens on one address instead of on all. torch's own
-ways open a store that everybody who reaches this host can read and write.
+"""torchrun with a rendezvous whose store listens on one address, ``--rdzv-backend=one_address``.
+
+torch's own ways open a store that everybody who reaches this host can read and write.
+``python -m transformer_core.run.rendezvous`` takes the options of torchrun; it runs on every host
+of a run, and starts and ends without the time that Python takes for that.
 """
 
+import os
 import socket
+import sys
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -13,6 +18,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from transformer_core.run.quick_start import imported, to_the_end
 
 BACKEND = "one_address"
 _SECONDS = 600
@@ -75,3 +82,15 @@ def register() -> None:
     """Make torch know this way to meet."""
     if BACKEND not in rendezvous_handler_registry._registry:
         rendezvous_handler_registry.register(BACKEND, meet)
+
+
+def main() -> int:
+    """torchrun with these options."""
+    register()
+    # Workers say why they ended in files of their own: torchrun's would stay in /tmp.
+    imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
+    return 0
+
+
+if __name__ == "__main__":
+    to_the_end(main)

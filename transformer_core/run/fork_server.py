@@ -3,32 +3,160 @@
 It has computed nothing, so that a fork is what a new process is after its imports. It ends with
 Snakemake, or when nobody has asked it for a while, and leaves no file behind. A fork ends with it,
 and with whoever asked for it.
+
+A fork has its parent's data, but finds the pages of files that its parent has mapped, most of them
+code of libraries, one by one: it would seem smaller than a new process, which read them while it
+imported. So it reads a byte of each of them first.
 """
 
 import contextlib
+import ctypes
+import json
 import os
+import random
 import selectors
-import shutil
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
 
 from transformer_core.common.sources.bare_trees import PACKAGES
+from transformer_core.run import quick_start
 from transformer_core.run.quick_start import imported
-from transformer_core.run.warm_starts.places import GROUP
-from transformer_core.run.warm_starts.fork import (
-    Imported,
-    Request,
-    become,
-    read_request,
-)
-from transformer_core.run.warm_starts.imports import IMPORTS, JOBS
-from transformer_core.run.warm_starts.resident_pages import file_pages
+from transformer_core.run.statuses import end_with_parent
+from transformer_core.run.warm_start import GROUP, IMPORTS, JOBS, remove_folder
+
+CHANGES_NO_RESULT = True  # a program does the same, forked or not
+
+Pages = Sequence[tuple[int, int]]
+"""Runs of pages: address and number."""
+
+_SIZE = 4096
+_PRESENT, _OF_FILE = 1 << 63, 1 << 61
+"""Bits of an entry of /proc/<pid>/pagemap (Linux, Documentation/admin-guide/mm/pagemap.rst)."""
+
+
+_AT_ONCE = 2048
+"""Entries that are looked at: large blocks of memory, once freed, change the limits by which
+glibc's allocator goes on."""
+
+
+def file_pages() -> Pages:
+    """The pages of files that this process has in memory and has not changed."""
+    found: list[tuple[int, int]] = []
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, access, *_, name = line.split(maxsplit=5) if "/" in line else ("", "", "")
+            if access.startswith("r") and name.startswith("/"):
+                start, end = (int(address, 16) // _SIZE for address in span.split("-"))
+                for first in range(start, end, _AT_ONCE):
+                    pagemap.seek(first * 8)
+                    entries = pagemap.read(min(_AT_ONCE, end - first) * 8)
+                    found += _runs(first, np.frombuffer(entries, np.uint64))
+    return found
+
+
+def _runs(first: int, entries: npt.NDArray[np.uint64]) -> Pages:
+    """Runs of pages of files among the entries of pages from ``first`` on."""
+    wanted = np.uint64(_PRESENT | _OF_FILE)
+    there = (entries & wanted) == wanted
+    edges = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0, append=0))
+    return [((first + int(a)) * _SIZE, int(b - a)) for a, b in edges.reshape(-1, 2)]
+
+
+def map_pages(pages: Pages) -> None:
+    """Read a byte of each page."""
+    for address, number in pages:
+        run = (ctypes.c_ubyte * (number * _SIZE)).from_address(address)
+        int(np.frombuffer(memoryview(run).cast("B"), np.uint8)[::_SIZE].sum())
+
+
+_REQUEST_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for."""
+
+    module: str
+    options: Sequence[str]
+    processes: int | None
+    """As in :func:`transformer_core.run.quick_start.fork`; None for one process."""
+    environment: Mapping[str, str]
+    ignored: Sequence[int]
+    """Signals that the client was started to ignore."""
+    streams: Sequence[int]
+    """Standard input, output and error."""
+
+    def close(self) -> None:
+        """Let go of the streams."""
+        for stream in self.streams:
+            os.close(stream)
+
+
+def read_request(connection: socket.socket) -> Request:
+    """What a client sends; OSError or ValueError if it sends something else."""
+    connection.settimeout(_REQUEST_SECONDS)
+    head, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    try:
+        (length,) = struct.unpack("!Q", head)
+        text = b""
+        while len(text) < length:
+            part = connection.recv(length - len(text))
+            if not part:
+                raise ValueError("the request is not complete")
+            text += part
+        connection.settimeout(None)
+        return Request(**json.loads(text), streams=streams)
+    except (OSError, ValueError, TypeError, struct.error) as error:
+        for stream in streams:
+            os.close(stream)
+        raise ValueError(f"not a request: {error}") from None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What imports have made of the server, beside its data."""
+
+    environment: Mapping[str, str]
+    """Variables that they have set."""
+    pages: Pages
+    """Pages of files that they have read."""
+
+
+def become(request: Request, found: Imported) -> NoReturn:
+    """Be the program of ``request``, to its end, in a fork of a server."""
+    end_with_parent()
+    # A group of its own, which ends as a whole.
+    os.setpgid(0, 0)
+    for number, stream in enumerate(request.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update({**request.environment, **found.environment})
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request.ignored:
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    # Seeded from the system when they are imported; all forks would have the same.
+    random.seed()
+    np.random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    map_pages(found.pages)
+    sys.argv = [request.module, *request.options]
+    quick_start.to_the_end(lambda: quick_start.carry_out(request))
+
 
 IDLE_SECONDS = 60.0
 """After so long without a fork the memory is worth more than the time of the next start."""
@@ -174,7 +302,7 @@ def main() -> None:
         become(request, found)
     folder = Path(path).parent
     if all(left.suffix == ".lock" for left in folder.iterdir()):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 if __name__ == "__main__":

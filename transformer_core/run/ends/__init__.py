@@ -1,1 +1,0 @@
-"""Why processes ended, or could not start, where that is no fault of what they were to do."""

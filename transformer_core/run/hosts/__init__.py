@@ -1,1 +1,0 @@
-"""Several hosts: told apart, started by hand or by Slurm, or made on this machine with a link."""

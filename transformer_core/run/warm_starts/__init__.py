@@ -1,1 +1,0 @@
-"""Programs forked from a process that has imported what they need."""
