@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from transformer_core.trace.operators.operator_classes import (
+from transformer_core.trace.events.operators import (
     CONTRACTION,
     Work,
     element_bytes,

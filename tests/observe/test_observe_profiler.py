@@ -27,7 +27,7 @@ from transformer_core.observe.profile_order import CaptureOrder
 from transformer_core.observe.profiler import ddp_delay, uninterrupted
 from transformer_core.observe.ranges import mark_phases
 from transformer_core.trace.events.phases import PHASES, STEP, label
-from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
+from transformer_core.trace.readers.kineto import read_kineto
 from transformer_core.training.loop import train
 
 TOLERANCE = 0.05

@@ -6,8 +6,8 @@ import pytest
 from traces import event_table, mark, talk, work
 
 from schemas.results import CollectiveUse, DeviceBreakdown
-from transformer_core.trace.breakdown.device_breakdown import break_down
-from transformer_core.trace.operators.collective_names import (
+from transformer_core.trace.breakdown.devices import break_down
+from transformer_core.trace.events.collectives import (
     bus_factor,
     collective_of,
     message_bytes,

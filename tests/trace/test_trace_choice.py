@@ -14,18 +14,18 @@ from traces import event_table as table_of
 
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.events.arrow_arrays import (
+from transformer_core.trace.events.arrow import (
     events_of,
     integers,
     numbers,
     strings,
 )
-from transformer_core.trace.events.arrow_arrays import table_of as arrow_table
-from transformer_core.trace.events.event_table import Events
-from transformer_core.trace.events.time_window import Window
-from transformer_core.trace.joining import kept_tables, reading
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.readers.trace_kind import TraceError
+from transformer_core.trace.events.arrow import table_of as arrow_table
+from transformer_core.trace.events.event_table import Events, Window
+from transformer_core.trace.events.process import TraceError
+from transformer_core.trace.readers import files as reading
+from transformer_core.trace.readers import kept as kept_tables
+from transformer_core.trace.readers.files import read_files
 
 ROWS = [
     complete("cuda_runtime", "cudaLaunchKernel", 0, 1, correlation=1),

@@ -8,8 +8,14 @@ import pytest
 from traces import complete, kineto, on_device
 
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.breakdown.difference import Change, difference, lists_all_kernels
-from transformer_core.trace.compare_profiles import REGRESSION, read_profile, short
+from transformer_core.trace.compare import (
+    REGRESSION,
+    Change,
+    difference,
+    lists_all_kernels,
+    read_profile,
+    short,
+)
 
 FIRST = {"sgemm": (10, 40), "gelu_kernel": (55, 5)}
 SECOND = {"sgemm": (10, 20), "softmax_kernel": (35, 5)}

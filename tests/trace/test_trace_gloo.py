@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.results import Breakdown
-from transformer_core.trace.breakdown.job import breakdown_of_files
+from transformer_core.trace.breakdown.profile import breakdown_of_files
 
 RANKS = 2
 RECORDED = """

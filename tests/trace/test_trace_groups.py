@@ -9,9 +9,9 @@ import pytest
 from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown, CollectiveUse
-from transformer_core.trace.breakdown.job import breakdown_of_files
-from transformer_core.trace.readers.process_groups import (
-    UNKNOWN,
+from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.events.process import (
+    UNKNOWN_GROUP,
     group_of,
     groups_by_name,
     ranks_of,
@@ -120,7 +120,7 @@ CONFIG = {
     "nothing": None,
     "wrong": ["text", {"ranks": "0, 1"}],
 }
-USUAL = {"one": "0,1", "same": "0,1", "several": UNKNOWN}
+USUAL = {"one": "0,1", "same": "0,1", "several": UNKNOWN_GROUP}
 
 
 @pytest.mark.parametrize("name", CONFIG)

@@ -11,7 +11,7 @@ from traces import Report, complete, kineto, on_device
 
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.readers.files import read_files
 
 GOOD = [
     complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),

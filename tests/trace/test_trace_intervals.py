@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transformer_core.trace.breakdown.device_breakdown import partition
-from transformer_core.trace.events.time_intervals import exposed, innermost, union
+from transformer_core.trace.breakdown.devices import partition
+from transformer_core.trace.events.intervals import exposed, innermost, union
 
 END = 60
 moments = st.integers(-5, END + 5)

@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from transformer_core.trace.events import columns
+from transformer_core.trace.events.columns import NULL, Columns, Integers
 from transformer_core.trace.events.joins import around, first_launches, leaves
-from transformer_core.trace.readers import columns
-from transformer_core.trace.readers.columns import NULL, Columns, Integers
 
 _NAMES = ("thread", "t0", "t1", "name")
 

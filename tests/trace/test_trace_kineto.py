@@ -10,12 +10,12 @@ import pytest
 from traces import complete, kineto, on_device
 
 from schemas.errors import ConfigError
-from transformer_core.trace.breakdown.device_breakdown import break_down
-from transformer_core.trace.breakdown.job import NO_EVENTS, breakdown_of_files
-from transformer_core.trace.events.arrow_arrays import table_of
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
+from transformer_core.trace.breakdown.devices import break_down
+from transformer_core.trace.breakdown.profile import NO_EVENTS, breakdown_of_files
+from transformer_core.trace.events.arrow import table_of
+from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.readers.kineto import read_kineto
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 STEP = [
@@ -270,7 +270,7 @@ def test_the_environment_in_a_trace_goes_nowhere(tmp_path: Path) -> None:
 PEAK = """
 import resource, sys
 from pathlib import Path
-from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
+from transformer_core.trace.readers.kineto import read_kineto
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (trace,) = read_kineto(Path(sys.argv[1])).processes
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -10,10 +10,9 @@ from traces import complete, event_table, kineto, mark, on_device, work
 from schemas.results import LayerUse, Roofline, ShapeUse
 from schemas.results.machine import Bandwidth, MatrixRate
 from transformer_core.observe.ranges import allocated_mark, mark_layers, torch_range
-from transformer_core.trace.breakdown.layer_use import layers
-from transformer_core.trace.breakdown.shape_use import roofline_share, shapes
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.breakdown.summary import layers, roofline_share, shapes
+from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.readers.files import read_files
 
 
 def by_path(rows: list[dict[str, Any]]) -> dict[str, LayerUse]:

@@ -7,8 +7,8 @@ from typing import Any
 from traces import complete, kineto, on_device
 
 from schemas.results import DeviceBreakdown
-from transformer_core.trace.breakdown.device_breakdown import break_down
-from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.breakdown.devices import break_down
+from transformer_core.trace.readers.files import read_files
 
 MAIN, AUTOGRAD, LOADER, PINNING = 1, 2, 3, 4
 PHASES = [

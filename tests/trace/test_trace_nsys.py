@@ -6,11 +6,11 @@ import pytest
 from traces import GENERATIONS, Report, global_id, training_report
 
 from schemas.errors import ConfigError
-from transformer_core.trace.breakdown.device_breakdown import break_down
-from transformer_core.trace.breakdown.job import NO_EVENTS, breakdown_of_files
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.readers.nsys.nsys_reader import read_nsys
+from transformer_core.trace.breakdown.devices import break_down
+from transformer_core.trace.breakdown.profile import NO_EVENTS, breakdown_of_files
+from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.readers.nsys import read_nsys
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

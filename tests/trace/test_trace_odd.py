@@ -10,9 +10,9 @@ from traces import Report, complete, kineto, on_device
 from schemas.errors import ConfigError
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.readers.columns import NULL
+from transformer_core.trace.events.columns import NULL
+from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.readers.files import read_files
 
 DEEP = "[" * 5000 + "]" * 5000
 LAUNCHED = [

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_core.trace.operators.collective_names import collective_of
-from transformer_core.trace.operators.kernel_classes import base_name, kernel_class
-from transformer_core.trace.operators.operator_classes import (
+from transformer_core.trace.events.collectives import collective_of
+from transformer_core.trace.events.operators import (
     UNKNOWN,
     Work,
+    base_name,
+    kernel_class,
     operator_class,
     work_of,
 )

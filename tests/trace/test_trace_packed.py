@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import complete, kineto, on_device
 
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.readers import columns as columns_module
-from transformer_core.trace.readers.columns import NULL, Columns, Packed
-from transformer_core.trace.readers.kineto import kineto_stream
-from transformer_core.trace.readers.kineto.typed_events import TypedDecoder, Unusual
+from transformer_core.trace.events import columns as columns_module
+from transformer_core.trace.events.columns import NULL, Columns, Packed
+from transformer_core.trace.readers import kineto_stream
+from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.readers.kineto_events import TypedDecoder, Unusual
 
 EDGES = [NULL, NULL + 1, -(2**32), -1, 0, 1, 254, 255, 256, 65_535, 2**32, 2**63 - 1]
 

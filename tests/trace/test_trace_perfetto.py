@@ -11,10 +11,9 @@ import pytest
 from traces import event_table, kineto, mark, on_device, talk, work
 
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.breakdown.job import write_events
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.viewer.clock_offsets import clock_offsets
-from transformer_core.trace.viewer.perfetto import write
+from transformer_core.trace.breakdown.profile import write_events
+from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.perfetto import clock_offsets, write
 
 NUMBER = {"type": "number"}
 WHOLE = {"type": "integer"}

@@ -11,11 +11,10 @@ import pytest
 from perfetto_import import Refused, imported
 from traces import event_table, mark, talk, training_report, work
 
-from transformer_core.trace.events.arrow_arrays import events_of
-from transformer_core.trace.events.event_table import Events
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.viewer.perfetto import write
+from transformer_core.trace.events.arrow import events_of
+from transformer_core.trace.events.event_table import Events, rows_of
+from transformer_core.trace.perfetto import write
+from transformer_core.trace.readers.files import read_files
 
 FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
 SAMPLES = {

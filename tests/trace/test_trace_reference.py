@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from schemas.results import DeviceBreakdown
-from transformer_core.trace.breakdown.device_breakdown import break_down
+from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.events import event_table
-from transformer_core.trace.events.rows import Rows, rows_of
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.operators.kernel_classes import base_name, kernel_class
+from transformer_core.trace.events.event_table import Rows, rows_of
+from transformer_core.trace.events.operators import base_name, kernel_class
+from transformer_core.trace.readers.files import read_files
 
 FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
 pytestmark = pytest.mark.skipif(

@@ -12,13 +12,11 @@ import pytest
 from traces import complete, event_table, kineto, on_device, work
 
 from transformer_core.common.tables import read_table
-from transformer_core.trace.breakdown.job import write_events
-from transformer_core.trace.events.arrow_arrays import events_of
-from transformer_core.trace.events.event_table import Events
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.readers import spilled
-from transformer_core.trace.readers.columns import NULL, Columns
-from transformer_core.trace.readers.spilled import Spill, filled, moved, picked, roomy
+from transformer_core.trace.breakdown.profile import write_events
+from transformer_core.trace.events import columns as spilled
+from transformer_core.trace.events.arrow import events_of
+from transformer_core.trace.events.columns import NULL, Columns, Spill, filled, moved, picked, roomy
+from transformer_core.trace.events.event_table import Events, rows_of
 
 LARGE = 200_000
 
@@ -37,7 +35,7 @@ def test_arrays_come_back(in_memory: int) -> None:
 
 def test_columns_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     few = Spill(0)
-    monkeypatch.setattr("transformer_core.trace.readers.columns.spill", lambda: few)
+    monkeypatch.setattr("transformer_core.trace.events.columns.spill", lambda: few)
     values = np.random.default_rng(5).integers(0, 2**40, LARGE)
     values[::7] = NULL
     columns = Columns("a", "b")
@@ -125,7 +123,7 @@ def test_a_table_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = event_table([work(f"k{n % 5}", 10 * n, 10 * n + n) for n in range(50)])
     events = events_of(rows)
     write_events(tmp_path / "whole.parquet", events)
-    monkeypatch.setattr("transformer_core.trace.events.arrow_arrays._ROWS", 16)
+    monkeypatch.setattr("transformer_core.trace.events.arrow._ROWS", 16)
     write_events(tmp_path / "parts.parquet", events)
     write_events(tmp_path / "none.parquet", Events())
     whole, parts = (read_table(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))

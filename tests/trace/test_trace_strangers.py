@@ -9,9 +9,9 @@ from traces import complete, kineto, on_device
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.events.rows import rows_of
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.readers.kineto.kineto_reader import read_kineto
+from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.readers.kineto import read_kineto
 
 
 def test_times_are_exact_between_events_without_a_time(tmp_path: Path) -> None:

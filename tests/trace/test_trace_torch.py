@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from schemas.results import Breakdown
-from transformer_core.trace.breakdown.job import breakdown_of_files
+from transformer_core.trace.breakdown.profile import breakdown_of_files
 from transformer_core.trace.events import phases
 
 STEPS = 2

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from traces import complete, event_table, kineto, mark, on_device, talk, work
 
 from schemas.results import StepBound
-from transformer_core.trace.breakdown.device_breakdown import break_down
-from transformer_core.trace.joining.reading import read_files
+from transformer_core.trace.breakdown.devices import break_down
+from transformer_core.trace.readers.files import read_files
 
 TRACES = os.environ.get("TRANSFORMER_STUDY_TRACES")
 

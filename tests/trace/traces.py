@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from transformer_core.trace.events import event_table as events
-from transformer_core.trace.events.arrow_arrays import SCHEMA
+from transformer_core.trace.events.arrow import SCHEMA
 
 PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId")
 GENERATIONS: dict[str, dict[str, Any]] = {

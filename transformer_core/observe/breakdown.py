@@ -18,10 +18,10 @@ from schemas.results.profiles import Breakdown
 from transformer_core.common import seals
 from transformer_core.common.endings import program
 from transformer_core.trace.__main__ import summary, write_results
-from transformer_core.trace.breakdown.job import break_down_reading, without_devices
+from transformer_core.trace.breakdown.profile import break_down_reading, without_devices
 from transformer_core.trace.events.event_table import Events
-from transformer_core.trace.joining.reading import read_files
-from transformer_core.trace.readers.trace_kind import unusable
+from transformer_core.trace.events.process import unusable
+from transformer_core.trace.readers.files import read_files
 
 
 def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Events]:

@@ -20,16 +20,15 @@ from transformer_core.trace.arguments import (
     traces_of,
     window,
 )
-from transformer_core.trace.breakdown.job import (
+from transformer_core.trace.breakdown.devices import KERNELS_SHOWN, KernelChoice
+from transformer_core.trace.breakdown.profile import (
     Choice,
     breakdown_of_files,
     failed_breakdown,
     write_events,
 )
-from transformer_core.trace.breakdown.kernel_use import KERNELS_SHOWN, KernelChoice
-from transformer_core.trace.events.event_table import Events
-from transformer_core.trace.events.time_window import Window
-from transformer_core.trace.readers.trace_kind import unusable
+from transformer_core.trace.events.event_table import Events, Window
+from transformer_core.trace.events.process import unusable
 
 
 def summary(breakdown: Breakdown) -> str:
@@ -109,11 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # What only some commands need is imported by those: reading a trace should not take the time.
     if arguments[:1] == ["diff"]:
-        from transformer_core.trace import compare_profiles
+        from transformer_core.trace import compare as compare_profiles
 
         return compare_profiles.main(arguments[1:])
     if arguments[:1] == ["perfetto"]:
-        from transformer_core.trace.viewer import perfetto
+        from transformer_core.trace import perfetto
 
         return perfetto.main(arguments[1:])
     parser = _arguments()

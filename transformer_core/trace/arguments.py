@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from transformer_core.trace.events.time_window import Window
-from transformer_core.trace.readers.trace_kind import unusable
+from transformer_core.trace.events.event_table import Window
+from transformer_core.trace.events.process import unusable
 
 _LONGEST_MS = 1e12
 _TRACES = (".json", ".gz", ".sqlite")

@@ -9,12 +9,10 @@ from typing import Any
 from traces import event_table, mark, talk, work
 
 from schemas.results import Breakdown, Repeat
-from transformer_core.trace.breakdown.device_breakdown import break_down
-from transformer_core.trace.breakdown.job import write_events
-from transformer_core.trace.breakdown.layer_use import layers
-from transformer_core.trace.breakdown.over_devices import summarise
-from transformer_core.trace.breakdown.shape_use import shapes
-from transformer_core.trace.events.rows import rows_of
+from transformer_core.trace.breakdown.devices import break_down
+from transformer_core.trace.breakdown.profile import write_events
+from transformer_core.trace.breakdown.summary import layers, shapes, summarise
+from transformer_core.trace.events.event_table import rows_of
 
 MICRO = 1000
 PRODUCT = {"operator_class": "contraction", "operator": "aten::mm"}

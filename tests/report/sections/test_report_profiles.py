@@ -20,10 +20,10 @@ from transformer_core.report.figures import draw
 from transformer_core.report.sections.profiles.read import shown, telling
 from transformer_core.report.sections.profiles.section import context
 from transformer_core.report.sections.profiles.tables import operators, profiles
-from transformer_core.trace.breakdown.device_breakdown import break_down
-from transformer_core.trace.breakdown.job import write_events
-from transformer_core.trace.breakdown.over_devices import summarise
-from transformer_core.trace.breakdown.step_timeline import read_timeline
+from transformer_core.trace.breakdown.devices import break_down
+from transformer_core.trace.breakdown.profile import write_events
+from transformer_core.trace.breakdown.summary import summarise
+from transformer_core.trace.breakdown.timeline import read_timeline
 
 NAMES = next(section.figures for section in SECTIONS if section.name == "profiles")
 

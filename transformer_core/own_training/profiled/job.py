@@ -29,7 +29,7 @@ from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import add_log_file
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, end_on_request
-from transformer_core.trace.breakdown.job import breakdown_of_files, write_events
+from transformer_core.trace.breakdown.profile import breakdown_of_files, write_events
 
 WORKER = "transformer_core.own_training.profiled.worker"
 EVENTS = "events.parquet"

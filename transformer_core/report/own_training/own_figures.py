@@ -10,7 +10,7 @@ from transformer_core.report.kit.said import say
 from transformer_core.report.own_training.own_results import OwnResults, together
 from transformer_core.report.sections.profiles.partition_drawing import partitions
 from transformer_core.report.sections.profiles.step_drawing import timelines
-from transformer_core.trace.breakdown.step_timeline import read_timeline
+from transformer_core.trace.breakdown.timeline import read_timeline
 
 OWN = "the step as it is"
 

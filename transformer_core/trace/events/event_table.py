@@ -4,16 +4,20 @@ Rows are device events (kernels, copies, CUDA graphs), on a CPU the self time of
 collectives of gloo, and what the host marks: steps, phases, modules, waits, memory. Times are
 nanoseconds on the clock of the trace, which processes of one host share. In memory the table is of
 packed arrays of numpy: to import Arrow takes as much memory as the events of a trace of 300 MB, and
-is left to what reads and writes files.
+is left to what reads and writes files. :class:`Rows` unpacks a column when it is asked for, and
+:class:`Window` cuts a stretch of time out of a table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.readers.columns import NULL, Columns, nulls
+from transformer_core.trace.events.columns import NULL, Columns, Integers, moved, nulls, picked
+from transformer_core.trace.events.intervals import Union, union
 
 HOST_KINDS = ("range", "module", "wait", "memory")
 """Kinds of rows that are no work: a step or phase; a call of a module, with the bytes that it
@@ -109,3 +113,185 @@ def joined(parts: Sequence[Events]) -> Events:
             ]
         found.columns.replace(name, np.concatenate(columns) if columns else nulls(0))
     return found
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Mask = NDArray[np.bool_]
+Value = TypeVar("Value")
+
+
+class _Made(dict[str, Value]):
+    """What a function makes of names, kept."""
+
+    def __init__(self, make: Callable[[str], Value]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> Value:
+        self[name] = made = self._make(name)
+        return made
+
+
+class _Anew(_Made[Value]):
+    """Not kept: what asks for it keeps it, and often but a part."""
+
+    def __missing__(self, name: str) -> Value:
+        return self._make(name)
+
+
+class _Few(_Made[Value]):
+    """The last few of what was made: of columns each takes as much memory as the table packed."""
+
+    _MOST = 6
+
+    def __missing__(self, name: str) -> Value:
+        if len(self) >= self._MOST:
+            del self[next(iter(self))]
+        return super().__missing__(name)
+
+
+class Rows:
+    """Columns of the event table; integers that are null hold NULL, texts None."""
+
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray],
+        texts: Mapping[str, NDArray],
+        places: NDArray[np.int64] | slice = slice(None),
+    ) -> None:
+        self._all, self._places = columns, places
+        self.texts = texts
+        """The values of columns of texts; the last is None."""
+        self.columns: Mapping[str, NDArray] = _Few(lambda name: picked(columns[name], places))
+        """Numbers, or of texts the places of their values."""
+
+    def __getitem__(self, name: str) -> NDArray:
+        column = self.columns[name]
+        return self.texts[name][column] if name in TEXTS else column
+
+    def __len__(self) -> int:
+        return len(self.columns["t0_ns"])
+
+    def where(self, mask: Mask | NDArray[np.int64]) -> "Rows":
+        """Some of the rows."""
+        if mask.dtype == np.bool_ and mask.all():
+            return self  # and what was made of its columns
+        chosen = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask.astype(np.int64)
+        before = self._places
+        places = moved(chosen) if isinstance(before, slice) else picked(before, chosen)
+        return Rows(self._all, self.texts, places)
+
+    def equal(self, name: str, *texts: str) -> Mask:
+        """Where a column of texts holds one of some."""
+        known = self.texts[name]
+        return np.isin(self.columns[name], [k for k, text in enumerate(known) if text in texts])
+
+    def missing(self, name: str) -> Mask:
+        """Where a column of texts is null."""
+        return self.columns[name] == len(self.texts[name]) - 1
+
+    def groups(self, name: str) -> dict[str, NDArray[np.int64]]:
+        """The places of the rows by the values of a column of texts, in order of those; without
+        null."""
+        codes = self.columns[name]
+        order = np.argsort(codes, kind="stable")
+        present, begins = np.unique(codes[order], return_index=True)
+        parts = np.split(order, begins[1:])
+        known = self.texts[name]
+        found = {known[code]: part for code, part in zip(present, parts, strict=False)}
+        return {text: found[text] for text in sorted(text for text in found if text is not None)}
+
+    def union(self, mask: Mask | NDArray[np.int64] | slice = slice(None)) -> Union:
+        """When any of the rows runs."""
+        return union(self["t0_ns"][mask], self["t1_ns"][mask])
+
+    def replaced(self, **columns: NDArray) -> "Rows":
+        """The same rows with other values in some columns."""
+        made = _Made(lambda name: self.columns[name])
+        made.update(columns)
+        return Rows(made, self.texts)
+
+    @cached_property
+    def work(self) -> "Rows":
+        """Those of devices: what ran, not what the host marked."""
+        return self.where(~self.equal("kind", *HOST_KINDS))
+
+    @property
+    def durations(self) -> Integers:
+        """Nanoseconds of each row."""
+        return self["t1_ns"] - self["t0_ns"]
+
+
+def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
+    """The event table as arrays; without the rows of one kind, ``but``."""
+    if not isinstance(table, Events):
+        from transformer_core.trace.events.arrow import events_of
+
+        table = events_of(table)
+    kept = slice(None) if but is None else moved(np.flatnonzero(~table.of_kind(but)))
+    return _rows(table, kept)
+
+
+def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
+    def known(name: str) -> tuple[NDArray, NDArray[np.int32]]:
+        """The texts of a column and None, and the place there of each text of the table; what
+        stands behind the last of these is the place of null."""
+        values = events.columns[name]
+        present = np.flatnonzero(np.bincount(values[values != NULL]))
+        order: dict[str, int] = {}
+        places = [order.setdefault(events.texts[k], len(order)) for k in present.tolist()]
+        table = np.full(len(events.texts) + 1, len(order), np.int32)
+        table[present] = places
+        return np.array([*order, None], dtype=object), table
+
+    tables = _Made(known)
+
+    def column(name: str) -> NDArray:
+        values = picked(events.columns[name], kept)
+        if name not in TEXTS:
+            return values
+        table = tables[name][1]
+        # What is null stands behind the last text, wherever that is.
+        values[values == NULL] = len(table) - 1
+        return picked(table, values)
+
+    return Rows(_Anew(column), _Made(lambda name: tables[name][0]))
+
+
+def total(values: Integers) -> int | None:
+    """The sum, or null if any value is, or there is none."""
+    return None if not len(values) or (values == NULL).any() else int(values.sum())
+
+
+_ENDLESS = 2**62
+
+
+@dataclass(frozen=True)
+class Window:
+    """Milliseconds after the first event of any rank."""
+
+    begin_ms: float | None = None
+    end_ms: float | None = None
+
+    def of(self, events: Events) -> Events:
+        """The rows of an event table that lie in it, those across an edge in part.
+
+        A launch before the window stays as it is: the event was launched then.
+        """
+        if (self.begin_ms is None and self.end_ms is None) or not len(events):
+            return events
+        t0, t1 = (events.columns[name] for name in ("t0_ns", "t1_ns"))
+        origin = int(t0.min())
+        begin = origin + round((self.begin_ms or 0) * 1e6)
+        end = _ENDLESS if self.end_ms is None else origin + round(self.end_ms * 1e6)
+        moment = (t0 == t1) & (t0 >= begin) & (t0 < end)
+        inside = moment | ((t1 > begin) & (t0 < end))
+        found = events.where(inside)
+        found.columns.replace("t0_ns", np.maximum(t0[inside], begin))
+        found.columns.replace("t1_ns", np.minimum(t1[inside], end))
+        return found
+
+
+EVERYTHING = Window()

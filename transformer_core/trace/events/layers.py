@@ -9,12 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from transformer_core.trace.events.joins import around
+from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls
+from transformer_core.trace.events.intervals import innermost
+from transformer_core.trace.events.joins import around, chosen, taken
 from transformer_core.trace.events.phases import LAYER_PREFIX, phase_of
-from transformer_core.trace.events.texts import chosen, taken
-from transformer_core.trace.events.time_intervals import innermost
-from transformer_core.trace.readers.columns import NULL, Columns, Integers, nulls
-from transformer_core.trace.readers.process_trace import ProcessTrace
+from transformer_core.trace.events.process import ProcessTrace
 
 MODULE = "nn.Module: "
 """What the profiler's own ranges of modules start with."""

@@ -1,6 +1,17 @@
-"""The phases of a training step, by the names of the ranges that mark them in a trace."""
+"""Steps and phases of a training: the names of the ranges that mark them, what lies within them, and
+the threads of data loaders, whose copies fall into whatever phase happens to run and belong to none.
+"""
 
 import re
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_core.trace.events.columns import NULL, Integers, Names
+from transformer_core.trace.events.intervals import Segments, innermost
+from transformer_core.trace.events.joins import mapped, taken
+from transformer_core.trace.events.process import ProcessTrace
 
 STEP = "step"
 """The range around a whole optimizer step. Ranges of it are numbered in order of time."""
@@ -53,3 +64,102 @@ def phase_of(name: str) -> str | None:
     if match := _WORD.fullmatch(name):
         return match[1].lower()
     return next((phase for pattern, phase in _FOREIGN if pattern.fullmatch(name)), None)
+
+
+_NOTHING = np.empty(0, np.int64)
+
+
+class Marks:
+    """Steps and phases by the names of ranges. What the program marks itself counts; what PyTorch
+    marks only where it does not."""
+
+    def __init__(self, trace: ProcessTrace) -> None:
+        self.trace = trace
+
+    @cached_property
+    def steps(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Names (as numbers), begins, ends and threads of the steps, in order of time."""
+        return self._found(True)
+
+    @cached_property
+    def phases(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Of the phases likewise; the names are those of :data:`PHASES`."""
+        return self._found(False)
+
+    def placed(self, times: Integers) -> dict[str, Integers]:
+        """Phase and step around each time, of whatever thread."""
+        step = self._step.at(times)
+        return {
+            "phase": taken(self.phases[0], self._phase.at(times)),
+            "step": np.where(step >= 0, step, NULL),
+        }
+
+    @cached_property
+    def _step(self) -> Segments:
+        return innermost(self.steps[1], self.steps[2])
+
+    @cached_property
+    def _phase(self) -> Segments:
+        return innermost(self.phases[1], self.phases[2])
+
+    def _found(self, steps: bool) -> tuple[Integers, Integers, Integers, Integers]:
+        names = self.trace.names
+        parts: list[tuple[Integers, ...]] = [(_NOTHING,) * 4]
+        for rows in (self.trace.ranges, self.trace.operators):
+            if not len(rows):
+                continue
+            found = {
+                number: phase
+                for number in rows.distinct("name")
+                if (phase := phase_of(names.texts[number])) and (phase == STEP) == steps
+            }
+            own = {n for n, p in found.items() if names.texts[n] == label(p)}
+            chosen = rows.places("name", own or found)
+            labels = mapped(names, rows.take("name", chosen), phase_of)
+            parts.append((labels, *(rows.take(name, chosen) for name in ("t0", "t1", "thread"))))
+            if own or (steps and found):
+                break
+        columns = [np.concatenate([part[k] for part in parts]) for k in range(4)]
+        order = np.argsort(columns[1], kind="stable")
+        name, t0, t1, thread = (column[order] for column in columns)
+        return name, t0, t1, thread
+
+
+_MOST = 0.9
+
+
+def of_loaders(
+    marks: Marks,
+    thread: Integers,
+    kernel: NDArray[np.bool_],
+    in_operator: NDArray[np.bool_],
+    talks: NDArray[np.bool_],
+    phase: Integers,
+    names: Names,
+) -> NDArray[np.bool_]:
+    """The device events that were launched by threads which launch no kernel of the step.
+
+    A thread takes part in the step if it carries ranges of phases or steps, launches from within
+    operators, communicates, or launches nearly all its kernels during backward, as the threads of
+    autograd do. Without ranges of phases there is nothing to tell apart.
+    """
+    nobody = np.zeros(len(thread), np.bool_)
+    marked = set(marks.phases[3].tolist())
+    if not marked:
+        return nobody
+    backward = names[BACKWARD]
+    marks_backward = bool((marks.phases[0] == backward).any())
+    own = marked | set(marks.steps[3].tolist())
+    found = nobody.copy()
+    for number in np.unique(thread[thread != NULL]).tolist():
+        mine = thread == number
+        kernels = mine & kernel
+        if number in own or (mine & in_operator).any() or (mine & talks).any():
+            continue
+        count = int(kernels.sum())
+        if count and not marks_backward:
+            continue  # may well be autograd's
+        if count and int((kernels & (phase == backward)).sum()) >= _MOST * count:
+            continue
+        found |= mine
+    return found

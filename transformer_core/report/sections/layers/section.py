@@ -7,7 +7,7 @@ from schemas.results import Breakdown, LayerUse, ShapeUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.layers.read import depth, large, steps_of, with_layers
 from transformer_core.report.sections.profiles.read import measured_roofline
-from transformer_core.trace.breakdown.shape_use import roofline_share
+from transformer_core.trace.breakdown.summary import roofline_share
 from transformer_core.trace.events.layers import SEPARATOR
 
 

@@ -4,7 +4,7 @@ from schemas.results import LayerUse, ShapeUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.sections.profiles.read import measured_roofline, shown
-from transformer_core.trace.breakdown.shape_use import roofline_share
+from transformer_core.trace.breakdown.summary import roofline_share
 
 
 def layers(results: StudyResults) -> list[Row]:

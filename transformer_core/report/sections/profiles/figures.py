@@ -32,11 +32,11 @@ from transformer_core.report.sections.profiles.partition_drawing import (
 )
 from transformer_core.report.sections.profiles.read import measured_roofline, shown, telling
 from transformer_core.report.sections.profiles.step_drawing import WORDS, timelines
-from transformer_core.trace.breakdown.step_timeline import (
+from transformer_core.trace.breakdown.timeline import (
     Timeline,
     read_timeline,
 )
-from transformer_core.trace.operators.operator_classes import OPERATOR_CLASSES
+from transformer_core.trace.events.operators import OPERATOR_CLASSES
 
 _COMMUNICATION = {"hidden": PURPLE, "exposed": VERMILION, "transfer": SKY, "waiting": ORANGE}
 _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))

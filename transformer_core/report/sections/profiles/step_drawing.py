@@ -12,7 +12,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, nothing
 from transformer_core.report.kit.palette import BLUE, BROWN, GREEN, GREY, ORANGE, VERMILION, YELLOW
 from transformer_core.report.kit.said import say
-from transformer_core.trace.breakdown.step_timeline import COLOURS, Lane, Span, Timeline
+from transformer_core.trace.breakdown.timeline import COLOURS, Lane, Span, Timeline
 
 CLASSES = dict(zip(COLOURS, (BLUE, ORANGE, GREEN, VERMILION, GREY, YELLOW, BROWN), strict=True))
 """Colours of what a device does."""

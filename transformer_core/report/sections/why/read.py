@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from schemas.results import Comparison
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.profiles.read import shown
-from transformer_core.trace.breakdown.difference import Difference, difference
+from transformer_core.trace.compare import Difference, difference
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,428 @@
+"""The breakdown of every device: its partition of the wall time, steps, phases, streams, kernels,
+collectives and classes of operators.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.results.profile_details import KernelTime, PathPart, StreamUse
+from schemas.results.profiles import (
+    Activity,
+    CollectiveUse,
+    DeviceBreakdown,
+    ForwardBackward,
+    OperatorClass,
+    Partition,
+    PhaseUse,
+    ProfiledStep,
+)
+from transformer_core.trace.breakdown.waits import (
+    Waiting,
+    critical_path,
+    launch_use,
+    step_bound,
+    waiting,
+)
+from transformer_core.trace.events import event_table, operators, phases
+from transformer_core.trace.events.collectives import bus_factor
+from transformer_core.trace.events.columns import NULL
+from transformer_core.trace.events.event_table import Events, Rows, rows_of, total
+from transformer_core.trace.events.intervals import Union, exposed, innermost, union
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+KERNELS_SHOWN = 10
+"""Kernels that a breakdown lists by name."""
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """Which kernels are listed: so many, of those whose names hold a match of ``pattern``."""
+
+    count: int = KERNELS_SHOWN
+    pattern: str = ""
+
+    def accepts(self, name: str) -> bool:
+        """Whether one may be listed."""
+        return bool(re.search(self.pattern, name))
+
+
+LONGEST = KernelChoice()
+
+
+def activities(rows: Rows) -> list[Activity]:
+    """Time by what a viewer would group: collectives, classes of operators, kinds of copies."""
+    durations, whole = rows.durations, int(rows.durations.sum())
+    columns = {
+        event_table.COMMUNICATION: "collective",
+        event_table.COMPUTE: "operator_class",
+        event_table.MEMCPY: "copy_kind",
+    }
+    found = []
+    for kind in event_table.CLASSES:
+        place = np.flatnonzero(rows.equal("class", kind))
+        mine = rows.where(place)
+        groups = mine.groups(columns.get(kind, "name"))
+        if (unnamed := mine.missing(columns.get(kind, "name"))).any():
+            groups["unknown"] = np.flatnonzero(unnamed)
+        for name, inside in groups.items():
+            time = int(durations[place[inside]].sum())
+            found.append(
+                Activity(
+                    name=name,
+                    kind=kind,
+                    count=len(inside),
+                    time_ns=time,
+                    share=time / whole if whole else None,
+                    bytes=total(mine["bytes"][inside]),
+                )
+            )
+    return sorted(found, key=lambda activity: -activity.time_ns)
+
+
+def kernel_times(rows: Rows, choice: KernelChoice = LONGEST) -> list[KernelTime]:
+    """The kernels that run longest in all, or on a CPU the operators."""
+    rows = rows.where(rows.equal("class", event_table.COMPUTE, event_table.COMMUNICATION))
+    durations, kinds = rows.durations, rows["class"]
+    whole = int(durations.sum())
+    found = [
+        KernelTime(
+            name=name,
+            kind=kinds[mine[0]],
+            count=len(mine),
+            time_ns=int(durations[mine].sum()),
+            shortest_ns=int(durations[mine].min()),
+            longest_ns=int(durations[mine].max()),
+            share=float(durations[mine].sum() / whole) if whole else None,
+        )
+        for name, mine in rows.groups("name").items()
+        if choice.accepts(name)
+    ]
+    return sorted(found, key=lambda kernel: -kernel.time_ns)[: choice.count]
+
+
+_LINEAR = ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scaled_mm")
+_ATTENTION = ("bmm", "baddbmm", "scaled_dot_product", "attention")
+
+
+def operator_classes(rows: Rows) -> list[OperatorClass]:
+    """The classes that ran on a device, in the order of :data:`operators.OPERATOR_CLASSES`."""
+    durations = rows.durations
+    total = int(durations[~rows.missing("operator_class")].sum())
+    found = []
+    for name in operators.OPERATOR_CLASSES:
+        mine = rows.equal("operator_class", name)
+        if not mine.any():
+            continue
+        time = int(durations[mine].sum())
+        counted = mine & (rows["flops"] != NULL)
+        # Without types there are FLOPs, but no bytes.
+        both = counted & (rows["operator_bytes"] != NULL)
+        counted = both if both.any() else counted
+        flops = int(rows["flops"][counted].sum()) if counted.any() else None
+        traffic = int(rows["operator_bytes"][both].sum()) if both.any() else None
+        found.append(
+            OperatorClass(
+                operator_class=name,
+                count=int(mine.sum()),
+                time_ns=time,
+                share=time / total if total else None,
+                flops=flops,
+                bytes=traffic,
+                counted_ns=int(durations[counted].sum()),
+                intensity=flops / traffic if flops is not None and traffic else None,
+            )
+        )
+    return found
+
+
+def forward_backward(rows: Rows) -> list[ForwardBackward]:
+    """Backward against forward, by group of operators."""
+    durations = rows.durations
+    contraction = rows.equal("operator_class", operators.CONTRACTION)
+    known = [name for name in rows.texts["operator"] if name is not None]
+    forward = rows.equal("phase", phases.FORWARD, phases.LOSS)
+    backward = rows.equal("phase", phases.BACKWARD)
+    found = []
+    for group in ("linear", "attention", operators.NORMALIZATION, operators.ELEMENT_WISE):
+        if group in (operators.NORMALIZATION, operators.ELEMENT_WISE):
+            mine = rows.equal("operator_class", group)
+        else:
+            named = [name for name in known if _contraction(name) == group]
+            mine = contraction & rows.equal("operator", *named)
+        times = [int(durations[mine & phase].sum()) for phase in (forward, backward)]
+        ratios = [
+            _ratio(rows[column][mine & forward], rows[column][mine & backward])
+            for column in ("flops", "operator_bytes")
+        ]
+        if not any(times):
+            continue
+        found.append(
+            ForwardBackward(
+                operators=group,
+                forward_ns=times[0],
+                backward_ns=times[1],
+                ratio=times[1] / times[0] if all(times) else None,
+                flops_ratio=ratios[0],
+                bytes_ratio=ratios[1],
+            )
+        )
+    return found
+
+
+def _contraction(operator: str | None) -> str | None:
+    """Products with weights apart from those of attention; null for a kernel of no operator."""
+    base = (operator or "").rpartition("::")[2]
+    if any(part in base for part in _ATTENTION):
+        return "attention"
+    return "linear" if base in _LINEAR else None
+
+
+def _ratio(forward: NDArray, backward: NDArray) -> float | None:
+    """The sum of what is known backward over forward."""
+    first, second = (int(values[values != NULL].sum()) for values in (forward, backward))
+    return second / first if first and second else None
+
+
+OTHER = "other"
+"""The phase of what no range owns."""
+
+
+def break_down(table: "Events | pa.Table") -> list[DeviceBreakdown]:
+    """The breakdown of every device of every rank in the event table."""
+    return break_down_all(rows_of(table))[0]
+
+
+def break_down_all(
+    everything: Rows, kernels: KernelChoice = LONGEST
+) -> tuple[list[DeviceBreakdown], Waiting]:
+    """The same of rows, with the chosen kernels by name, and what the collectives of the devices
+    say of one another."""
+    work, ranges, waits = (
+        everything.work,
+        *(everything.where(everything.equal("kind", kind)) for kind in ("range", "wait")),
+    )
+    found: list[tuple[Rows, Rows, Rows]] = []
+    for rank, device in _devices(work):
+        mine = work.where((work["rank"] == rank) & work.equal("device", device))
+        marks, waited = (rows.where(rows["rank"] == rank) for rows in (ranges, waits))
+        found.append((mine, marks, waited))
+    matched = waiting([mine for mine, _, _ in found])
+    # One after the other, and forgotten: what was made of the columns of a device is large.
+    devices = [_device(*found.pop(0), transfers, kernels) for transfers in matched.transfers]
+    return devices, matched
+
+
+def _devices(rows: Rows) -> Iterator[tuple[int, str]]:
+    for rank in np.unique(rows["rank"]).tolist():
+        codes = np.unique(rows.columns["device"][rows["rank"] == rank])
+        for device in sorted(rows.texts["device"][codes]):
+            yield rank, device
+
+
+def _device(
+    rows: Rows, ranges: Rows, waits: Rows, transfers: dict[str, int], kernels: KernelChoice
+) -> DeviceBreakdown:
+    start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
+    layers = _layers(rows)
+    cpu = str(rows["device"][0]) == "cpu"
+    marked = bool(np.any(~ranges.equal("name", phases.STEP)))
+    span = partition(layers, start, end, cpu)
+    windows = step_windows(rows, ranges)
+    steps = [
+        ProfiledStep(
+            step=number, start_ns=begin - start, partition=partition(layers, begin, finish, cpu)
+        )
+        for number, begin, finish in windows
+    ]
+    stretches = [
+        ((begin, finish), step.partition)
+        for (_, begin, finish), step in zip(windows, steps, strict=True)
+    ]
+    return DeviceBreakdown(
+        rank=int(rows["rank"][0]),
+        pid=int(rows["pid"][0]),
+        device=str(rows["device"][0]),
+        events=len(rows),
+        kernels=int(rows.equal("kind", "kernel", "operator").sum()),
+        span=span,
+        steps=steps,
+        host_bound_ns=None if cpu else _host_bound(rows, start, end),
+        streams=_streams(rows, end - start),
+        activities=activities(rows),
+        kernel_times=kernel_times(rows, kernels),
+        collectives=_collectives(rows, transfers),
+        phases=_phases(rows, ranges, cpu) if marked else [],
+        operators=operator_classes(rows),
+        forward_backward=forward_backward(rows) if marked else [],
+        bound=step_bound(rows, ranges, stretches or [((start, end), span)], cpu),
+        launches=None if cpu else launch_use(rows),
+        critical_path=_path(rows, ranges, waits, windows),
+    )
+
+
+def _path(
+    rows: Rows, ranges: Rows, waits: Rows, windows: list[tuple[int, int, int]]
+) -> list[PathPart]:
+    """The critical path of the step of median length."""
+    if not windows:
+        return []
+    _, begin, end = sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
+    return critical_path(rows, ranges, waits, begin, end)
+
+
+def _layers(rows: Rows) -> list[Union]:
+    """When each class runs, in the order in which the partition exposes them."""
+    return [
+        rows.union(rows.equal("class", *names))
+        for names in (
+            [event_table.COMPUTE],
+            [event_table.COMMUNICATION],
+            [event_table.MEMCPY, event_table.MEMSET],
+            [event_table.GRAPH],
+        )
+    ]
+
+
+def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> Partition:
+    """What a device did from ``start`` to ``end``: compute U(K), exposed communication
+    U(K + C) - U(K), exposed copies U(K + C + M) - U(K + C), exposed graphs likewise, and idle."""
+    inside = [layer.clip(start, end) for layer in layers]
+    parts = exposed(inside)
+    busy = union(
+        np.concatenate([layer.t0 for layer in inside]),
+        np.concatenate([layer.t1 for layer in inside]),
+    )
+    idle = busy.gaps(start, end).length
+    compute, communication, copies, graphs = parts
+    assert sum(parts) + idle == end - start, "the partition does not sum to the window"
+    return Partition(
+        window_ns=end - start,
+        busy_ns=sum(parts),
+        idle_ns=idle,
+        compute_ns=compute,
+        communication_ns=inside[1].length,
+        overlap_ns=inside[1].length - communication,
+        exposed_communication_ns=communication,
+        exposed_copies_ns=None if cpu else copies,
+        exposed_graphs_ns=None if cpu else graphs,
+    )
+
+
+def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
+    """Number, begin and end of every step: its range on the host, until the last event that it
+    launched has ended, but not into the next step."""
+    chosen = ranges.equal("name", phases.STEP)
+    order = np.argsort(ranges["t0_ns"][chosen], kind="stable")
+    begins = ranges["t0_ns"][chosen][order].tolist()
+    ends = ranges["t1_ns"][chosen][order].tolist()
+    step = rows["step"]
+    some = (step >= 0) & (step < len(begins))
+    latest = np.array(ends, np.int64)
+    np.maximum.at(latest, step[some], rows["t1_ns"][some])
+    windows = []
+    for number, (begin, end) in enumerate(zip(begins, latest.tolist(), strict=True)):
+        if number + 1 < len(begins):
+            end = min(end, begins[number + 1])
+        windows.append((number, begin, end))
+    return windows
+
+
+def _host_bound(rows: Rows, start: int, end: int) -> int | None:
+    """Idle time in which the device had nothing to do because the host had launched nothing yet."""
+    launched = rows["launch_ns"] != NULL
+    if not launched.any():
+        return None
+    gaps = rows.union().gaps(start, end)
+    # The first event after a gap ends it: the device waited for its launch, then for the rest.
+    known = rows.where(launched)
+    order = np.lexsort((known["launch_ns"], known["t0_ns"]))
+    begins, launches = known["t0_ns"][order], known["launch_ns"][order]
+    place = np.searchsorted(begins, gaps.t1)
+    some = (place < len(begins)) & (begins[np.minimum(place, len(begins) - 1)] == gaps.t1)
+    waited = launches[place[some]] - gaps.t0[some]
+    return int(np.clip(waited, 0, gaps.t1[some] - gaps.t0[some]).sum())
+
+
+def _streams(rows: Rows, span: int) -> list[StreamUse]:
+    found = []
+    for stream in np.unique(rows["stream"]).tolist():
+        mine = rows["stream"] == stream
+        busy = rows.union(mine).length
+        found.append(
+            StreamUse(
+                stream=stream,
+                events=int(mine.sum()),
+                busy_ns=busy,
+                occupancy=busy / span if span else None,
+            )
+        )
+    return found
+
+
+def _collectives(rows: Rows, transfers: dict[str, int]) -> list[CollectiveUse]:
+    found = []
+    for name, mine in rows.groups("collective").items():
+        time = int(rows.durations[mine].sum())
+        transfer = transfers.get(name)
+        found.append(
+            CollectiveUse(
+                collective=name,
+                count=len(mine),
+                bytes=total(rows["bytes"][mine]),
+                time_ns=time,
+                union_ns=rows.union(mine).length,
+                transfer_ns=transfer,
+                waiting_ns=None if transfer is None else time - transfer,
+                bus_bandwidth=_bus_bandwidth(rows.where(mine), name, transfer),
+            )
+        )
+    return found
+
+
+def _bus_bandwidth(rows: Rows, collective: str, transfer_ns: int | None) -> float | None:
+    size, ranks = rows["bytes"], rows["group_size"]
+    if not transfer_ns or (size == NULL).any() or (ranks == NULL).any():
+        return None
+    moved = 0.0
+    for count in np.unique(ranks).tolist():
+        factor = bus_factor(collective, count)
+        if factor is None:
+            return None
+        moved += int(size[ranks == count].sum()) * factor
+    return moved / (transfer_ns * 1e-9)
+
+
+def _phases(rows: Rows, ranges: Rows, cpu: bool) -> list[PhaseUse]:
+    marks = ranges.where(~ranges.equal("name", phases.STEP))
+    segments = innermost(marks["t0_ns"], marks["t1_ns"])
+    owners = marks["name"][segments.owner]
+    computes, talks = (
+        rows.equal("class", kind) for kind in (event_table.COMPUTE, event_table.COMMUNICATION)
+    )
+    copies = rows.equal("class", event_table.MEMCPY, event_table.MEMSET)
+    found = []
+    for phase in (*phases.PHASES, phases.LOADER, OTHER):
+        mine = rows.missing("phase") if phase == OTHER else rows.equal("phase", phase)
+        held = owners == phase
+        if not mine.any() and not held.any():
+            continue
+        on_host = int((segments.t1[held] - segments.t0[held]).sum())
+        found.append(
+            PhaseUse(
+                phase=phase,
+                host_ns=None if phase in (phases.LOADER, OTHER) else on_host,
+                busy_ns=rows.union(mine).length,
+                compute_ns=rows.union(mine & computes).length,
+                communication_ns=rows.union(mine & talks).length,
+                copies_ns=None if cpu else rows.union(mine & copies).length,
+            )
+        )
+    return found

@@ -1,0 +1,120 @@
+"""From files of a profiler to the event table and its breakdown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.results.common import Status
+from schemas.results.profiles import Breakdown
+from transformer_core.trace.breakdown.devices import LONGEST, KernelChoice, break_down_all
+from transformer_core.trace.breakdown.summary import layers, shapes, summarise
+from transformer_core.trace.events.columns import NULL
+from transformer_core.trace.events.event_table import EVERYTHING, Events, Rows, Window, rows_of
+from transformer_core.trace.readers.files import Reading, read_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NO_EVENTS = (
+    "the trace holds no device event: either the capture range never began, or the program ran "
+    "nothing on a device"
+)
+
+NOTHING_INSIDE = "the window of --from and --to holds no device event of the trace"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of some traces is broken down."""
+
+    kernels: KernelChoice = LONGEST
+    window: Window = EVERYTHING
+    cache: Path | None = None
+    """Folder in which event tables are kept, by what is in the files."""
+
+
+def breakdown_of_files(
+    paths: Sequence[Path], name: str, choice: Choice | None = None
+) -> tuple[Breakdown, Events]:
+    """The breakdown of traces that a user brought, and their event table; TraceError where they
+    cannot be used."""
+    choice = choice or Choice()
+    reading = read_files(paths, cache=choice.cache)
+    whole = len(reading.events)
+    reading = replace(reading, events=choice.window.of(reading.events))
+    files = [str(path) for path in paths]
+    found = break_down_reading(reading, name, files, kernels=choice.kernels)
+    if not found.devices and whole and choice.window != EVERYTHING:
+        found = found.model_copy(update={"reason": NOTHING_INSIDE})
+    return found, reading.events
+
+
+def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, Events]:
+    """A breakdown of files that cannot be used, which says why."""
+    return without_devices(name, "failed", reason), Events()
+
+
+def without_devices(
+    name: str,
+    status: Status,
+    reason: str | None,
+    profiler_reason: str | None = None,
+    files: Sequence[str] = (),
+) -> Breakdown:
+    """A breakdown that says why there is nothing to break down."""
+    return Breakdown(
+        name=name,
+        status=status,
+        reason=reason,
+        source=None,
+        source_version=None,
+        profiler_reason=profiler_reason,
+        viewer_files=list(files),
+        devices=[],
+    )
+
+
+def break_down_reading(
+    reading: Reading,
+    name: str,
+    viewer_files: list[str],
+    profiler_reason: str | None = None,
+    kernels: KernelChoice = LONGEST,
+) -> Breakdown:
+    """The breakdown of an event table that was read."""
+    rows = rows_of(reading.events, but="memory")
+    devices, waits = break_down_all(rows, kernels)
+    return Breakdown(
+        name=name,
+        status="ok" if devices else "failed",
+        reason=None if devices else NO_EVENTS,
+        source=reading.format,
+        source_version=reading.version,
+        profiler_reason=profiler_reason,
+        viewer_files=viewer_files,
+        devices=devices,
+        summary=summarise(devices, waits.stragglers, layers(rows), shapes(rows, kernels.count * 2)),
+        notes=[*reading.notes, *waits.notes, *_launch_notes(rows)],
+    )
+
+
+def _launch_notes(rows: Rows) -> list[str]:
+    """A note on device events whose launch lies outside the trace."""
+    work = rows.work
+    missing = int((work["launch_ns"] == NULL).sum())
+    if not missing:
+        return []
+    return [
+        f"{missing:,} of {len(work):,} device events have no launch in the trace: phase and "
+        "operator of those are unknown, and the host-bound time is a lower bound"
+    ]
+
+
+def write_events(path: Path, rows: "Events | pa.Table") -> None:
+    """events.parquet, whole or not at all."""
+    from transformer_core.common.tables import write_parts  # files of Arrow
+    from transformer_core.trace.events.arrow import SCHEMA, parts_of
+
+    parts = parts_of(rows) if isinstance(rows, Events) else [rows]
+    write_parts(path, SCHEMA, parts, compression="zstd")

@@ -1,0 +1,143 @@
+"""One step as a picture: what each stream of each device did, column by column."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from transformer_core.common.tables import read_table
+from transformer_core.trace.breakdown.devices import step_windows
+from transformer_core.trace.events import event_table, phases
+from transformer_core.trace.events.event_table import Rows, rows_of
+from transformer_core.trace.events.intervals import innermost
+from transformer_core.trace.events.operators import OPERATOR_CLASSES
+
+COPIES = "copies"
+GRAPHS = "graphs"
+
+COLOURS = (*OPERATOR_CLASSES, COPIES, GRAPHS)
+"""What a span of a lane may be."""
+
+_STREAMS = 3
+_COLUMNS = 300
+_RANKS = 2
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One stream, or on a CPU all computation or all communication."""
+
+    rank: int
+    label: str
+    spans: dict[str, list[Span]]
+    """Begin and end after the begin of the step, in nanoseconds, by :data:`COLOURS`."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step."""
+
+    step: int
+    window_ns: int
+    phases: dict[int, list[tuple[str, int, int]]]
+    """Phase, begin and end of the ranges on the host, by rank."""
+    lanes: list[Lane]
+
+
+def read_timeline(path: Path) -> Timeline | None:
+    """The step of median length from the events in a file; null if it marks no steps.
+
+    A lane is cut into columns. Of a column, that is shown which runs for most of it, so that a
+    picture of thousands of events stays small. At most the first ranks are shown, and of each the
+    busiest streams.
+    """
+    table = read_table(path)
+    table = table.filter(pc.less(table.column("rank"), _RANKS))
+    everything = rows_of(table)
+    marks, work = everything.where(everything.equal("kind", "range")), everything.work
+    first = work.where(work["rank"] == 0)
+    windows = step_windows(first, marks.where(marks["rank"] == 0))
+    if not windows:
+        return None
+    windows.sort(key=lambda window: window[2] - window[1])
+    step, start, end = windows[len(windows) // 2]
+    lanes: list[Lane] = []
+    strips: dict[int, list[tuple[str, int, int]]] = {}
+    for rank in np.unique(work["rank"]).tolist():
+        mine = work.where(work["rank"] == rank)
+        strips[rank] = _strip(marks.where(marks["rank"] == rank), start, end)
+        for label, rows in _streams(mine, start, end):
+            lanes.append(Lane(rank, label, _spans(rows, start, end)))
+    return Timeline(step, end - start, strips, lanes)
+
+
+def _strip(marks: Rows, start: int, end: int) -> list[tuple[str, int, int]]:
+    """The phases within a window, the innermost where they contain one another."""
+    marks = marks.where(marks["name"] != phases.STEP)
+    cut = innermost(marks["t0_ns"], marks["t1_ns"])
+    return [
+        (name, max(t0, start) - start, min(t1, end) - start)
+        for name, t0, t1 in zip(
+            marks["name"][cut.owner].tolist(), cut.t0.tolist(), cut.t1.tolist(), strict=True
+        )
+        if t0 < end and t1 > start
+    ]
+
+
+def _streams(rows: Rows, start: int, end: int) -> list[tuple[str, Rows]]:
+    """Label and rows of the lanes of a rank."""
+    inside = rows.where((rows["t0_ns"] < end) & (rows["t1_ns"] > start))
+    if not len(inside):
+        return []
+    if str(inside["device"][0]) == "cpu":
+        talks = inside["class"] == event_table.COMMUNICATION
+        lanes = [("operators", inside.where(~talks)), ("communication", inside.where(talks))]
+        return [(label, lane) for label, lane in lanes if len(lane)]
+    found = []
+    for device in sorted(set(inside["device"])):
+        mine = inside.where(inside["device"] == device)
+        streams = {
+            stream: mine.where(mine["stream"] == stream)
+            for stream in np.unique(mine["stream"]).tolist()
+        }
+        busiest = sorted(streams, key=lambda stream: -streams[stream].union().length)[:_STREAMS]
+        found += [(f"{device} stream {stream}", streams[stream]) for stream in sorted(busiest)]
+    return found
+
+
+def _spans(rows: Rows, start: int, end: int) -> dict[str, list[Span]]:
+    """The stretches of columns that each colour fills for the most part."""
+    width = max(1, -(-(end - start) // _COLUMNS))
+    columns = -(-(end - start) // width)
+    covered = np.zeros((len(COLOURS), columns))
+    kinds = _colours(rows)
+    for number, colour in enumerate(COLOURS):
+        busy = rows.union(kinds == colour).clip(start, end)
+        for t0, t1 in zip((busy.t0 - start).tolist(), (busy.t1 - start).tolist(), strict=True):
+            first, last = t0 // width, (t1 - 1) // width
+            if first == last:
+                covered[number, first] += t1 - t0
+                continue
+            covered[number, first] += (first + 1) * width - t0
+            covered[number, first + 1 : last] += width
+            covered[number, last] += t1 - last * width
+    shown = np.where(covered.sum(0) * 2 >= width, covered.argmax(0), -1)
+    borders = np.flatnonzero(np.diff(shown)) + 1
+    spans: dict[str, list[Span]] = {}
+    edges = np.concatenate([[0], borders, [columns]]).tolist()
+    for begin, finish in pairwise(edges):
+        if shown[begin] >= 0:
+            span = (begin * width, min(finish * width, end - start))
+            spans.setdefault(COLOURS[shown[begin]], []).append(span)
+    return spans
+
+
+def _colours(rows: Rows) -> NDArray[np.object_]:
+    copies = (rows["class"] == event_table.MEMCPY) | (rows["class"] == event_table.MEMSET)
+    found = np.where(copies, COPIES, rows["operator_class"])
+    return np.where(rows["class"] == event_table.GRAPH, GRAPHS, found)

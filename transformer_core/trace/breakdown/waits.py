@@ -1,0 +1,359 @@
+"""What the steps of a device wait for, what ranks wait for, and the critical path of a step.
+
+Collectives are matched within process groups, in order: the k-th of a kind in a group is the same on
+all its ranks. Of one execution the shortest duration on any rank is the transfer, for the rank that
+comes last does not wait; the rest is waiting for that rank. Clocks need not agree for this.
+
+The critical path is the chain of work and waiting that set the length of a step, followed from its
+end backwards. An event of a device began when what ran before it had ended, or, if it was launched
+later than that, when the host came to launch it. The host came there after whatever it did since its
+last wait for the device; where it waited, the path goes on with the event that it waited for. The
+parts lie end to end, so they sum to the step.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schemas.results.profile_details import LaunchUse, PathPart, StepBound, Straggler
+from schemas.results.profiles import Partition
+from transformer_core.trace.events import event_table, phases
+from transformer_core.trace.events.columns import NULL, Integers
+from transformer_core.trace.events.event_table import Rows
+from transformer_core.trace.events.intervals import Segments, Union, innermost, union, union_of
+from transformer_core.trace.events.process import UNKNOWN_GROUP, ranks_of
+
+Window = tuple[int, int]
+
+
+def step_bound(
+    rows: Rows, ranges: Rows, windows: Sequence[tuple[Window, Partition]], cpu: bool
+) -> StepBound:
+    """The parts of the wall time of the steps; ``windows`` holds begin, end, partition of each."""
+    idle = rows.union().gaps(
+        min(begin for (begin, _), _ in windows), max(end for (_, end), _ in windows)
+    )
+    fetching = _fetching(ranges)
+    launched = _launched(rows)
+    parts = dict.fromkeys(("input", "host", "other"), 0)
+    for (begin, end), _ in windows:
+        inside = idle.clip(begin, end)
+        late = inside if cpu else _not_launched(*launched, inside)
+        fetched = _common(inside, fetching)
+        parts["input"] += fetched
+        host = late.length - _common(late, fetching)
+        parts["host"] += host
+        parts["other"] += inside.length - fetched - host
+    whole = [partition for _, partition in windows]
+    return StepBound(
+        window_ns=sum(part.window_ns for part in whole),
+        device_ns=sum(part.compute_ns + (part.exposed_graphs_ns or 0) for part in whole),
+        link_ns=sum(part.exposed_communication_ns for part in whole),
+        copies_ns=sum(part.exposed_copies_ns or 0 for part in whole),
+        input_ns=parts["input"],
+        host_ns=parts["host"],
+        other_ns=parts["other"],
+    )
+
+
+def _fetching(ranges: Rows) -> Union:
+    """When the host is in the phase that fetches batches."""
+    marks = ranges.where(~ranges.equal("name", phases.STEP))
+    cut = innermost(marks["t0_ns"], marks["t1_ns"])
+    mine = marks.equal("name", phases.DATA)[cut.owner]
+    return union(cut.t0[mine], cut.t1[mine])
+
+
+def _launched(rows: Rows) -> tuple[Integers, Integers]:
+    """Begins in order, and launches, of the events whose launch is known."""
+    known = rows.where(rows["launch_ns"] != NULL)
+    order = np.lexsort((known["launch_ns"], known["t0_ns"]))
+    return known["t0_ns"][order], known["launch_ns"][order]
+
+
+def _not_launched(begins: Integers, launches: Integers, gaps: Union) -> Union:
+    """The parts of idle stretches until the event that ends each was launched."""
+    if not len(begins):
+        return Union(gaps.t0[:0], gaps.t0[:0])
+    place = np.minimum(np.searchsorted(begins, gaps.t1), len(begins) - 1)
+    some = begins[place] == gaps.t1
+    until = np.clip(launches[place[some]], gaps.t0[some], gaps.t1[some])
+    return union(gaps.t0[some], until)
+
+
+def _common(first: Union, second: Union) -> int:
+    """Nanoseconds that lie in both."""
+    return first.length + second.length - union_of([first, second]).length
+
+
+def launch_use(rows: Rows) -> LaunchUse | None:
+    """From launch to begin; null where no launch is known.
+
+    Of what one call launches, such as the kernels of a CUDA graph, the first to begin counts.
+    """
+    known = rows.where(rows["launch_ns"] != NULL)
+    if not len(known):
+        return None
+    order = np.lexsort((known["t0_ns"], known["launch_ns"], known["thread"]))
+    calls = np.stack([known[name][order] for name in ("thread", "launch_ns")])
+    first = np.append(True, (calls[:, 1:] != calls[:, :-1]).any(0))
+    known = known.where(order[first])
+    delays = np.maximum(known["t0_ns"] - known["launch_ns"], 0)
+    launches, begins = np.sort(known["launch_ns"]), np.sort(known["t0_ns"])
+    begun = np.searchsorted(begins, launches, side="right")
+    queue = np.maximum(np.arange(1, len(launches) + 1) - begun, 0)
+    return LaunchUse(
+        launches=len(known),
+        delay_median_ns=int(np.median(delays)),
+        delay_95_ns=int(np.percentile(delays, 95)),
+        queue_median=float(np.median(queue)),
+        queue_largest=int(queue.max()),
+    )
+
+
+Key = tuple[str, str | None]
+"""A kind of collective and its group; null where the trace tells nothing of groups."""
+
+
+@dataclass
+class Waiting:
+    """What the collectives of all devices say of one another."""
+
+    transfers: list[dict[str, int]]
+    """By device and kind of collective, nanoseconds; a kind is missing where that is unknown."""
+    notes: list[str] = field(default_factory=list)
+    stragglers: list[Straggler] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Member:
+    device: int
+    rank: int
+    durations: Integers
+    sizes: frozenset[int]
+    """What the events say of the size of the group."""
+
+
+def waiting(devices: Sequence[Rows]) -> Waiting:
+    """Match the collectives of devices. Those whose ranks are not all there, or ran them unequally
+    often, have no transfer, and a note says why."""
+    members = _members(devices)
+    names = [{name for (name, _) in members if _has(members, name, k)} for k in range(len(devices))]
+    sums: list[defaultdict[str, int]] = [defaultdict(int) for _ in devices]
+    failed: list[set[str]] = [set() for _ in devices]
+    last: defaultdict[int, int] = defaultdict(int)
+    caused: defaultdict[int, int] = defaultdict(int)
+    notes = []
+    for key, found in members.items():
+        if problem := _problem(key[1], found, len(devices)):
+            notes.append(f"Transfer and waiting of {key[0]} are unknown: {problem}")
+            for member in found:
+                failed[member.device].add(key[0])
+            continue
+        durations = np.stack([member.durations for member in found])
+        shortest = durations.min(0)
+        for member in found:
+            sums[member.device][key[0]] += int(shortest.sum())
+        late = durations.argmin(0)
+        lost = (durations - shortest).sum(0)
+        for place, member in enumerate(found):
+            mine = late == place
+            last[member.rank] += int(mine.sum())
+            caused[member.rank] += int(lost[mine].sum())
+    executions = sum(last.values())
+    return Waiting(
+        transfers=[
+            {name: sums[k][name] for name in names[k] - failed[k]} for k in range(len(devices))
+        ],
+        notes=sorted(set(notes)),
+        stragglers=[
+            Straggler(rank=rank, last=last[rank], share=last[rank] / executions, caused_ns=cost)
+            for rank, cost in sorted(caused.items(), key=lambda item: -item[1])
+        ]
+        if executions
+        else [],
+    )
+
+
+def _has(members: dict[Key, list[_Member]], name: str, device: int) -> bool:
+    return any(
+        member.device == device
+        for (collective, _), found in members.items()
+        if collective == name
+        for member in found
+    )
+
+
+def _members(devices: Sequence[Rows]) -> dict[Key, list[_Member]]:
+    found: defaultdict[Key, list[_Member]] = defaultdict(list)
+    for number, rows in enumerate(devices):
+        for name, places in rows.groups("collective").items():
+            places = places[np.argsort(rows["t0_ns"][places], kind="stable")]
+            group = rows["group"][places]
+            for text in sorted({*group.tolist()}, key=str):
+                mine = places[np.array([value == text for value in group.tolist()])]
+                sizes = rows["group_size"][mine]
+                member = _Member(
+                    device=number,
+                    rank=int(rows["rank"][0]),
+                    durations=rows.durations[mine],
+                    sizes=frozenset(np.unique(sizes[sizes != NULL]).tolist()),
+                )
+                found[(name, text)].append(member)
+    return dict(found)
+
+
+def _problem(group: str | None, members: list[_Member], devices: int) -> str | None:
+    """Why the executions of a group cannot be matched; null if they can."""
+    if group == UNKNOWN_GROUP:
+        return "the training has several process groups, and the trace does not say which ran it"
+    present = {member.rank for member in members}
+    ranks = None if group is None else ranks_of(group)
+    sizes = frozenset().union(*(member.sizes for member in members))
+    if ranks is not None:
+        if absent := sorted(set(ranks) - present):
+            listed = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+            return f"no trace of rank {listed} of its group"
+        if present - set(ranks):
+            return f"rank {min(present - set(ranks))} is not of the group {group} that it names"
+    elif len(sizes) > 1:
+        return "it ran in groups of several sizes that the trace does not tell apart"
+    elif sizes and max(sizes) != len(members):
+        return f"its group has {max(sizes)} ranks, and the traces are of {len(members)}"
+    elif group is None and len(members) < devices:
+        return f"it ran on {len(members)} of the {devices} devices"
+    if len(members) < 2 and (ranks is None or len(ranks) > 1):
+        return "there is the trace of one rank alone"
+    counts = sorted({len(member.durations) for member in members})
+    if len(counts) > 1:
+        return f"the ranks ran it unequally often, {counts[0]} to {counts[-1]} times"
+    return None
+
+
+HOST, INPUT, LATENCY = "host", "input", "latency"
+
+_OUTSIDE = "outside the phases"
+
+
+@dataclass
+class _Path:
+    """Stretches of the path, summed by kind and name."""
+
+    times: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    counts: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, kind: str, name: str, time: int) -> None:
+        if time > 0:
+            self.times[kind, name] += time
+            self.counts[kind, name] += 1
+
+    def parts(self) -> list[PathPart]:
+        return [
+            PathPart(kind=kind, name=name, count=self.counts[kind, name], time_ns=time)
+            for (kind, name), time in sorted(self.times.items(), key=lambda item: -item[1])
+        ]
+
+
+class _Host:
+    """What the host did when."""
+
+    def __init__(self, ranges: Rows, waits: Rows) -> None:
+        marks = ranges.where(~ranges.equal("name", phases.STEP))
+        self.cut: Segments = innermost(marks["t0_ns"], marks["t1_ns"])
+        self.names = marks["name"]
+        waiting = union(waits["t0_ns"], waits["t1_ns"])
+        self.wait_begins, self.wait_ends = waiting.t0, waiting.t1
+
+    def last_wait(self, time: int) -> tuple[int, int] | None:
+        """Begin and end of the last wait that had begun before ``time``."""
+        place = int(np.searchsorted(self.wait_begins, time)) - 1
+        if place < 0:
+            return None
+        return int(self.wait_begins[place]), min(int(self.wait_ends[place]), time)
+
+    def tell(self, path: _Path, begin: int, end: int) -> None:
+        """Add what the host did in a stretch, by phase."""
+        first = int(np.searchsorted(self.cut.t1, begin, side="right"))
+        at = begin
+        while at < end:
+            known = first < len(self.cut.t0) and self.cut.t0[first] < end
+            start = max(at, int(self.cut.t0[first])) if known else end
+            path.add(HOST, _OUTSIDE, start - at)
+            if not known:
+                return
+            at = min(end, int(self.cut.t1[first]))
+            phase = str(self.names[self.cut.owner[first]])
+            path.add(INPUT if phase == phases.DATA else HOST, phase, at - start)
+            first += 1
+
+
+def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -> list[PathPart]:
+    """The parts of the path from ``begin`` to ``end``, longest first; they sum to that stretch.
+
+    On a CPU host and device are one: what precedes an event is whatever ran there before it.
+    """
+    cpu = bool(len(rows)) and str(rows["device"][0]) == "cpu"
+    inside = rows.where((rows["t1_ns"] > begin) & (rows["t0_ns"] < end))
+    inside = inside.where(np.argsort(inside["t1_ns"], kind="stable"))
+    host, path = _Host(ranges, waits), _Path()
+    t0, t1, launches = (inside[name] for name in ("t0_ns", "t1_ns", "launch_ns"))
+    kinds, names = inside["class"], _names(inside)
+    at, event = end, _last(t1, end)
+    while at > begin:
+        if event < 0:
+            host.tell(path, begin, at)
+            break
+        # What is between the event's end and here was the host's: after the last event of a step.
+        host.tell(path, max(begin, int(t1[event])), at)
+        at = min(at, int(t1[event]))
+        start = max(begin, int(t0[event]))
+        path.add(str(kinds[event]), str(names[event]), at - start)
+        at, before = start, _last(t1, start, event)
+        ended = int(t1[before]) if before >= 0 else begin
+        launch = int(launches[event])
+        if launch == NULL or launch <= ended:
+            path.add(LATENCY, "", at - max(begin, min(at, ended)))
+            at, event = min(at, ended), before
+            continue
+        if cpu:
+            host.tell(path, ended, at)
+            at, event = ended, before
+            continue
+        launch = min(at, max(begin, launch))
+        path.add(LATENCY, "", at - launch)
+        at, event = _on_host(host, path, launch, begin, t1, before)
+    return path.parts()
+
+
+def _on_host(
+    host: _Host, path: _Path, at: int, begin: int, t1: np.ndarray, before: int
+) -> tuple[int, int]:
+    """Go back on the host from a launch to its last wait; where the path goes on, and with which
+    event (-1 for none)."""
+    wait = host.last_wait(at)
+    if wait is None or wait[1] <= begin:
+        # Nothing made the host wait in the step, or nobody recorded it.
+        host.tell(path, begin, at)
+        return begin, -1
+    host.tell(path, wait[1], at)
+    return wait[1], _last(t1, wait[1], before + 1)
+
+
+def _last(t1: np.ndarray, time: int, limit: int | None = None) -> int:
+    """The event that ends last of those that end by ``time``, of the first ``limit``; or -1."""
+    place = int(np.searchsorted(t1, time, side="right"))
+    return (place if limit is None else min(place, limit)) - 1
+
+
+def _names(rows: Rows) -> np.ndarray:
+    """The collective, the operator, or else the name of each event."""
+    found = rows["name"].copy()
+    for column in ("operator", "collective"):
+        known = ~rows.missing(column)
+        found[known] = rows[column][known]
+    talks = rows.equal("class", event_table.COMMUNICATION)
+    copies = ~rows.missing("copy_kind")
+    found[copies & ~talks] = rows["copy_kind"][copies & ~talks]
+    return found

@@ -1,0 +1,373 @@
+"""Classes of operators and kernels, and FLOPs and bytes of operators from the shapes of their inputs.
+
+The classes are those of Ivanov et al., "Data Movement Is All You Need" (arXiv 2007.00072): tensor
+contractions, statistical normalizations (softmax, layer norm and all that reduces) and element-wise
+operators. What only moves data (copies, casts, indexing) is ``other``.
+
+Where a trace does not say which operator launched a kernel, the kernel's own name tells its class:
+the function's name without name spaces, template arguments and parameters, for those hold the names
+of libraries (``fbgemm_gpu::``) and of what a generic kernel is applied to.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONTRACTION = "contraction"
+NORMALIZATION = "normalization"
+ELEMENT_WISE = "element_wise"
+COMMUNICATION = "communication"
+OTHER = "other"
+
+OPERATOR_CLASSES = (CONTRACTION, NORMALIZATION, ELEMENT_WISE, COMMUNICATION, OTHER)
+"""In the order of tables and figures."""
+
+Shape = Sequence[int]
+
+_CONTRACTIONS = re.compile(
+    r"(add)?mm|(ba)?(add)?bmm|baddbmm|(add)?mv|dot|vdot|matmul|linear|linear_backward|"
+    r"mkldnn_linear\w*|einsum|_?scaled_(grouped_)?mm|_grouped_mm|_?scaled_dot_product_\w*|"
+    r"_(flash|efficient|cudnn)_attention_\w*|_addmm_activation|_linear_pointwise|_int_mm|\w*conv(olution)?\w*"
+)
+_NORMALIZATIONS = re.compile(
+    r"_?(log_)?softmax\w*|\w*_(layer|rms|batch|group)_norm\w*|(layer|rms|batch|group)_norm\w*|"
+    r"sum|mean|amax|amin|max|min|argmax|argmin|prod|std|var|var_mean|norm|logsumexp|"
+    r"linalg_vector_norm|_foreach_norm|_foreach_max|nll_loss\w*|cross_entropy\w*|cumsum|any|all|"
+    r"topk|sort|_Weights(Backward)?"  # attention weights in one loop
+)
+_ELEMENT_WISE = re.compile(
+    r"(_foreach_)?(add|sub|mul|div|neg|abs|exp|log|log2|sqrt|rsqrt|pow|square|reciprocal|sigmoid|"
+    r"tanh|clamp|clamp_min|clamp_max|minimum|maximum|lerp|addcmul|addcdiv|sign|sin|cos|erf|round|"
+    r"floor|where|threshold|relu|gelu|silu|leaky_relu|softplus|glu|elu|hardtanh|eq|ne|lt|le|gt|ge|"
+    r"logical_\w+|bitwise_\w+|masked_fill|bernoulli|random|uniform|normal|rand_like|native_dropout|dropout|"
+    r"_?fused_dropout|remainder|rsub|isnan|isfinite|isinf|nan_to_num)(_backward|_dropout)?_?"
+    r"|_fused_(adam|adamw|sgd|adagrad)_?|native_dropout_backward|_masked_scale"
+    r"|_(Added|Kept|OfRelu)(Backward)?|Optimizer\.step#MasterAdamW\.step"
+    r"|_amp_foreach_non_finite_check_and_unscale_|threshold_backward"
+)
+
+_COMMUNICATION_SPACES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "record_param_comms")
+
+
+def operator_class(name: str) -> str:
+    """The class of an operator by its name (``aten::addmm``); of unknown ones, ``other``."""
+    if name.startswith(_COMMUNICATION_SPACES):
+        return COMMUNICATION
+    base = name.rpartition("::")[2]
+    for pattern, found in (
+        (_CONTRACTIONS, CONTRACTION),
+        (_NORMALIZATIONS, NORMALIZATION),
+        (_ELEMENT_WISE, ELEMENT_WISE),
+    ):
+        if pattern.fullmatch(base):
+            return found
+    return OTHER
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arithmetic and the traffic of one call; null where its shapes do not tell."""
+
+    flops: int | None
+    bytes: int | None
+
+
+UNKNOWN = Work(None, None)
+
+_ELEMENT_BYTES = {
+    "float": 4,
+    "double": 8,
+    "c10::half": 2,
+    "half": 2,
+    "c10::bfloat16": 2,
+    "bfloat16": 2,
+    "long int": 8,
+    "long": 8,
+    "int": 4,
+    "short int": 2,
+    "signed char": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "byte": 1,
+    "bool": 1,
+    "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
+}
+
+
+def element_bytes(kind: str) -> int | None:
+    """Bytes of an element by the name that a trace gives its type; null for what is no tensor."""
+    return _ELEMENT_BYTES.get(kind.lower())
+
+
+_FORMATS = {
+    "float": "fp32",
+    "double": "fp64",
+    "c10::half": "fp16",
+    "half": "fp16",
+    "c10::bfloat16": "bf16",
+    "bfloat16": "bf16",
+    "c10::float8_e4m3fn": "fp8",
+    "c10::float8_e5m2": "fp8",
+}
+
+
+FORMATS = frozenset(_FORMATS.values())
+"""The usual names of formats of numbers."""
+
+
+def format_of(kind: str) -> str | None:
+    """The usual name of a format of numbers, by the name that a trace gives it; null for whole
+    numbers and for what is no tensor."""
+    return _FORMATS.get(kind.lower())
+
+
+_OPERATIONS = {
+    "softmax": 5,
+    "log_softmax": 5,
+    "softmax_backward_data": 4,
+    "log_softmax_backward_data": 4,
+    "native_layer_norm": 8,
+    "native_layer_norm_backward": 14,
+    "fused_rms_norm": 5,
+    "fused_rms_norm_backward": 10,
+    "gelu": 8,
+    "gelu_backward": 16,
+    "sigmoid": 3,
+    "silu": 4,
+    "native_dropout": 2,
+    "fused_adamw": 14,
+    "fused_adam": 13,
+    "addcmul": 3,
+    "addcdiv": 3,
+    "lerp": 3,
+}
+"""Operations per element: additions, products, quotients, comparisons and special functions (exp,
+tanh, square root) count as one each. What is not listed takes one per element."""
+
+
+def work_of(name: str, shapes: Sequence[Shape | None], kinds: Sequence[str]) -> Work:
+    """FLOPs and bytes of an operator, from the shapes and types of its inputs.
+
+    ``shapes`` holds an empty shape where an input is a number or no tensor; ``kinds`` the types by
+    the names of the trace, empty where it has none: then only the FLOPs are known. Operators that
+    do no arithmetic have bytes alone. The result of a reduction is not counted as traffic. Shapes
+    that do not fit the operator, such as those of another library's of the same name, tell nothing.
+    """
+    found = operator_class(name)
+    base = name.rpartition("::")[2].rstrip("_").lstrip("_")
+    tensors = [tuple(shape) if shape else () for shape in shapes]
+    if found == CONTRACTION:
+        return _contraction(base, tensors, kinds)
+    if found not in (NORMALIZATION, ELEMENT_WISE) or not any(tensors):
+        return UNKNOWN
+    largest = max(math.prod(shape) for shape in tensors if shape)
+    flops = largest * _OPERATIONS.get(base, 1)
+    read = _bytes(tensors, kinds)
+    if read is None:
+        return Work(flops, None)
+    width = next(_width(kinds, place) for place, shape in enumerate(tensors) if shape)
+    # A reduction's result is small; a backward of layer norm writes what the forward read.
+    written = 0 if _reduces(base) else largest * (width or 0)
+    return Work(flops, read + written)
+
+
+def _width(kinds: Sequence[str], place: int) -> int | None:
+    return element_bytes(kinds[place]) if place < len(kinds) else None
+
+
+def _bytes(shapes: Sequence[Shape], kinds: Sequence[str]) -> int | None:
+    """Bytes of tensors; null if the type of one is unknown."""
+    total = 0
+    for place, shape in enumerate(shapes):
+        width = _width(kinds, place)
+        if shape and width is None:
+            return None
+        total += math.prod(shape) * (width or 0) if shape else 0
+    return total
+
+
+def _reduces(base: str) -> bool:
+    return not re.search(r"softmax|norm", base) and operator_class(base) == NORMALIZATION
+
+
+def _contraction(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
+    if "scaled_dot_product" in base or "attention" in base:
+        return _attention(base, shapes, kinds)
+    if base in ("linear", "mkldnn_linear"):
+        return _linear(shapes, kinds)
+    if base not in ("mm", "addmm", "bmm", "baddbmm", "scaled_mm", "int_mm"):
+        return UNKNOWN
+    first = 1 if base in ("addmm", "baddbmm") else 0
+    if len(shapes) < first + 2:
+        return UNKNOWN
+    a, b = shapes[first : first + 2]
+    sides = 3 if base in ("bmm", "baddbmm") else 2
+    if len(a) != sides or len(b) != sides or a[-1] != b[-2] or a[:-2] != b[:-2]:
+        return UNKNOWN
+    return _product(a[-2], a[-1], b[-1], math.prod(a[:-2]), shapes, kinds)
+
+
+def _linear(shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
+    """``input @ weight.T + bias``; a weight of one row may be a vector."""
+    if len(shapes) < 2 or not shapes[0] or len(shapes[1]) not in (1, 2):
+        return UNKNOWN
+    *rows, k = shapes[0]
+    n = shapes[1][0] if len(shapes[1]) == 2 else 1
+    if shapes[1][-1] != k:
+        return UNKNOWN
+    return _product(math.prod(rows), k, n, 1, shapes, kinds)
+
+
+def _product(
+    m: int, k: int, n: int, batch: int, shapes: Sequence[Shape], kinds: Sequence[str]
+) -> Work:
+    flops = 2 * batch * m * k * n
+    read = _bytes(shapes, kinds)
+    width = next((_width(kinds, place) for place, shape in enumerate(shapes) if shape), None)
+    if read is None or width is None:
+        return Work(flops, None)
+    return Work(flops, read + batch * m * n * width)
+
+
+_HEADS_THIRD = ("flash_attention", "efficient_attention")
+"""Operators whose inputs are [batch, length, heads, width], not [batch, heads, length, width]."""
+
+
+def _attention(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
+    """Two products forward; five backward, one of which computes the scores anew."""
+    backward = "backward" in base
+    first = 1 if backward else 0
+    query, key, value = (*shapes[first : first + 3], (), (), ())[:3]
+    if any(len(shape) != 4 for shape in (query, key, value)):
+        return UNKNOWN
+    if base.startswith(_HEADS_THIRD):
+        query, key, value = ((s[0], s[2], s[1], s[3]) for s in (query, key, value))
+    (b, h, s, d), (_, _, t, k), (_, _, u, e) = query, key, value
+    if d != k or t != u or key[0] != b or value[0] != b:
+        return UNKNOWN
+    products = 3 * d + 2 * e if backward else d + e
+    flops = 2 * b * h * s * t * products
+    width = _width(kinds, first)
+    if width is None:
+        return Work(flops, None)
+    read = sum(math.prod(shape) for shape in shapes if len(shape) == 4)
+    written = sum(math.prod(x) for x in (query, key, value)) if backward else b * h * s * e
+    return Work(flops, (read + written) * width)
+
+
+_GENERIC = r"(un)?(vectorized_|unrolled_|index_|legacy_)*elementwise_kernel\w*"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Kernels whose base name begins with a match of ``base``, and if ``inside`` is given, whose
+    full name holds a match of that, are of a class."""
+
+    base: str
+    found: str
+    inside: str = ""
+
+    def accepts(self, base: str, name: str) -> bool:
+        """Whether it is about a kernel."""
+        return bool(re.match(self.base, base, re.IGNORECASE)) and bool(
+            re.search(self.inside, name, re.IGNORECASE)
+        )
+
+
+_MOVES = (
+    r"triton_poi_fused_+((_?(to_copy|unsafe_view|unsafe_index|view|clone|slice|select|transpose|permute"
+    r"|t|cat|stack|split|split_with_sizes|unbind|expand|squeeze|unsqueeze|copy|index|index_put|gather"
+    r"|scatter|empty_like|new_zeros|zeros|zeros_like|ones|full|fill|arange|constant_pad_nd))_*)+\d*$"
+)
+"""A kernel that TorchInductor made of operators that only move data: it is named after them."""
+
+RULES = (
+    # Made by TorchInductor: the kind first, then the names of the operators inside.
+    Rule(r"triton_tem_", CONTRACTION),
+    Rule(r"triton_(red|per)_", NORMALIZATION),
+    Rule(_MOVES, OTHER),
+    Rule(r"triton_poi_", ELEMENT_WISE),
+    # An implicit product reads its rows through an index; a rotary embedding is arithmetic.
+    Rule(r"\w*(xmma_\w*gemm|cudnn_\d+x\d+)", CONTRACTION),
+    Rule(r"\w*rotary", ELEMENT_WISE),
+    # Rows of tables, indices, copies: nothing is computed.
+    Rule(r"\w*(embedding|bounds_check|linearize_index|jagged)", OTHER),
+    Rule(r"\w*(index|gather|scatter|copy|CatArray|permute|transpose|fill(?!ed)|roll_cuda)", OTHER),
+    Rule(r"Device(RadixSort|Scan|Compact|Select|ReduceByKey|Partition)|\w*sort", OTHER),
+    # Products of matrices and convolutions by their libraries.
+    Rule(r"(Kernel2?|device_kernel|GemmUniversal)$", CONTRACTION, inside=r"cutlass"),
+    Rule(r"kernel_\w*(gemm|contraction|conv|batched)", CONTRACTION),  # composable_kernel
+    Rule(r"kentry", CONTRACTION, inside=r"gemm|fmha|conv"),  # ck_tile's one entry for all kernels
+    Rule(r"kentry", NORMALIZATION, inside=r"norm|softmax|reduce"),
+    Rule(r"bmm_", CONTRACTION),  # TensorRT-LLM's
+    Rule(r"wvSplitK|LLGemm", CONTRACTION),  # narrow products of vLLM under ROCm
+    Rule(r"Cijk_|nvjet|cublasLt_splitK|splitK", CONTRACTION),  # Tensile, cuBLASLt
+    Rule(
+        r"\w*(gemm|gemv|gemk|matmul|xmma|wgrad|dgrad|winograd|convolve|_conv\d|conv\d?d|conv_)",
+        CONTRACTION,
+    ),
+    Rule(r"(cudnn::\w*|implicit_|miopen\w*|igemm\w*)conv", CONTRACTION),
+    Rule(r"(dot|dot_product)_kernel", CONTRACTION),
+    # Attention as one kernel.
+    Rule(r"\w*(flash_|fmha|sdpa|attn_|attention|mha_(fwd|bwd))|sage_fwd", CONTRACTION),
+    Rule(
+        r"_?bwd_(kernel|preprocess)|_?fwd_kernel", CONTRACTION, inside=r"attn|attention|^_?[bf]wd"
+    ),
+    # Normalizations, and whatever reduces.
+    Rule(r"\w*(softmax|layer_?norm|rms_?norm|batch_?norm|group_?norm|norm_|_norm)", NORMALIZATION),
+    Rule(r"bn_(fw|bw)_", NORMALIZATION),  # cuDNN's of batches
+    Rule(r"\w*(GammaBeta|RowwiseMoments|ComputeInternalGradients)", NORMALIZATION),
+    Rule(r"\w*(nll_loss|cross_entropy|cunn_)", NORMALIZATION),
+    Rule(r"(DeviceReduce|DeviceSegmentedReduce|reduce_|\w*_reduce)|\w*reduction", NORMALIZATION),
+    # One generic kernel, applied to a copy or to arithmetic.
+    Rule(_GENERIC, OTHER, inside=r"copy|(?<!masked_)fill|\bindex|gather|scatter|arange"),
+    Rule(_GENERIC, ELEMENT_WISE),
+    Rule(r"\w*(elementwise|pointwise|dropout|distribution_)", ELEMENT_WISE),
+    Rule(
+        r"\w*(multi_tensor_apply|foreach|fused_adam|adam|act_and_mul|gelu|relu|silu|swiglu|unary|binary)",
+        ELEMENT_WISE,
+    ),
+    Rule(r"globalKernel", ELEMENT_WISE, inside=r"\bepilogue::"),  # bias and activation of cuBLASLt
+    Rule(r"(add|sub|mul|div|exp|tanh|sigmoid|axpy|scal)(_|$)\w*", ELEMENT_WISE),
+)
+"""The first that accepts a kernel tells its class."""
+
+
+def base_name(name: str) -> str:
+    """``reduce_kernel`` of ``void at::native::reduce_kernel<512, 1>(at::native::ReduceOp<…>)``, and
+    ``kentry`` of the mangled ``_ZN7ck_tile6kentryILi2E…``."""
+    if mangled := _mangled(name):
+        return mangled
+    name = name.replace("(anonymous namespace)", "").replace("<unnamed>", "")
+    depth, kept = 0, []
+    for character in name:
+        if character in "<{":
+            depth += 1
+        elif character in ">}":
+            depth = max(0, depth - 1)
+        elif depth == 0:
+            if character == "(":
+                break
+            kept.append(character)
+    words = "".join(kept).split()
+    return words[-1].rpartition("::")[2] if words else ""
+
+
+def _mangled(name: str) -> str:
+    """The last part of a name as compilers write it (Itanium C++ ABI, nested and plain names): each
+    part stands behind its length. Empty for any other name."""
+    head = re.match(r"_ZNK?|_Z(?=\d)", name)
+    place, last = head.end() if head else len(name), ""
+    while length := re.match(r"\d+", name[place:]):
+        begin = place + length.end()
+        place = begin + int(length[0])
+        last = name[begin:place]
+    return last
+
+
+def kernel_class(name: str) -> str:
+    """The class of a kernel by its name; of unknown ones, ``other``."""
+    base = base_name(name)
+    return next((rule.found for rule in RULES if rule.accepts(base, name)), OTHER)

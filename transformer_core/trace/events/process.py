@@ -1,0 +1,327 @@
+"""What a reader gives: the processes of a file, each with device events, launches, operators, ranges
+and collectives; what it left out, counted by reason; and the error for a file that cannot be used.
+
+Process groups are named by their ranks, ``0,1``, or by ``#`` and a name where those are unknown.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
+from transformer_core.trace.events.columns import NULL, Columns, Integers, Names
+from transformer_core.trace.events.operators import (
+    UNKNOWN,
+    Shape,
+    Work,
+    format_of,
+    work_of,
+)
+
+
+class LeftOut:
+    """Events that cannot be used."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def add(self, reason: str, count: int = 1, first: str = "") -> None:
+        """``count`` events for one reason, and what is wrong with the first of them."""
+        if count:
+            self._counts[reason] += count
+            self._first.setdefault(reason, first)
+
+    def unread(self, category: str, events: Sequence[object]) -> None:
+        """Events of an accelerator whose trace has other events than a GPU's."""
+        reason = f"an accelerator's of a kind that is not read ({category}), missing in all numbers"
+        self.add(reason, len(events))
+
+    @property
+    def total(self) -> int:
+        """Events left out in all."""
+        return self._counts.total()
+
+    @property
+    def told(self) -> str:
+        """The sentences as the end of another; empty if nothing was left out."""
+        return f" ({'; '.join(self.notes())})" if self.total else ""
+
+    def notes(self) -> list[str]:
+        """A sentence for each reason."""
+        return [
+            f"{count:,} {'event was' if count == 1 else 'events were'} left out: {reason}"
+            + (f" ({first})" if (first := self._first[reason]) else "")
+            for reason, count in self._counts.items()
+        ]
+
+
+UNKNOWN_GROUP = "#?"
+"""One of several groups; the trace does not say which."""
+
+_RANKS = re.compile(r"\[\s*\d+(\s*,\s*\d+)*\s*\]")
+
+
+def group_named(name: str) -> str:
+    """A group of which no more than a name is known."""
+    return f"#{name}"
+
+
+def group_of(ranks: str | list[int] | None) -> str | None:
+    """The group of some ranks, given as a list or as text; null where some are left out of the
+    text (PyTorch writes ``[0, 1, ..., 127]`` for large groups)."""
+    if isinstance(ranks, str):
+        if not _RANKS.fullmatch(ranks.strip()):
+            return None
+        ranks = [int(found) for found in re.findall(r"\d+", ranks)]
+    if not ranks:
+        return None
+    return ",".join(map(str, sorted(ranks)))
+
+
+def ranks_of(group: str) -> tuple[int, ...] | None:
+    """The ranks of a group; null where they are unknown."""
+    return None if group.startswith("#") else tuple(map(int, group.split(",")))
+
+
+def groups_by_name(distributed: dict[str, Any]) -> dict[str, str]:
+    """The groups that a trace's ``distributedInfo`` lists with ranks, by :func:`group_named`."""
+    found = {}
+    config = distributed.get("pg_config")
+    for entry in config if isinstance(config, list) else []:
+        ranks = entry.get("ranks") if isinstance(entry, dict) else None
+        if isinstance(ranks, list) and all(type(rank) is int for rank in ranks) and ranks:
+            found[group_named(str(entry.get("pg_name")))] = group_of(ranks) or UNKNOWN_GROUP
+    return found
+
+
+def usual_group(distributed: dict[str, Any]) -> str | None:
+    """The group of collectives that do not name theirs; null where nothing is said of groups.
+
+    It is clear only if all groups of more than one rank have the same ones.
+    """
+    found = {group for group in groups_by_name(distributed).values() if "," in group}
+    if not found:
+        return None
+    return found.pop() if len(found) == 1 else UNKNOWN_GROUP
+
+
+_WAIT_NAME = re.compile(r"(cuda|cu|hip)\w*Synchronize\w*|(cuda|hip)Memcpy(_v\w+)?")
+LAUNCH_NAME = re.compile(r"(cuda|cu|hip)(Ext)?(Module)?(Graph)?Launch\w*")
+
+
+@cache
+def launches(name: str) -> bool:
+    """Whether a call launches a kernel or a graph."""
+    return bool(LAUNCH_NAME.match(name))
+
+
+@cache
+def waits(name: str) -> bool:
+    """Whether a call of the runtime returns only when a device has done its work."""
+    return bool(_WAIT_NAME.fullmatch(name))
+
+
+DAY_NS = 86_400 * 10**9
+"""An event that is farther than this from the others belongs to no trace of a few steps."""
+
+_NO_SIZE = 2**50
+"""More bytes than any device has."""
+_NO_NUMBER = 2**31
+
+
+@dataclass
+class ProcessTrace:
+    """Everything of one process, added row by row in any order. Times are nanoseconds."""
+
+    pid: int
+    rank: int | None = None
+    """Global rank, where the trace says it."""
+    ranks: int | None = None
+    """Processes of the training, likewise."""
+    offset_ns: int = 0
+    """What its times are counted from, after the epoch of the clock."""
+    usual_group: str | None = None
+    """The process group of collectives that do not say theirs: its ranks, ``0,1``; ``#?`` where
+    there are several; null where the trace tells nothing of groups."""
+    names: Names = field(default_factory=Names)
+    device: Columns = field(
+        default_factory=lambda: Columns(
+            *("kind", "name", "device", "context", "stream", "t0", "t1", "correlation"),
+            *("bytes", "copy", "group_size", "group", "collective", "graph"),
+        )
+    )
+    launches: Columns = field(default_factory=lambda: Columns("correlation", "thread", "t0"))
+    waits: Columns = field(default_factory=lambda: Columns("thread", "t0", "t1"))
+    """Calls in which the host waits for a device."""
+    operators: Columns = field(
+        default_factory=lambda: Columns("thread", "t0", "t1", "name", "call", "sequence")
+    )
+    ranges: Columns = field(default_factory=lambda: Columns("thread", "t0", "t1", "name"))
+    collectives: Columns = field(
+        default_factory=lambda: Columns(
+            *("thread", "t0", "t1", "name", "bytes", "group_size", "group", "whole")
+        )
+    )
+    memory: Columns = field(default_factory=lambda: Columns("t0", "device", "allocated"))
+    """Bytes that the allocator has given out on a device (-1 for the CPU), whenever they change."""
+    work: list[Work] = field(default_factory=lambda: [UNKNOWN])
+    """By call, a number that operators of one name and the same inputs share."""
+    shapes: list[str] = field(default_factory=lambda: [""])
+    """The shapes of the inputs as text, by call; before them the format of their numbers."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    _calls: dict[tuple[str, bytes | str, bytes | str], int] = field(default_factory=dict)
+
+    def calls(self, names: list[str], shapes: list[bytes], kinds: list[bytes]) -> Integers:
+        """The numbers of many operators: see :meth:`call`."""
+        keys = list(zip(names, shapes, kinds, strict=True))
+        found = [self._calls.get(key) for key in keys]
+        if None in found:
+            found = [self.call(*key) for key in keys]
+        return np.array(found, np.int64)
+
+    def call(self, name: str, shapes: bytes | str, kinds: bytes | str) -> int:
+        """The number of an operator with its inputs: shapes and types as texts of JSON."""
+        key = (name, shapes, kinds)
+        found = self._calls.get(key)
+        if found is None and not shapes:
+            found = self._calls[key] = 0
+        if found is None:
+            known = _list(shapes)
+            tensors = [_tensor(shape) for shape in known]
+            found = self._calls[key] = len(self.work)
+            self.work.append(work_of(name, tensors, [str(kind) for kind in _list(kinds)]))
+            shown = [json.dumps(shape).replace(" ", "") for shape in known if shape]
+            number_format = _format([str(kind) for kind in _list(kinds)])
+            self.shapes.append(" ".join([*number_format, *shown]) if shown else "")
+        return found
+
+    def settle(self) -> None:
+        """Leave out what cannot be: events without a device, far from all others, or there twice;
+        and sizes that cannot be are unknown."""
+        self._leave_out_nowhere()
+        for rows in (self.device, self.collectives):
+            for name, least, limit in (("bytes", 0, _NO_SIZE), ("group_size", 1, _NO_NUMBER)):
+                values = rows[name]
+                wrong = (values != NULL) & ((values < least) | (values >= limit))
+                if wrong.any():
+                    rows.replace(name, np.where(wrong, NULL, values))
+        self._leave_out_strays()
+        self._leave_out_doubles()
+
+    def _leave_out_nowhere(self) -> None:
+        device = self.device["device"]
+        somewhere = (device >= 0) & (device < _NO_NUMBER)
+        if not somewhere.all():
+            self.left_out.add("they name no device", int((~somewhere).sum()))
+            self.device.keep(somewhere)
+
+    def _leave_out_strays(self) -> None:
+        rows = self.device if len(self.device) else self.operators
+        if not len(rows):
+            return
+        # The time of an event: the mean of two far from each other would be far from both.
+        t0, half = rows["t0"], len(rows) // 2
+        middle = int(np.partition(t0, half)[half])
+        for columns in (
+            *(self.device, self.launches, self.waits),
+            *(self.operators, self.ranges, self.collectives),
+        ):
+            wrong = [_stray(columns, middle, edges) for edges in columns.stretches()]
+            if count := sum(int(some.sum()) for some in wrong):
+                self.left_out.add("more than a day long, or away from the others", count)
+                columns.keep(~np.concatenate(wrong))
+
+    def _leave_out_doubles(self) -> None:
+        """The same event of a stream twice: two things never run at once on one."""
+        names = ("device", "stream", "t0", "t1", "name", "correlation")
+        rows = [self.device[name] for name in names]
+        order = np.lexsort(rows)
+        same = np.ones(max(0, len(order) - 1), np.bool_)
+        for column in rows:
+            same &= column[order[1:]] == column[order[:-1]]
+        t0, t1, correlation = rows[2][order[1:]], rows[3][order[1:]], rows[5][order[1:]]
+        same &= (t1 > t0) & (correlation != NULL)
+        if same.any():
+            kept = np.ones(len(order), np.bool_)
+            kept[order[1:][same]] = False
+            self.left_out.add("the trace holds them twice", int(same.sum()))
+            rows.clear()
+            self.device.keep(kept)
+
+
+def _stray(columns: Columns, middle: int, edges: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which rows are too long, or too far from a time."""
+    t0 = columns.stretch("t0", *edges)
+    t1 = columns.stretch("t1", *edges) if "t1" in columns else t0
+    return (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS) | (t1 - t0 > DAY_NS)
+
+
+def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
+    """A note where calls launched kernels of which the file holds none."""
+    found = {one.names.texts[kind] for one in traces for kind in np.unique(one.device["kind"])}
+    if not found or not launched or found & {"kernel", "graph"}:
+        return []
+    return [
+        f"{launched:,} calls launched kernels, but the trace holds none: what the device computed "
+        "is unknown, and missing in every number"
+    ]
+
+
+def _list(text: bytes | str) -> Sequence[object]:
+    try:
+        found = json.loads(text) if text else []
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _format(kinds: Sequence[str]) -> list[str]:
+    """The format of the numbers of all tensors; none where they have several or none is told."""
+    found = {format_of(kind) for kind in kinds} - {None}
+    return [name for name in found if name] if len(found) == 1 else []
+
+
+def _tensor(shape: object) -> Shape | None:
+    """The shape of an input that is a tensor; null for a number, a list of tensors, nothing."""
+    if isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape):
+        return shape
+    return None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a profiler."""
+
+    format: Literal["nsys", "kineto"]
+    version: str | None
+    processes: list[ProcessTrace]
+    notes: list[str] = field(default_factory=list)
+
+
+class TraceError(ConfigError):
+    """A file of a profiler that cannot be used, said in one sentence."""
+
+    def __init__(self, path: Path, message: str, remedy: str) -> None:
+        super().__init__([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
+        self.sentence = f"{path} {message}: {remedy}"
+        self._parts = (path, message, remedy)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __reduce__(self) -> tuple[type["TraceError"], tuple[Path, str, str]]:
+        return TraceError, self._parts
+
+
+def unusable(path: Path, message: str, remedy: str) -> TraceError:
+    """The error for a file that cannot be read."""
+    return TraceError(path, message, remedy)

@@ -1,1 +1,0 @@
-"""Classes of operators, kernels and collectives by their names, and the work they do."""

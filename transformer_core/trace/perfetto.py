@@ -1,0 +1,334 @@
+"""``python -m transformer_core.trace perfetto FILE… --output ALL.json.gz``: one file of all ranks for
+ui.perfetto.dev, in the Trace Event Format (Google, 2016).
+
+A process is a rank, and every lane of a rank a thread of it; events of one thread lie in each other
+or apart. All ranks are inside a collective at once: where the executions of two ranks do not overlap,
+their clocks differ, and are set so that the collectives end together.
+"""
+
+import argparse
+import gzip
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import ConfigError
+from transformer_core.common.files import atomic_path
+from transformer_core.trace.arguments import add_window, refuse_overwriting, traces_of, window
+from transformer_core.trace.events import event_table, phases
+from transformer_core.trace.events.arrow import SCHEMA, events_of
+from transformer_core.trace.events.columns import NULL, Integers
+from transformer_core.trace.events.event_table import Events, Rows, rows_of
+from transformer_core.trace.events.layers import SEPARATOR
+from transformer_core.trace.events.operators import OPERATOR_CLASSES
+from transformer_core.trace.events.process import unusable
+from transformer_core.trace.readers.files import read_files
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Nanoseconds to add to the times of a rank."""
+
+    rank: int
+    nanoseconds: int
+    matched: int
+    """Executions that were compared."""
+
+
+def clock_offsets(work: Rows) -> list[Offset]:
+    """The offsets of all ranks from the clock of the first; 0 where they agree, or where there is
+    nothing to compare."""
+    ranks = np.unique(work["rank"]).tolist()
+    first = _executions(work, ranks[0]) if ranks else {}
+    found = []
+    for rank in ranks:
+        mine = _executions(work, rank)
+        pairs = [
+            (first[key], mine[key])
+            for key in first.keys() & mine.keys()
+            if len(first[key][0]) == len(mine[key][0])
+        ]
+        if rank == ranks[0] or not pairs:
+            found.append(Offset(rank, 0, 0))
+            continue
+        begins, ends = (
+            [np.concatenate([pair[side][edge] for pair in pairs]) for side in range(2)]
+            for edge in range(2)
+        )
+        overlap = np.minimum(*ends) > np.maximum(*begins)
+        apart = int(np.median(ends[0] - ends[1]))
+        agree = 2 * int(overlap.sum()) >= len(overlap)
+        found.append(Offset(rank, 0 if agree else apart, len(overlap)))
+    return found
+
+
+def _executions(work: Rows, rank: int) -> dict[tuple[str, str | None], tuple[Integers, Integers]]:
+    """Begins and ends by collective and group, in order of time."""
+    mine = work.where(work["rank"] == rank)
+    found = {}
+    for name, places in mine.groups("collective").items():
+        groups = mine["group"][places]
+        for group in {*groups.tolist()}:
+            inside = places[[value == group for value in groups.tolist()]]
+            inside = inside[np.argsort(mine["t0_ns"][inside], kind="stable")]
+            found[name, group] = (mine["t0_ns"][inside], mine["t1_ns"][inside])
+    return found
+
+
+Event = Mapping[str, Any]
+
+_ARGS = {
+    "operator": "operator",
+    "shapes": "shapes",
+    "layer": "layer",
+    "phase": "phase",
+    "step": "step",
+    "bytes": "bytes",
+    "flops": "flops",
+    "correlation": "correlation",
+    "graph": "CUDA graph",
+}
+
+
+@dataclass(frozen=True)
+class Clock:
+    """From nanoseconds of a trace to microseconds after the begin."""
+
+    origin_ns: int
+
+    def __call__(self, time_ns: int) -> float:
+        return (time_ns - self.origin_ns) / 1000
+
+
+def events_of_rank(rank: int, rows: Rows, clock: Clock) -> Iterator[Event]:
+    """All events of one rank: steps, phases, layers, streams, classes, memory and links."""
+    yield _named("process_name", rank, 0, f"rank {rank}")
+    yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    lanes = _Lanes(rank, clock)
+    work = rows.work
+    marks = rows.where(rows.equal("kind", "range"))
+    steps = marks.equal("name", phases.STEP)
+    yield from lanes.draw("steps", marks.where(steps))
+    yield from lanes.draw("phases", marks.where(~steps))
+    modules = rows.where(rows.equal("kind", "module"))
+    for thread in np.unique(modules["thread"]).tolist():
+        yield from lanes.draw(
+            f"layers of thread {thread}", modules.where(modules["thread"] == thread)
+        )
+    yield from lanes.draw("waits for devices", rows.where(rows.equal("kind", "wait")))
+    for device in sorted({*work["device"].tolist()}):
+        mine = work.where(work.equal("device", device))
+        for stream in np.unique(mine["stream"]).tolist():
+            yield from lanes.draw(f"{device} stream {stream}", mine.where(mine["stream"] == stream))
+        for kind in (*OPERATOR_CLASSES, event_table.MEMCPY, event_table.MEMSET, event_table.GRAPH):
+            column = "operator_class" if kind in OPERATOR_CLASSES else "class"
+            yield from lanes.merged(f"{device} {kind}", kind, mine.where(mine.equal(column, kind)))
+        yield from _links(rank, device, mine, clock)
+    memory = rows.where(rows.equal("kind", "memory"))
+    for device in sorted({*memory["device"].tolist()}):
+        yield from _memory(rank, device, memory.where(memory.equal("device", device)), clock)
+
+
+def _named(what: str, rank: int, lane: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": rank, "tid": lane, "args": {"name": name}}
+
+
+class _Lanes:
+    """The threads of a rank, numbered in order of appearance."""
+
+    def __init__(self, rank: int, clock: Clock) -> None:
+        self.rank, self.clock = rank, clock
+        # A thread with the number of its process would be shown as the main one, out of order.
+        self._numbers = count(rank + 1)
+
+    def _open(self, name: str) -> tuple[int, list[Event]]:
+        number = next(self._numbers)
+        order = {"ph": "M", "name": "thread_sort_index", "pid": self.rank, "tid": number}
+        head = [_named("thread_name", self.rank, number, name)]
+        return number, [*head, order | {"args": {"sort_index": number}}]
+
+    def draw(self, name: str, rows: Rows) -> Iterator[Event]:
+        """A lane of events as they are, and further ones for those that cross others."""
+        if not len(rows):
+            return
+        rows = rows.where(np.lexsort((-rows["t1_ns"], rows["t0_ns"])))
+        told = {column: rows[column].tolist() for column in (*_ARGS, "kind", "class", "name")}
+        times = zip(rows["t0_ns"].tolist(), rows["t1_ns"].tolist(), strict=True)
+        lanes: list[tuple[int, list[int]]] = []
+        for place, (t0, t1) in enumerate(times):
+            lane = next((lane for lane in lanes if _fits(lane[1], t0, t1)), None)
+            if lane is None:
+                number, head = self._open(name if not lanes else f"{name} ({len(lanes) + 1})")
+                yield from head
+                lane = (number, [])
+                lanes.append(lane)
+            lane[1].append(t1)
+            yield self._event(lane[0], t0, t1, {key: told[key][place] for key in told})
+
+    def _event(self, lane: int, t0: int, t1: int, told: dict[str, Any]) -> Event:
+        args = {
+            label: told[key]
+            for key, label in _ARGS.items()
+            if told[key] is not None and told[key] != NULL
+        }
+        name = str(told["name"] or told["kind"])
+        if told["kind"] == "module":
+            name = name.rpartition(SEPARATOR)[2]
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": str(told["class"] or told["kind"]),
+            "pid": self.rank,
+            "tid": lane,
+            "ts": self.clock(t0),
+            "dur": (t1 - t0) / 1000,
+            "args": args,
+        }
+
+    def merged(self, name: str, kind: str, rows: Rows) -> Iterator[Event]:
+        """A lane of when anything of one kind runs."""
+        if not len(rows):
+            return
+        number, head = self._open(name)
+        yield from head
+        busy = rows.union()
+        for t0, t1 in zip(busy.t0.tolist(), busy.t1.tolist(), strict=True):
+            event = {"ph": "X", "name": kind, "cat": "class", "pid": self.rank, "tid": number}
+            yield event | {"ts": self.clock(t0), "dur": (t1 - t0) / 1000}
+
+
+def _fits(ends: list[int], t0: int, t1: int) -> bool:
+    """Whether an event lies within the open ones of a lane, or behind them; closes those behind
+    which it lies."""
+    while ends and ends[-1] <= t0:
+        ends.pop()
+    return not ends or t1 <= ends[-1]
+
+
+def _memory(rank: int, device: str, rows: Rows, clock: Clock) -> Iterator[Event]:
+    rows = rows.where(np.argsort(rows["t0_ns"], kind="stable"))
+    times, sizes = rows["t0_ns"].tolist(), rows["bytes"].tolist()
+    yield from _counter(rank, f"{device} allocated (bytes)", times, sizes, clock)
+
+
+def _links(rank: int, device: str, rows: Rows, clock: Clock) -> Iterator[Event]:
+    """Bytes a second that collectives and copies move, while they run, by their own sizes."""
+    sides = {
+        "communication": rows.equal("class", event_table.COMMUNICATION),
+        "copies": rows.equal("class", event_table.MEMCPY),
+    }
+    for name, chosen in sides.items():
+        mine = rows.where(chosen & (rows["bytes"] != NULL) & (rows.durations > 0))
+        if not len(mine):
+            continue
+        rates = mine["bytes"] / (mine.durations * 1e-9)
+        times: Integers = np.concatenate([mine["t0_ns"], mine["t1_ns"]])
+        changes = np.concatenate([rates, -rates])
+        order = np.argsort(times, kind="stable")
+        moments, last = np.unique(times[order][::-1], return_index=True)
+        sums = np.cumsum(changes[order])[len(order) - 1 - last]
+        values = np.maximum(np.rint(sums), 0).astype(np.int64).tolist()
+        yield from _counter(rank, f"{device} {name} (bytes/s)", moments.tolist(), values, clock)
+
+
+def _counter(
+    rank: int, name: str, times: list[int], values: list[int], clock: Clock
+) -> Iterator[Event]:
+    for time, value in zip(times, values, strict=True):
+        event = {"ph": "C", "name": name, "pid": rank, "ts": clock(time)}
+        yield event | {"args": {"value": value}}
+
+
+def read_events(paths: Sequence[Path], cache: Path | None = None) -> Events:
+    """The event table of traces, or of one events.parquet. Raises TraceError for anything else."""
+    if len(paths) > 1 or paths[0].suffix != ".parquet":
+        return read_files(paths, cache=cache).events
+    path = paths[0]
+    try:
+        return events_of(pq.read_table(path).cast(SCHEMA))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise unusable(
+            path, f"is no event table ({reason})", "make it again with --events"
+        ) from None
+
+
+def events(table: Events | pa.Table) -> tuple[Iterator[Event], list[Offset]]:
+    """All ranks of an event table on the clock of the first, and what was added to the others."""
+    rows = rows_of(table)
+    offsets = clock_offsets(rows.work)
+    moved = {offset.rank: offset.nanoseconds for offset in offsets}
+    parts = [
+        (rank, _shifted(rows.where(rows["rank"] == rank), moved.get(rank, 0)))
+        for rank in np.unique(rows["rank"]).tolist()
+    ]
+    clock = Clock(min((int(part["t0_ns"].min()) for _, part in parts), default=0))
+    return (event for rank, part in parts for event in events_of_rank(rank, part, clock)), offsets
+
+
+def _shifted(rows: Rows, nanoseconds: int) -> Rows:
+    if not nanoseconds:
+        return rows
+    moved = {name: rows.columns[name] + nanoseconds for name in ("t0_ns", "t1_ns")}
+    return rows.replaced(**moved)
+
+
+def write(path: Path, table: Events | pa.Table) -> list[Offset]:
+    """The file, whole or not at all; compressed if its name ends in .gz."""
+    found, offsets = events(table)
+    encode = msgspec.json.Encoder().encode
+    with atomic_path(path) as temporary, ExitStack() as opened:
+        stream: BinaryIO = opened.enter_context(temporary.open("wb"))
+        if path.suffix == ".gz":
+            # Without name and time: the same file for the same events.
+            packed = gzip.GzipFile("", "wb", compresslevel=5, fileobj=stream, mtime=0)
+            stream = cast(BinaryIO, opened.enter_context(packed))
+        stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        for number, event in enumerate(found):
+            stream.write((b",\n" if number else b"") + encode(event))
+        stream.write(b"\n]}\n")
+    return offsets
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.trace perfetto",
+        description="One file for ui.perfetto.dev of the traces of all ranks, or of an "
+        "events.parquet: steps, phases, layers, streams, classes of operators, memory and links, "
+        "with the clocks of the ranks set right by their collectives.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--output", type=Path, required=True, help="for example all.json.gz")
+    add_window(parser)
+    parser.add_argument("--cache", type=Path, help="folder to keep the events of traces in")
+    options = parser.parse_args(arguments)
+    stretch = window(parser, options)
+    try:
+        options.files = traces_of(options.files)
+        refuse_overwriting([options.output], options.files)
+        table = read_events(options.files, options.cache)
+        try:
+            offsets = write(options.output, stretch.of(table))
+        except OSError as error:
+            reason = f"cannot be written ({error.strerror or error})"
+            raise unusable(options.output, reason, "name another file, or make room") from None
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for offset in offsets:
+        if offset.nanoseconds:
+            print(
+                f"rank {offset.rank}: clock set by {offset.nanoseconds / 1e6:+,.3f} ms, after "
+                f"{offset.matched:,} collectives"
+            )
+    print(f"{options.output}: open it in https://ui.perfetto.dev")
+    return 0

@@ -1,1 +1,0 @@
-"""Reader of torch.profiler's traces, the JSON files of Kineto."""

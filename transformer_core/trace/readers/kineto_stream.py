@@ -1,0 +1,231 @@
+"""The text of a Kineto trace in pieces of whole events, however large the trace is."""
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from transformer_core.trace.events.process import TraceError, unusable
+
+_CHUNK = 1 << 19
+_TRIES = 40
+_MARK = b"\xef\xbb\xbf"
+"""Of UTF-8, which some editors set before a text."""
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_END = re.compile(rb"\}(\s*,?\s*\])\s*[,}]")
+"""Some programs that cut traces leave a comma behind the last event."""
+_BETWEEN = re.compile(rb"\s*,\s*(?=\{)")
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
+_SUSPECT = re.compile(rb"[:\[,]\s*-?(?:[Ii]nf|[Nn]a[Nn])")
+_LONGEST = 1 << 26
+"""More bytes than any event or the rest of a trace has."""
+_NO_NUMBER = re.compile(rb'("(?:[^"\\]|\\.)*")|(-?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b)')
+"""A text, or a number that JSON does not have and that some profilers write."""
+_SURROGATES = re.compile(
+    rb"(\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""Halves of characters that stand alone; after what is read first: backslashes and whole ones."""
+
+
+class Damaged(ValueError):
+    """The text is no JSON from some place on."""
+
+
+def repaired(text: bytes) -> bytes:
+    """``text`` with null for numbers that are none, and whole characters throughout."""
+    if _SUSPECT.search(text):
+        text = _NO_NUMBER.sub(lambda found: found[1] or b"null", text)
+    if b"\\ud" in text or b"\\uD" in text:
+        text = _SURROGATES.sub(lambda found: found[1] or b"\\ufffd", text)
+    return text.decode("utf-8", "replace").encode()
+
+
+def open_trace(path: Path) -> BinaryIO:
+    """A stream of a trace, decompressed if it begins like gzip, whatever its name."""
+    stream = path.open("rb")
+    start = stream.read(2)
+    stream.seek(0)
+    if start == b"\x1f\x8b":
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream), _CHUNK)
+    return stream
+
+
+class Window:
+    """A stretch of text in memory that is used again: what is new comes to the end, what was read
+    is left at the begin. That costs a tenth of the time of a text that is cut and joined."""
+
+    def __init__(self, text: bytes) -> None:
+        self.memory = bytearray(b"[") + text
+        self.begin, self.end = 1, len(self.memory)
+        self._make_room()
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def text(self) -> bytes:
+        """What is in it."""
+        return bytes(self.memory[self.begin : self.end])
+
+    def read(self, stream: BinaryIO) -> bool:
+        """Read on; false at the end of the stream. Lists that were taken before are void."""
+        self._make_room()
+        with memoryview(self.memory) as memory, memory[self.end : self.end + _CHUNK] as part:
+            count = stream.readinto(part)  # type: ignore[attr-defined]
+        self.end += count
+        return count > 0
+
+    @contextmanager
+    def list_until(self, end: int) -> Iterator[memoryview]:
+        """The text up to ``end`` as a list of JSON."""
+        before, behind = self.memory[self.begin - 1], self.memory[end]
+        self.memory[self.begin - 1], self.memory[end] = b"[]"
+        try:
+            yield memoryview(self.memory)[self.begin - 1 : end + 1]
+        finally:
+            self.memory[self.begin - 1], self.memory[end] = before, behind
+
+    def _make_room(self) -> None:
+        """Move the text to the begin, where a bracket may stand before it and one behind."""
+        rest = self.text()
+        if len(rest) + _CHUNK + 2 > len(self.memory):
+            self.memory = bytearray(2 * len(rest) + _CHUNK + 2)
+        self.memory[1 : 1 + len(rest)] = rest
+        self.begin, self.end = 1, 1 + len(rest)
+
+
+class EventText:
+    """Iterates over what ``decode`` makes of stretches of the events.
+
+    ``decode`` gets a JSON list, in memory that changes when the next is asked for, and raises
+    :class:`msgspec.DecodeError` for what is none; a stretch that ends amid an event is tried again
+    with less of it. ``head`` is the rest of the file.
+    """
+
+    def __init__(self, path: Path, decode: Any) -> None:
+        self.path, self.decode = path, decode
+        self.head: dict[str, Any] = {}
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            with open_trace(self.path) as stream:
+                yield from self._pieces(stream)
+        except RecursionError:
+            raise unusable(
+                self.path,
+                f"holds lists within lists, hundreds deep, after {self.seen:,} events",
+                "record it again, or leave out the event",
+            ) from None
+        except (*_DAMAGE, Damaged) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise unusable(
+                self.path,
+                f"is damaged or cut off after {self.seen:,} events ({reason})",
+                "record it again, and let the program end before the file is copied",
+            ) from None
+        except OSError as error:
+            raise unusable(
+                self.path,
+                f"cannot be read ({error.strerror or error})",
+                "check its path and permissions",
+            ) from None
+
+    def _pieces(self, stream: BinaryIO) -> Iterator[Any]:
+        text = b""
+        while not (found := _EVENTS.search(text)):
+            if not (more := stream.read(_CHUNK)):
+                raise self._foreign(text)
+            text += more
+        head, window = text[: found.end()], Window(text[found.end() :])
+        wanted = _CHUNK
+        while window.read(stream):
+            if len(window) < wanted:
+                continue
+            events = self._whole_events(window)
+            if not events and self._ends(text := window.text()):
+                window = Window(text + stream.read(_LONGEST))
+                break
+            # Where no end of an event is found, more of the text may hold one.
+            wanted = _CHUNK if events else 2 * len(window)
+            if wanted > _LONGEST:
+                raise Damaged("no event ends where it should")
+            self.seen += len(events)
+            if events:
+                yield events
+        events, tail = self._last_events(window.text())
+        self.seen += len(events)
+        if events:
+            yield events
+        self._read_head(head + b"]" + tail)
+
+    def _whole_events(self, window: Window) -> Any:
+        """The events that a window begins with; it goes on behind them."""
+        end = window.end
+        for _ in range(_TRIES):
+            end = window.memory.rfind(b"}", window.begin, end)
+            if end < 0:
+                break
+            if after := _BETWEEN.match(window.memory, end + 1, window.end):
+                try:
+                    with window.list_until(end + 1) as text:
+                        events = self.decode(text)
+                except msgspec.DecodeError:
+                    continue  # a brace within an event, or behind the last of them
+                window.begin = after.end()
+                return events
+        return []
+
+    def _ends(self, text: bytes) -> bool:
+        """Whether the list of events ends within ``text``."""
+        for found in islice(_END.finditer(text), _TRIES):
+            try:
+                self.decode(b"[" + text[: found.start(1)] + b"]")
+            except msgspec.DecodeError:
+                continue
+            return True
+        return False
+
+    def _last_events(self, text: bytes) -> tuple[list[Any], bytes]:
+        """The events up to the end of their list, and what stands behind it."""
+        if empty := re.match(rb"\s*\]", text):
+            return [], text[empty.end() :]
+        error = "it ends amid an event"
+        for found in reversed(list(_END.finditer(text))[-_TRIES:]):
+            try:
+                return self.decode(b"[" + text[: found.start(1)] + b"]"), text[found.end(1) :]
+            except msgspec.DecodeError as problem:
+                error = str(problem)
+        self.seen += len(self._whole_events(Window(text)))
+        raise Damaged(error)
+
+    def _read_head(self, text: bytes) -> None:
+        text = text.removeprefix(_MARK)
+        for candidate in (text, repaired(text)):
+            try:
+                found = msgspec.json.decode(candidate)
+                break
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                found = None
+        if not isinstance(found, dict):
+            raise Damaged("it does not end where it should")
+        self.head = found
+
+    def _foreign(self, text: bytes) -> TraceError:
+        """The error for a text without events."""
+        try:
+            msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if text.lstrip()[:1] == b"{" and b'"schemaVersion"' in text:
+                raise Damaged(str(error)) from None
+        return unusable(
+            self.path,
+            "is no trace of torch.profiler, for it has no traceEvents",
+            "give a file that export_chrome_trace or tensorboard_trace_handler wrote",
+        )

@@ -1,1 +1,0 @@
-"""Reader of the SQLite exports of Nsight Systems."""

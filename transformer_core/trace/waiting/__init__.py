@@ -1,1 +1,0 @@
-"""What steps and ranks wait for."""
