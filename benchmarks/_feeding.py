@@ -22,6 +22,7 @@ from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.parallel.communication.topology import Process
+from transformer_core.study.declarations.compositions import with_compositions
 from transformer_core.study.resolve import check_study, resolve
 from transformer_core.study.variants import read_variants
 from transformer_core.training.assemble import assemble
@@ -155,7 +156,7 @@ def _planning(store: PairStore, rounds: int, pairs: int) -> Iterator[Row]:
 def _training(folder: Path, rounds: int) -> Iterator[Row]:
     """Steps of the default study in one process on all cores, and how long their batches take."""
     study = check_study(read_yaml("config/config.yaml"), "config/config.yaml")
-    variants = read_variants().variants
+    variants = with_compositions(read_variants().variants, study.variants)
     shards = folder / "shards"
     stores = [open_shards(shards / split / "manifest.json") for split in ("train", "validation")]
     process = Process(0, 1, 0, 1, CPU)

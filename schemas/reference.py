@@ -118,7 +118,13 @@ def row(name: str, field: FieldInfo, path: str) -> str:
     if list(schemas_in(field.annotation)):
         # As the headings of Markdown are addressed: without full stops.
         value = f"[{value}](#{path.replace('.', '')}{name})"
-    cells = [f"`{name}`", value, unit_of(field), default_text(field), prose(field.description)]
+    cells = [
+        f"`{field.alias or name}`",
+        value,
+        unit_of(field),
+        default_text(field),
+        prose(field.description),
+    ]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -203,7 +209,7 @@ def settings_of(schema: type[Schema]) -> dict[str, Any]:
         if name in kinds:
             continue
         if field.examples:
-            found[name] = field.examples[0]
+            found[field.alias or name] = field.examples[0]
         elif default is PydanticUndefined and get_origin(field.annotation) is Literal:
             found[name] = get_args(field.annotation)[0]
         elif default is PydanticUndefined and not list(schemas_in(field.annotation)):

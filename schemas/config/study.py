@@ -12,6 +12,7 @@ from schemas.config.projection import LinkCheck, Projecting
 from schemas.config.quality import Quality
 from schemas.config.run_spec import Sections
 from schemas.config.search import Search
+from schemas.config.variants import VariantName
 from schemas.errors import nearest
 
 
@@ -49,9 +50,11 @@ class Study(Sections):
     """Whether the emulated link is held against a real one, and how; null for not."""
     projection: Projecting | None = Projecting()
     """How step times are projected to more devices; null for not."""
-    variants: list[Name] = Field(min_length=1, max_length=1_000)
-    """Names from config/variants.yaml."""
-    baseline: Name = "single"
+    variants: list[VariantName] = Field(min_length=1, max_length=1_000)
+    """Names from config/variants.yaml, and compositions: {with: [as_published, qkv_fused]} takes
+    all of the first and the own change of the others, and is called as_published_with_qkv_fused
+    wherever else the study names it."""
+    baseline: VariantName = "single"
     """The variant that the others are compared with; one of variants."""
     memory: MemoryUse | None = MemoryUse()
     """What is found out about memory; null for nothing."""

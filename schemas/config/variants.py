@@ -1,4 +1,4 @@
-"""Variants: one change each, declared one by one, or many at once as a sweep."""
+"""Variants: one change each, several of these composed, or many values of one as a sweep."""
 
 from string import Formatter
 from typing import Annotated, Any, Literal
@@ -59,6 +59,39 @@ class Variant(Schema):
     """Rows of the original study that it bears on: techniques A1-A19, claims C1-C16."""
     summary: str = Field(min_length=1)
     """What it changes and why one would, in a sentence."""
+
+
+class Composition(Schema):
+    """Several variants at once: all of the first, and the own change of each of the others."""
+
+    parts: list[Name] = Field(alias="with", min_length=1, examples=[["ddp", "amp_bf16"]])
+    """Variants: the first is taken whole, and of the others what each changes of its parent, one
+    after the other. Two of the others must not set the same field differently."""
+    change: Change = Field(default_factory=dict)
+    """What changes beside, laid over the parts."""
+    equivalence: AnyEquivalence | None = None
+    """How closely it must train the same model; null for what its parts promise."""
+    tests: list[str] | None = None
+    """Rows of the original study that it bears on; null for those of its parts."""
+    summary: str | None = Field(default=None, min_length=1)
+    """What it changes and why one would, in a sentence; null for the summaries of its parts."""
+
+
+def _joined(value: Any) -> Any:
+    """The name of a composition that is written as {with: [...]}."""
+    if isinstance(value, dict) and set(value) == {"with"} and isinstance(value["with"], list):
+        return JOINT.join(map(str, value["with"]))
+    return value
+
+
+JOINT = "_with_"
+"""Joins the names of variants to the name of their composition."""
+
+VariantName = Annotated[
+    Name, BeforeValidator(_joined, json_schema_input_type=Name | dict[Literal["with"], list[Name]])
+]
+"""A name in config/variants.yaml, or a composition of some: {with: [as_published, qkv_fused]},
+whose name is as_published_with_qkv_fused."""
 
 
 class SweepValue(Schema):
@@ -171,5 +204,5 @@ class Sweep(Schema):
         return values
 
 
-Variants = dict[Name, Variant | Sweep]
-"""config/variants.yaml: variants by name, and sweeps by a name for each."""
+Variants = dict[Name, Variant | Composition | Sweep]
+"""config/variants.yaml: variants and compositions by name, and sweeps by a name for each."""

@@ -21,6 +21,7 @@ from transformer_core.common.records import read_record
 ANYTHING = {
     "Answer.settings": "fields of a study, each of which was checked as such",
     "Variant.change": "fields of a study, which are checked where they are laid over one",
+    "Composition.change": "the same",
     "Sweep.change": "the same",
     "Repeat.communication": "a strategy's own words on its traffic, for the page and for people",
     "Repeat.numerics": "a precision's own words, for the page and for people",

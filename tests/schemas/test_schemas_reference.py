@@ -91,7 +91,7 @@ def test_a_section_can_be_written_as_its_example(schema: type[Schema]) -> None:
     example = settings_of(schema)
     schema.model_validate(example)
     fields = schema.model_fields.items()
-    single = {name for name, field in fields if not list(schemas_in(field.annotation))}
+    single = {field.alias or n for n, field in fields if not list(schemas_in(field.annotation))}
     assert set(example) >= single
 
 

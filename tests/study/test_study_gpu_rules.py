@@ -87,5 +87,5 @@ def test_the_search_of_the_original_study_can_leave_padding_out(original: Any) -
     specs = resolve_all(original, variants)
     assert pads(specs[original.baseline])
     assert [name for name in original.variants if not pads(specs[name])] == [
-        "published_tokens_unpadded"
+        "as_published_with_tokens_unpadded"
     ]

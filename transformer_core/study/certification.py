@@ -13,6 +13,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
 from schemas.config.variants import Variant
+from transformer_core.study.declarations.compositions import with_compositions
 from transformer_core.study.resolve import VARIANTS_FILE, spec_of
 
 NEXT_TO_NONE = 1e-9
@@ -58,6 +59,7 @@ def short_runs(
 
     Raises ConfigError if a variant that is only compared with does not resolve.
     """
+    variants = with_compositions(variants, specs, study_file)
     seeds: dict[str, int] = {}
     looks: dict[str, Statistical] = {}
     for name in specs:

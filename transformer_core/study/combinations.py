@@ -2,19 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
-from schemas.config.equivalence import (
-    Bitwise,
-    ClassOfEquivalence,
-    Different,
-    Statistical,
-    Tolerance,
-)
+from schemas.config.equivalence import Bitwise, ClassOfEquivalence, Tolerance
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
+from transformer_core.study.declarations.compositions import contradiction, leaves, loosest
 from transformer_core.study.resolve import resolve
 
 
@@ -27,9 +21,9 @@ def combine(
     ``ddp`` and not all of it. None where the changes do not fit together: two of them set the same
     field, or the result is no valid run spec.
     """
-    fields = [dict(_leaves(variants[part].change)) for part in parts]
+    fields = [dict(leaves(variants[part].change)) for part in parts]
     for first, second in combinations(fields, 2):
-        if _contradict(first, second):
+        if contradiction(first, second) is not None:
             return None
     chain = dict(variants)
     parent = study.baseline
@@ -52,12 +46,8 @@ def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> Cla
 
     A part that is to be bitwise equal to another variant leaves rounding to the others: tolerance.
     """
-    classes = [variants[part].equivalence for part in parts]
-    order: list[type] = [Bitwise, Tolerance, Statistical, Different]
-    loosest = max(
-        classes, key=lambda found: order.index(type(found)), default=Tolerance(kind="tolerance")
-    )
-    return Tolerance(kind="tolerance") if isinstance(loosest, Bitwise) else loosest
+    found = loosest([variants[part].equivalence for part in parts])
+    return Tolerance(kind="tolerance") if isinstance(found, Bitwise) else found
 
 
 def fitting(
@@ -65,8 +55,8 @@ def fitting(
 ) -> Iterator[tuple[str, ...]]:
     """Every combination of 1 to ``largest`` of ``parts`` of which no two set a field differently,
     in the order of ``parts``. Not all of them need be valid run specs."""
-    fields = [dict(_leaves(variants[part].change)) for part in parts]
-    apart = [{j for j, other in enumerate(fields) if _contradict(one, other)} for one in fields]
+    fields = [dict(leaves(variants[part].change)) for part in parts]
+    apart = [{j for j, other in enumerate(fields) if contradiction(one, other)} for one in fields]
 
     def beyond(chosen: tuple[int, ...], start: int) -> Iterator[tuple[int, ...]]:
         for number in range(start, len(parts)):
@@ -93,17 +83,3 @@ def candidates(
         if spec is not None and spec.digest() not in seen:
             seen.add(spec.digest())
             yield parts, spec
-
-
-def _contradict(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
-    """Whether two changes set the same field to different values."""
-    return any(other.get(path, value) != value for path, value in one.items())
-
-
-def _leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every field of a change that is no section, with its path."""
-    if isinstance(change, dict) and change:
-        for key, value in change.items():
-            yield from _leaves(value, (*path, key))
-    else:
-        yield path, change

@@ -13,6 +13,7 @@ from schemas.config.task import LanguageModel
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.declarations.compositions import unknown_variant, with_compositions
 from transformer_core.study.declarations.sweeps import place
 
 VARIANTS_FILE = "config/variants.yaml"
@@ -119,6 +120,7 @@ def resolve_all(
     variants_file: str = VARIANTS_FILE,
 ) -> dict[str, RunSpec]:
     """The run specs of all variants of the study, by name; all problems in one ConfigError."""
+    variants = with_compositions(variants, study.variants, study_file)
     problems: list[ConfigProblem] = []
     if study.baseline not in study.variants:
         problems.append(
@@ -136,8 +138,7 @@ def resolve_all(
         if name in specs:
             problems.append(ConfigProblem(study_file, field, name, "is named twice", "remove one"))
         elif name not in variants:
-            message = f"is not defined in {variants_file}"
-            remedy = nearest(name, variants)
+            message, remedy = unknown_variant(name, variants)
             problems.append(ConfigProblem(study_file, field, name, message, remedy))
         else:
             try:

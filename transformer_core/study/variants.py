@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from schemas.base import Name
 from schemas.config.equivalence import REFERENCE, Bitwise
 from schemas.config.families import Family
-from schemas.config.variants import Sweep, Variant
+from schemas.config.variants import JOINT, Composition, Sweep, Variant
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.common.endings import program
 from transformer_core.common.yaml_files import check_entries, read_mapping
+from transformer_core.study.declarations.compositions import compose
 from transformer_core.study.declarations.sweeps import (
     Swept,
     combinations_of,
@@ -33,7 +34,7 @@ class Declared(NamedTuple):
     """What a variants file declares."""
 
     variants: dict[str, Variant]
-    """All variants by name, those of sweeps included."""
+    """All variants by name, those of compositions and sweeps included."""
     families: dict[str, Family]
     """The curves of the sweeps by name."""
 
@@ -45,12 +46,16 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:
     is named and unknown, or parents in a circle.
     """
     file = str(path)
-    plain, sweeps = _entries(read_mapping(path), file)
+    plain, compositions, sweeps = _entries(read_mapping(path), file)
     problems = [p for name, sweep in sweeps.items() for p in wrong_with(name, sweep, file)]
-    problems += _names_given_twice(plain, sweeps, file)
+    problems += _names_given_twice({**plain, **compositions}, sweeps, file)
+    for name in (*plain, *compositions):
+        if JOINT in name:
+            message = f"holds {JOINT}, which joins the names of a composition"
+            problems.append(ConfigProblem(file, name, name, message, "rename it"))
     if problems:
         raise ConfigError(problems)
-    variants = _with_swept(plain, sweeps, file)
+    variants = _with_derived(plain, compositions, sweeps, file)
     problems = list(_unknown(variants, file))
     for name, sweep in sweeps.items():
         problems += wrong_families(name, sweep, variants, file)
@@ -64,27 +69,31 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:
     return Declared(variants, families)
 
 
-def _entries(data: dict[Any, Any], file: str) -> tuple[dict[str, Variant], dict[str, Sweep]]:
-    """The variants and the sweeps of a file, each checked as what it looks like."""
-    swept = {
-        name for name, entry in data.items() if isinstance(entry, dict) and _OF_SWEEPS & set(entry)
-    }
+def _entries(
+    data: dict[Any, Any], file: str
+) -> tuple[dict[str, Variant], dict[str, Composition], dict[str, Sweep]]:
+    """The variants, compositions and sweeps of a file, each checked as what it looks like."""
+
+    def kind_of(entry: Any) -> type[Variant | Composition | Sweep]:
+        fields = set(entry) if isinstance(entry, dict) else set()
+        return Sweep if _OF_SWEEPS & fields else Composition if "with" in fields else Variant
+
     problems: list[ConfigProblem] = []
     found: list[dict[str, Any]] = []
-    for kind, names in ((Variant, data.keys() - swept), (Sweep, swept)):
-        part = {name: entry for name, entry in data.items() if name in names}
+    for kind in (Variant, Composition, Sweep):
+        part = {name: entry for name, entry in data.items() if kind_of(entry) is kind}
         try:
             found.append(check_entries(part, dict[Name, kind], file))  # type: ignore[valid-type]
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    plain, sweeps = found
-    return plain, sweeps
+    plain, compositions, sweeps = found
+    return plain, compositions, sweeps
 
 
 def _names_given_twice(
-    plain: Mapping[str, Variant], sweeps: Mapping[str, Sweep], file: str
+    plain: Mapping[str, Any], sweeps: Mapping[str, Sweep], file: str
 ) -> Iterator[ConfigProblem]:
     owner = dict.fromkeys(plain, "an entry of its own")
     families: dict[str, str] = {}
@@ -102,28 +111,54 @@ def _names_given_twice(
             families[curve] = name
 
 
-def _with_swept(
-    plain: dict[str, Variant], sweeps: Mapping[str, Sweep], file: str
+def _with_derived(
+    plain: dict[str, Variant],
+    compositions: Mapping[str, Composition],
+    sweeps: Mapping[str, Sweep],
+    file: str,
 ) -> dict[str, Variant]:
-    """The variants and those that sweeps yield, whose parents may come from other sweeps."""
-    variants = dict(plain)
-    waiting = [(name, one) for name, sweep in sweeps.items() for one in combinations_of(sweep)]
-    while waiting:
-        later: list[tuple[str, Swept]] = []
+    """The variants and those that compositions and sweeps make of them and of each other, in the
+    order in which they are declared."""
+    variants: dict[str, Variant] = dict(plain)
+    composed, swept = (
+        dict(compositions),
+        [(name, one) for name, sweep in sweeps.items() for one in combinations_of(sweep)],
+    )
+    while composed or swept:
+        known = set(variants)
+        for name, composition in list(composed.items()):
+            if set(composition.parts) <= variants.keys():
+                variants[name] = compose(name, composed.pop(name), variants, file)
+        waiting, swept = swept, []
         for name, one in waiting:
             found = swept_variant(name, sweeps[name], one, variants.get(one.parent))
             if found is None:
-                later.append((name, one))
+                swept.append((name, one))
             else:
                 variants[one.name] = found
-        if len(later) == len(waiting):
-            unknown = {f"{name}.parents[{one.parent_at}]": one.parent for name, one in later}
-            raise ConfigError(
-                ConfigProblem(file, field, parent, "is not a variant", nearest(parent, variants))
-                for field, parent in unknown.items()
-            )
-        waiting = later
+        if set(variants) == known:
+            raise ConfigError(_of_unknown(composed, swept, variants, file))
     return variants
+
+
+def _of_unknown(
+    composed: Mapping[str, Composition],
+    swept: Sequence[tuple[str, Swept]],
+    variants: Mapping[str, Variant],
+    file: str,
+) -> Iterator[ConfigProblem]:
+    """Names of which compositions and sweeps should be made and that are not variants."""
+    unknown = {f"{name}.parents[{one.parent_at}]": one.parent for name, one in swept}
+    for name, composition in composed.items():
+        for position, part in enumerate(composition.parts):
+            if part not in variants:
+                unknown[f"{name}.with[{position}]"] = part
+    for field, name in unknown.items():
+        if name in composed:
+            message, remedy = "is composed of variants that are not known", "correct these first"
+        else:
+            message, remedy = "is not a variant", nearest(name, variants)
+        yield ConfigProblem(file, field, name, message, remedy)
 
 
 def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[ConfigProblem]:

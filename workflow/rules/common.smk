@@ -115,10 +115,10 @@ try:
     if local_shards := SETTINGS.pop("local_shards", None):
         os.environ.update(LOCAL_SHARDS=str(local_shards))
     DECLARED = read_variants(workflow.source_path(f"../../{VARIANTS_FILE}"))
-    VARIANTS, FAMILIES = DECLARED
-    CLAIMS = read_claims(workflow.source_path(f"../../{CLAIMS_FILE}"), VARIANTS, FAMILIES)
+    CLAIMS = read_claims(workflow.source_path(f"../../{CLAIMS_FILE}"), *DECLARED)
     PLANNED = plan_study(SETTINGS, STUDY_FILE, DECLARED, CLAIMS, stage=STAGE)
-    STUDY, SPECS, SHORT_RUNS = PLANNED.study, PLANNED.specs, PLANNED.short_runs
+    STUDY, VARIANTS, FAMILIES = PLANNED.study, PLANNED.variants, DECLARED.families
+    SPECS, SHORT_RUNS = PLANNED.specs, PLANNED.short_runs
     EXTRA_PAIRS, PAIRS = PLANNED.extra_pairs, PLANNED.pairs
     check_owner(STUDY, OWNER, STUDY_FILE)
     TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"

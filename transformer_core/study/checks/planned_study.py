@@ -7,11 +7,13 @@ from typing import Any
 from schemas.config.claims import Claim
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
+from schemas.config.variants import Variant
 from schemas.errors import ConfigError
 from transformer_core.study.certification import ShortRun, short_runs
 from transformer_core.study.checks.study_rules import contradictions
 from transformer_core.study.compared_pairs import compared_pairs, family_pairs
 from transformer_core.study.declarations.claims_file import claim_pairs
+from transformer_core.study.declarations.compositions import with_compositions
 from transformer_core.study.declarations.quick_stage import at_stage
 from transformer_core.study.link_trials import TrialSpecs, link_trials
 from transformer_core.study.resolve import VARIANTS_FILE, check_study, resolve_all
@@ -23,6 +25,8 @@ class PlannedStudy:
     """A study and what follows from it."""
 
     study: Study
+    variants: dict[str, Variant]
+    """The variants of the file, and the compositions that the study names."""
     specs: dict[str, RunSpec]
     """The run specs of its variants, by name."""
     short_runs: dict[str, ShortRun]
@@ -48,8 +52,10 @@ def plan_study(
     study = check_study(settings, study_file)
     problems = list(contradictions(study, study_file))
     study = at_stage(study, stage, study_file)
+    variants = declared.variants
     try:
-        specs = resolve_all(study, declared.variants, study_file, variants_file)
+        variants = with_compositions(variants, study.variants, study_file)
+        specs = resolve_all(study, variants, study_file, variants_file)
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -57,8 +63,9 @@ def plan_study(
     extra = claim_pairs(claims, study) + family_pairs(declared.families, study)
     return PlannedStudy(
         study,
+        variants,
         specs,
-        short_runs(study, declared.variants, specs, study_file, variants_file),
+        short_runs(study, variants, specs, study_file, variants_file),
         extra,
         compared_pairs(study, extra, study_file),
         link_trials(study, file=study_file),

@@ -9,6 +9,7 @@ from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.common.yaml_files import check_entries, read_mapping
+from transformer_core.study.declarations.compositions import unknown_variant, with_compositions
 from transformer_core.study.resolve import VARIANTS_FILE
 
 CLAIMS_FILE = "config/claims.yaml"
@@ -58,13 +59,15 @@ def _unknown(
     families: Mapping[str, Family],
     variants_file: str,
 ) -> Iterator[ConfigProblem]:
+    tests = [test for claim in claims.values() for test in claim.tests]
+    named = {name for test in tests for name in variants_of(test).values()}
+    variants = with_compositions(variants, named, file)
     for name, claim in claims.items():
         for position, test in enumerate(claim.tests):
             place = f"{name}.tests[{position}]"
             for field, variant in variants_of(test).items():
                 if variant not in variants:
-                    message = f"is not defined in {variants_file}"
-                    remedy = nearest(variant, variants)
+                    message, remedy = unknown_variant(variant, variants)
                     yield ConfigProblem(file, f"{place}.{field}", variant, message, remedy)
             if isinstance(test, TrendTest) and test.family not in families:
                 message = f"is no curve of {variants_file}"

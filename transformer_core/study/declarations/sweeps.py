@@ -11,6 +11,7 @@ from schemas.config.families import Family
 from schemas.config.run_spec import RunSpec
 from schemas.config.variants import DATA_SECTIONS, Curve, Sweep, SweepValue, Variant
 from schemas.errors import ConfigProblem, nearest
+from transformer_core.study.declarations.compositions import ComposedVariant
 
 
 class SweptVariant(Variant):
@@ -37,6 +38,8 @@ class SweptVariant(Variant):
 
 def place(name: str, variant: Variant, field: str) -> str:
     """Where the variants file says ``field`` of the variant ``name``."""
+    if isinstance(variant, ComposedVariant):
+        return variant.place(name, field)
     return variant.place(field) if isinstance(variant, SweptVariant) else f"{name}.{field}"
 
 

@@ -1,0 +1,142 @@
+"""Compositions: own changes of several variants at once, in the file or in a study."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError
+from transformer_core.study.declarations.compositions import with_compositions
+from transformer_core.study.resolve import check_study, resolve, resolve_all
+from transformer_core.study.variants import read_variants
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    # Parts may stand below what is composed of them.
+    "both": {"with": ["ddp", "bf16"], "tests": ["A6"], "summary": "Both."},
+    "three": {"with": ["both", "clipped"], "change": {"training": {"log_every": 7}}},
+    "single": {"change": {"parallel": {"kind": "single"}}, "tests": ["A1"]},
+    "ddp": {"change": {"parallel": {"kind": "ddp"}}, "tests": ["A4"]},
+    "bf16": {
+        "parent": "single",
+        "change": {"training": {"precision": {"kind": "bf16"}}},
+        "equivalence": {"kind": "statistical", "reason": "Fewer bits."},
+    },
+    "fp16": {
+        "parent": "single",
+        "change": {"training": {"precision": {"kind": "fp16"}}},
+        "equivalence": {"kind": "statistical", "reason": "Few bits."},
+    },
+    "clipped": {"parent": "single", "change": {"training": {"clipping": "folded"}}},
+    "kept": {
+        "parent": "single",
+        "change": {"machine": {"allocator": "kept"}},
+        "equivalence": {"kind": "bitwise", "reason": "Memory only."},
+    },
+}
+DEFAULTS = {"equivalence": "tolerance", "summary": "For a test."}
+
+
+def read(folder: Path, **entries: Any) -> dict[str, Variant]:
+    path = folder / "variants.yaml"
+    every = {
+        name: entry if "with" in entry else DEFAULTS | entry
+        for name, entry in (ENTRIES | entries).items()
+    }
+    path.write_text(yaml.safe_dump(every, sort_keys=False))
+    return read_variants(path).variants
+
+
+def test_all_of_the_first_and_the_own_changes_of_the_others(tmp_path: Path) -> None:
+    variants = read(tmp_path)
+    spec = resolve(Study(name="s", variants=["ddp"]), "three", variants)
+    assert spec.parallel.kind == "ddp", "the parent of bf16 is no part of its own change"
+    training = spec.training
+    assert (training.precision.kind, training.clipping, training.log_every) == ("bf16", "folded", 7)
+    both, three = variants["both"], variants["three"]
+    assert (both.tests, three.tests) == (["A6"], ["A6"])
+    assert (both.equivalence.kind, both.equivalence.reason) == ("statistical", "Fewer bits.")
+    assert three.summary == "both, with clipped: For a test."
+    assert set(both.model_dump()) == set(Variant.model_fields), "written like any other"
+
+
+def test_a_study_composes_variants_of_the_file(tmp_path: Path) -> None:
+    variants = read(tmp_path)
+    names = ["single", {"with": ["bf16", "clipped"]}, "bf16_with_kept"]
+    study = check_study({"name": "s", "variants": names}, "study.yaml")
+    assert study.variants == ["single", "bf16_with_clipped", "bf16_with_kept"]
+    specs = resolve_all(study, variants)
+    assert specs["bf16_with_clipped"].training.clipping == "folded"
+    composed = with_compositions(variants, study.variants)
+    assert composed["bf16_with_clipped"].equivalence.kind == "statistical"
+    # Its parts after the first change no number.
+    kept = composed["bf16_with_kept"].equivalence.model_dump()
+    assert kept == {"kind": "bitwise", "against": "bf16", "reason": "Memory only."}
+
+
+@pytest.mark.parametrize(
+    ("entry", "place", "words"),
+    [
+        ({"with": ["ddp", "bf61"]}, "wrong.with[1] = 'bf61'", "did you mean bf16"),
+        ({"with": []}, "wrong.with = []", "at least 1"),
+        ({"with": ["ddp", "ddp"]}, "wrong.with[1] = 'ddp'", "named twice"),
+        ({"with": ["ddp", "wrong"]}, "wrong.with[1] = 'wrong'", "not known"),
+        ({"with": ["ddp"], "chnage": {}}, "wrong.chnage", "did you mean change"),
+        (
+            {"with": ["ddp", "bf16", "fp16"]},
+            "wrong.with = 'bf16, fp16'",
+            "set training.precision.kind differently: bf16 to bf16, fp16 to fp16",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, entry: Any, place: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, wrong=entry)
+    assert any(place in str(one) and words in str(one) for one in caught.value.problems), caught
+
+
+def test_a_name_with_the_joint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="joins the names of a composition"):
+        read(tmp_path, ddp_with_bf16=ENTRIES["ddp"])
+
+
+def test_a_value_that_no_run_can_have_names_its_part(tmp_path: Path) -> None:
+    part = {"parent": "single", "change": {"training": {"steps": -1}}}
+    variants = read(tmp_path, never=part, wrong={"with": ["ddp", "bf16", "never"]})
+    with pytest.raises(ConfigError) as caught:
+        resolve(Study(name="s", variants=["ddp"]), "wrong", variants, variants_file="v.yaml")
+    assert str(caught.value).startswith("v.yaml: wrong.with[2] = -1")
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "remedy"),
+    [
+        (
+            "published_onednn",
+            "is now a composition",
+            "write {with: [as_published, fp32_onednn]}, whose name is as_published_with_fp32_onednn",
+        ),
+        (
+            "published_update_folded",
+            "is now a composition",
+            "write {with: [as_published, adamw, clipping_folded]}, whose name is "
+            "as_published_with_adamw_with_clipping_folded",
+        ),
+        ("ddp_with_bf61", "is composed with bf61, which is not a variant", "did you mean bf16"),
+        ("bf16_with_clipped_with_fp16", "set training", "leave clipped or fp16 out"),
+        ("clippd", "is not a variant", "did you mean clipped"),
+    ],
+)
+def test_names_in_a_study_that_are_no_variants(
+    tmp_path: Path, name: str, message: str, remedy: str
+) -> None:
+    variants = read(tmp_path, clipped={"change": {"training": {"precision": {"kind": "tf32"}}}})
+    study = Study(name="s", variants=["single", name])
+    with pytest.raises(ConfigError) as caught:
+        resolve_all(study, variants, "study.yaml")
+    (problem,) = caught.value.problems
+    assert problem.file == "study.yaml"
+    assert message in problem.message
+    assert remedy in problem.remedy
