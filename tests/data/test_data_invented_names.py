@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from transformer_core.data.grammar import generate
-from transformer_core.data.grammar.invented_names import draw_names, invented_names, rename
-from transformer_core.data.grammar.proper_names import FIRST_NAMES
+from transformer_core.data.grammar.stream import draw_names, generate, invented_names, rename
+from transformer_core.data.grammar.words import FIRST_NAMES
 
 NAMES = 60_000
 PAIRS = 3_000

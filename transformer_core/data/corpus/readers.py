@@ -26,12 +26,12 @@ from schemas.config.corpus import (
     TsvCorpus,
     UrlCorpus,
 )
-from transformer_core.data import grammar
 from transformer_core.data.corpus import download
 from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.corpus_rows import Pair, Row
 from transformer_core.data.corpus.line_rows import line_rows, read_object, split_columns, text_rows
 from transformer_core.data.corpus.table_rows import one_table, table_rows
+from transformer_core.data.grammar import stream
 from transformer_core.data.in_order import in_order
 from transformer_core.data.texts.documents import file_texts, grammar_texts
 
@@ -125,7 +125,7 @@ def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:
     name = f"grammar (seed {corpus.seed})"
 
     def rows() -> Iterator[Row]:
-        made = grammar.generate(corpus.seed, split, count, corpus.names)
+        made = stream.generate(corpus.seed, split, count, corpus.names)
         return (Pair(line, *pair) for line, pair in enumerate(made, start=1))
 
     columns = partial(_grammar_columns, corpus, split, count, processes)
@@ -147,12 +147,12 @@ def _grammar_columns(
 
 def _generated(corpus: GrammarCorpus, split: Split, numbers: range) -> pa.RecordBatch:
     """The generated pairs of these ``numbers``, from 0."""
-    first = numbers.start // grammar.CHUNK
-    chunks = range(first, -(-numbers.stop // grammar.CHUNK))
+    first = numbers.start // stream.CHUNK
+    chunks = range(first, -(-numbers.stop // stream.CHUNK))
     made = chain.from_iterable(
-        grammar.generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in chunks
+        stream.generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in chunks
     )
-    before = first * grammar.CHUNK
+    before = first * stream.CHUNK
     sides = zip(*islice(made, numbers.start - before, numbers.stop - before), strict=True)
     texts = [pa.array(side, pa.large_string()) for side in sides]
     return pa.record_batch(texts, names=["source", "target"])

@@ -11,9 +11,17 @@ from transformer_core.data.grammar.phrases import (
     pick_subject,
     verb_object,
 )
-from transformer_core.data.grammar.proper_names import DIRECTIONS, PLACES
-from transformer_core.data.grammar.times import ADVERBS, times
-from transformer_core.data.grammar.verbs import Form, Tense, Verb, verbs
+from transformer_core.data.grammar.words import (
+    DIRECTIONS,
+    PLACES,
+    Form,
+    Pair,
+    Tense,
+    Verb,
+    pairs,
+    times,
+    verbs,
+)
 
 _TENSES: tuple[Tense, ...] = ("habit", "now", "past", "past", "future", "modal")
 _KINDS = ("object",) * 6 + ("local",) * 2 + ("gift", "gift", "direction", "city", "time")
@@ -68,7 +76,7 @@ class Clause:
         subject: Subject,
         form: Form,
         piece: Piece,
-        time: tuple[str, str] = ("", ""),
+        time: Pair = ("", ""),
         adverb: str = "",
         negated: bool = False,
         time_first: bool = False,
@@ -83,7 +91,7 @@ class Clause:
         self.adverb = adverb
         self.negated = negated
 
-    def predicate(self) -> tuple[str, str]:
+    def predicate(self) -> Pair:
         """Without the subject, verb first: what a second clause adds after and."""
         form, (en_time, de_time) = self.form, self.time
         en_time = en_time and f" {en_time}"
@@ -95,10 +103,14 @@ class Clause:
         german = f" {form.finite}{self.before}{de_time}{self.after}{form.bracket}"
         return english, german
 
-    def main(self) -> tuple[str, str]:
+    def main(self) -> Pair:
         """A main clause, subject first."""
         english, german = self.predicate()
         return self.subject[0] + english, self.subject[1] + german
+
+    def after_a_clause(self) -> Pair:
+        """A main clause that follows another one: the German verb comes first."""
+        return self.main()[0], self.inverted()
 
     def inverted(self) -> str:
         """German verb first, as after anything fronted and in questions."""
@@ -107,28 +119,28 @@ class Clause:
         subject = self.subject[1]
         return f"{form.finite} {subject}{self.before}{time}{self.after}{form.bracket}"
 
-    def fronted(self) -> tuple[str, str]:
+    def fronted(self) -> Pair:
         """A main clause, time first; the time must not be empty in either language."""
         en_time, de_time = self.time
         self.time = "", ""
         english, _ = self.main()
         return f"{en_time}, {english}", f"{de_time} {self.inverted()}"
 
-    def question(self) -> tuple[str, str]:
+    def question(self) -> Pair:
         """A yes-or-no question, without the mark."""
         form, time = self.form, self.time[0]
         time = time and f" {time}"
         english = f"{form.question} {self.subject[0]} {form.base}{self.object}{time}"
         return english, self.inverted()
 
-    def subclause(self) -> tuple[str, str]:
+    def subclause(self) -> Pair:
         """After a conjunction: the same English, German with the verb at its end."""
         time = self.time[1]
         time = time and f" {time}"
         german = f"{self.subject[1]}{self.before}{time}{self.after}{self.form.final}"
         return self.main()[0], german
 
-    def relative(self, pronoun: str) -> tuple[str, str]:
+    def relative(self, pronoun: str) -> Pair:
         """A relative clause whose subject is the relative pronoun."""
         time = self.time[1]
         time = time and f" {time}"
@@ -168,7 +180,7 @@ def make_clause(
         else:
             timed = random() < 0.6
             if not (timed or negated) and tense in ("habit", "past") and random() < 0.4:
-                adverb, german = pick(random, ADVERBS)
+                adverb, german = pick(random, pairs("adverbs"))
                 return Clause(subject, form, piece, ("", german), f" {adverb}")
     time = pick(random, times()[tense]) if timed else ("", "")
     return Clause(subject, form, piece, time, negated=negated, time_first=time_first)

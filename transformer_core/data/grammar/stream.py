@@ -1,27 +1,44 @@
-"""The stream of sentence pairs: the same pair for the same seed, split and position."""
+"""The embedded corpus: a generator of English-German sentence pairs, any number from a seed.
 
+Real grammar, small vocabulary: three genders and cases, adjective endings, agreement, separable and
+reflexive verbs, verb-second and verb-final order, two kinds of negation, numbers written the German
+way. German moves what English keeps in one place, so that there is something to learn.
+
+The vocabulary has some 5,000 words, and no tokenizer finds 30,000 pieces in them. Real text has many
+more because of its names, which are the same in both languages. So names can give way to invented
+ones, of which few are frequent and most are rare: the n-th is drawn with a probability of about 1/n
+(Zipf, Human Behavior and the Principle of Least Effort, 1949).
+"""
+
+import re
 from collections.abc import Iterator
+from functools import cache
+from itertools import accumulate, product
 from random import Random
 
+import numpy as np
+from numpy.typing import NDArray
+
 from schemas.config.corpus import Split
-from transformer_core.data.grammar.invented_names import draw_names, rename
-from transformer_core.data.grammar.patterns import pattern_table
+from transformer_core.data.grammar import phrases
+from transformer_core.data.grammar.sentences import capital, pattern_table
+from transformer_core.data.grammar.words import CITIES, FIRST_NAMES, Pair, words
 
 CHUNK = 1_000
 """Pairs that come from one random stream; chunks are independent of each other."""
 
 
-def generate(seed: int, split: Split, count: int, names: int = 0) -> Iterator[tuple[str, str]]:
+def generate(seed: int, split: Split, count: int, names: int = 0) -> Iterator[Pair]:
     """The first ``count`` (English, German) pairs of ``split``.
 
     A longer corpus begins with the shorter one; splits come from different random streams. With
-    ``names``, that many invented names take the place of those of the lexicon.
+    ``names``, that many invented names take the place of those of words.yaml.
     """
     for chunk in range(-(-count // CHUNK)):
         yield from generate_chunk(seed, split, chunk, names)[: count - chunk * CHUNK]
 
 
-def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[tuple[str, str]]:
+def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[Pair]:
     """The pairs ``chunk * CHUNK`` … ``(chunk + 1) * CHUNK - 1`` of ``split``."""
     patterns = pattern_table()
     # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
@@ -29,7 +46,79 @@ def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[
     new_names = draw_names(Random(f"{seed}/{split}/{chunk}/names").random, names)
     pairs = []
     for _ in range(CHUNK):
-        english, german = patterns[int(random() * len(patterns))](random)
-        pair = (english[0].upper() + english[1:], german[0].upper() + german[1:])
+        pair = capital(patterns[int(random() * len(patterns))](random))
         pairs.append(rename(pair, new_names) if names else pair)
     return pairs
+
+
+MOST_NAMES = 200_000
+"""Invented names at most."""
+
+_STRIDE = 1_000_003
+"""A prime that does not divide the number of combinations, so that names next to each other in rank
+look different."""
+
+_AT_ONCE = 1_000
+"""Names that are looked up together: one alone is slowly found among many."""
+
+_KNOWN = {*FIRST_NAMES, *(english for english, german in CITIES if english == german)}
+# A word that is a name, or the genitive of one (Annas) and no name itself.
+_NAMES = {f"{name}s": name for name in _KNOWN} | {name: name for name in _KNOWN}
+_WORD = re.compile(f"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?![a-z])")
+
+
+@cache
+def invented_names(count: int) -> list[str]:
+    """The first ``count`` names, the most frequent first; ValueError for more than MOST_NAMES."""
+    if count > MOST_NAMES:
+        raise ValueError(f"there are {MOST_NAMES} invented names, not {count}")
+    parts = list(product(*map(words, ("onsets", "vowels", "middles", "ends"))))
+    names: dict[str, None] = {}
+    for rank in range(len(parts)):
+        if len(names) == count:
+            break
+        # Some come about in two ways.
+        names["".join(parts[rank * _STRIDE % len(parts)])] = None
+    return list(names)
+
+
+@cache
+def _up_to(count: int) -> NDArray[np.float64]:
+    """[count] sums of 1/n over the ranks of ``count`` names."""
+    return np.array(list(accumulate(1 / rank for rank in range(1, count + 1))))
+
+
+def draw_names(random: phrases.Random, count: int) -> Iterator[str]:
+    """Names without end, of the first ``count`` invented ones, by Zipf's law."""
+    names, sums = invented_names(count), _up_to(count)
+    while True:
+        drawn = np.array([random() for _ in range(_AT_ONCE)]) * sums[-1]
+        # What rounding takes beyond the last sum is the last name.
+        for rank in np.searchsorted(sums[:-1], drawn, side="right").tolist():
+            yield names[rank]
+
+
+def rename(pair: Pair, names: Iterator[str]) -> Pair:
+    """A sentence pair with the next of ``names`` for every name that both sentences have.
+
+    A name keeps its place, its ending (``Anna's``, ``Annas``) and its twin in the other sentence.
+    """
+    # Names are at the odd places.
+    english = _WORD.split(pair[0])
+    if len(english) == 1:
+        return pair
+    german = _WORD.split(pair[1])
+    german_names = {_NAMES[word] for word in german[1::2]}
+    named = dict.fromkeys(_NAMES[word] for word in english[1::2])
+    others = {name: next(names) for name in named if name in german_names}
+    return _replaced(english, others), _replaced(german, others)
+
+
+def _replaced(pieces: list[str], others: dict[str, str]) -> str:
+    """The sentence of these pieces, of which those at odd places are names."""
+    for place in range(1, len(pieces), 2):
+        word = pieces[place]
+        name = _NAMES[word]
+        if name in others:
+            pieces[place] = others[name] + word[len(name) :]
+    return "".join(pieces)
