@@ -10,7 +10,7 @@ from report_builders import build, mixed
 from schemas.errors import ConfigError
 from transformer_core.common.seals import seal_file
 from transformer_core.decide.comparisons.against import against, read_side
-from transformer_core.report.compare.compare_page import render
+from transformer_core.report.compare_page import render
 
 
 @pytest.fixture(scope="module")

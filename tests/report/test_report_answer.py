@@ -13,9 +13,9 @@ from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock, JobTimes
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
+from transformer_core.report.brief import brief, cell
 from transformer_core.report.kit.formats import exact
-from transformer_core.report.sections.recommendation.brief import brief, cell
-from transformer_core.report.sections.recommendation.read import (
+from transformer_core.report.sections.answer import (
     changed_settings,
     read_answer,
     training_command,

@@ -12,8 +12,8 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import figures
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.page import main
-from transformer_core.report.sections.summary.section import summarise
-from transformer_core.report.sections.translations.section import translations
+from transformer_core.report.sections.translations import translations
+from transformer_core.report.sections.tried import summarise
 
 OF_TRANSLATIONS = [section for section in SECTIONS if section.task in (None, "translation")]
 

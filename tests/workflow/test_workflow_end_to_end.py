@@ -151,7 +151,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
         ("transformer_core/models/layers/sublayers.py", {"train", "evaluate", "page"}, {"shards"}),
         ("transformer_core/data/sharding/job.py", {"shards", "train"}, {"tokenizer"}),
         (
-            "transformer_core/report/sections/summary/section.py",
+            "transformer_core/report/sections/tried.py",
             {"page"},
             {"train", "evaluate", "combine"},
         ),

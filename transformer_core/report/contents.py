@@ -1,22 +1,20 @@
 """The report's contents: its sections, figures and tables, in the order of the page.
 
-A section is a folder in ``sections/``, with only what it needs of:
+A section has a template in ``sections/``, its Korean in a catalog of the same name (``.po``) and, if
+the template needs more than the study and the results, a module of the same name with only what it
+needs of:
 
-- ``section.html``: its template, which finds the figures as ``pictures``;
-- ``section.py``: ``context(results)``, what the template needs beside the study and the results;
-- ``figures.py``: a function of the results for each figure, of its name;
-- ``tables.py``: likewise for each table;
-- ``read.py``: what these share;
-- ``ko.po``: its words in Korean.
+- ``context(results)``: what the template finds beside them;
+- ``draw_NAME(results)`` for each of its figures, which the template finds as ``pictures``;
+- ``NAME_rows(results)`` for each of its tables.
 
-This module imports none of them before they are needed: whoever plans the work asks it for names.
+This module imports none of them before they are needed: Snakemake reads the names at every start.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,63 +23,69 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+_PACKAGE = f"{__package__}.sections"
+
 
 @dataclass(frozen=True)
 class Section:
     """A part of the page with a heading."""
 
     name: str
-    """Name of its folder, and its anchor in the page."""
+    """Name of its module and template, and its anchor in the page."""
     heading: str
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     under: str | None = None
-    """The section whose question it goes on with; null for one with a question of its own."""
+    """The section whose question it continues; null for one with a question of its own."""
     task: str | None = None
     """The kind of task that it is about; null for all."""
+    drawn_in: str | None = None
+    """The module of its figures, if they have one of their own."""
+
+    @property
+    def template(self) -> str:
+        """Path of its template."""
+        return f"sections/{self.name}.html"
 
     def context(self, results: "StudyResults") -> dict[str, Any]:
         """What the template needs beside the study and the results."""
-        if find_spec(self.module("section")) is None:
+        module = f"{_PACKAGE}.{self.name}"
+        if find_spec(module) is None:
             return {}
-        made: dict[str, Any] = self._load("section").context(results)
+        context = getattr(import_module(module), "context", None)
+        made: dict[str, Any] = context(results) if context else {}
         return made
 
     def draw(self, figure: str, results: "StudyResults") -> "Drawing":
         """One of its figures."""
-        drawing: Drawing = getattr(self._load("figures"), figure)(results)
+        module = import_module(f"{_PACKAGE}.{self.drawn_in or self.name}")
+        drawing: Drawing = getattr(module, f"draw_{figure}")(results)
         return drawing
 
     def rows(self, table: str, results: "StudyResults") -> Sequence[Row]:
         """One of its tables."""
-        found: Sequence[Row] = getattr(self._load("tables"), table)(results)
+        module = import_module(f"{_PACKAGE}.{self.name}")
+        found: Sequence[Row] = getattr(module, f"{table}_rows")(results)
         return found
-
-    def module(self, kind: str) -> str:
-        """Dotted name of its module ``section``, ``figures`` or ``tables``, there or not."""
-        return f"{__package__}.sections.{self.name}.{kind}"
-
-    def _load(self, kind: str) -> ModuleType:
-        return import_module(self.module(kind))
 
 
 SECTIONS = (
-    Section("recommendation", "The answer", figures=("waterfall",)),
+    Section("answer", "The answer", figures=("waterfall",)),
     Section("claims", "Which claims of the original study hold here?", tables=("claims",)),
-    Section("summary", "What makes training faster?", figures=("speedup",)),
+    Section("tried", "What makes training faster?", figures=("speedup",)),
     Section(
         "variants",
         "All variants in numbers",
         figures=("throughput", "drift"),
         tables=("variants",),
-        under="summary",
+        under="tried",
     ),
     Section(
         "families",
         "Sweeps of one number",
         figures=("families", "family_costs"),
         tables=("families",),
-        under="summary",
+        under="tried",
     ),
     Section(
         "profiles",
@@ -92,24 +96,25 @@ SECTIONS = (
             "profile_timelines",
             "operator_roofline",
         ),
+        drawn_in="profile_figures",
         tables=("profiles", "operators"),
-        under="summary",
+        under="tried",
     ),
     Section(
         "why",
         "Why is it faster?",
         figures=("differences",),
         tables=("differences",),
-        under="summary",
+        under="tried",
     ),
     Section(
         "layers",
         "Which layers take the time?",
         figures=("layer_tree",),
         tables=("layers", "shapes"),
-        under="summary",
+        under="tried",
     ),
-    Section("headroom", "Where is the limit?", under="summary"),
+    Section("headroom", "Where is the limit?", under="tried"),
     Section(
         "quality",
         "How soon does it translate well?",
@@ -127,6 +132,7 @@ SECTIONS = (
             "memory_imbalance",
             "memory_prediction",
         ),
+        drawn_in="memory_figures",
         tables=("memory", "memory_milestones", "largest_batch"),
     ),
     Section(

@@ -22,11 +22,11 @@ from transformer_core.common.records import read_as
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.results_options import add_arguments, from_arguments
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.brief import as_yaml, brief
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.kit import language, palette, svg
 from transformer_core.report.kit.formats import FILTERS
-from transformer_core.report.sections.recommendation.brief import as_yaml, brief
-from transformer_core.report.sections.recommendation.read import read_answer
+from transformer_core.report.sections.answer import read_answer
 
 
 def environment() -> Environment:
@@ -59,7 +59,7 @@ def render(
     templates = environment()
     bodies = {
         section: Markup(
-            templates.get_template(f"sections/{section.name}/section.html").render(
+            templates.get_template(section.template).render(
                 **shared,
                 **section.context(results),
                 pictures=[by_name[name] for name in section.figures],

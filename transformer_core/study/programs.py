@@ -6,10 +6,10 @@ from types import MappingProxyType
 _LEASE = "transformer_core.run.gpu_leases"
 
 
-def _of_sections(kind: str) -> tuple[str, ...]:
-    """Modules of a kind of all sections of the report, which its programs import by name."""
+def _sections() -> tuple[str, ...]:
+    """Modules of the report's sections, which its programs import by name."""
     root = Path(__file__).parents[2]
-    files = sorted(root.glob(f"transformer_core/report/sections/*/{kind}.py"))
+    files = sorted(root.glob("transformer_core/report/sections/[a-z]*.py"))
     return tuple(".".join(path.relative_to(root).with_suffix("").parts) for path in files)
 
 
@@ -56,16 +56,16 @@ PROGRAMS = MappingProxyType(
         "link_error": ("transformer_core.decide.scaling.link_error",),
         "compute_times": ("transformer_core.measure.compute.job",),
         "projection": ("transformer_core.decide.scaling.project",),
-        "tables": ("transformer_core.report.tables", *_of_sections("tables")),
-        "figures": ("transformer_core.report.figures", *_of_sections("figures")),
-        "page": ("transformer_core.report.page", *_of_sections("section")),
+        "tables": ("transformer_core.report.tables", *_sections()),
+        "figures": ("transformer_core.report.figures", *_sections()),
+        "page": ("transformer_core.report.page", *_sections()),
         "gpu_tests": ("transformer_core.measure.gpu_check.device_tests",),
         "device_facts": ("transformer_core.measure.gpu_check.device_facts",),
         "attention_truth": ("transformer_core.measure.gpu_check.attention_truth",),
         "gpu_checks": ("transformer_core.decide.gpu_check.lines",),
-        "gpu_check_page": ("transformer_core.report.gpu_check.check_page",),
+        "gpu_check_page": ("transformer_core.report.gpu_check_page",),
         "against": ("transformer_core.decide.comparisons.against",),
-        "compare_page": ("transformer_core.report.compare.compare_page",),
+        "compare_page": ("transformer_core.report.compare_page",),
     }
 )
 """Modules by rule, as the commands of the rules name them."""

@@ -30,5 +30,5 @@ rule compare_page:
     message:
         "Write the comparison: results/compare.html"
     shell:
-        "python -m transformer_core.report.compare.compare_page --against {input.against}"
+        "python -m transformer_core.report.compare_page --against {input.against}"
         " --output {output} 2>&1 | tee {log}"

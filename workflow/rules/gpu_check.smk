@@ -104,6 +104,6 @@ rule gpu_check_page:
     message:
         "Write the page: results/gpu_check/report.html"
     shell:
-        "python -m transformer_core.report.gpu_check.check_page --checks {input.checks}"
+        "python -m transformer_core.report.gpu_check_page --checks {input.checks}"
         " --tests {input.tests} --attention {input.attention} --device {input.device}"
         " --output {output} 2>&1 | tee {log}"

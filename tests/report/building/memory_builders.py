@@ -23,7 +23,7 @@ from schemas.results import (
     TimelinePoint,
     VariantResult,
 )
-from transformer_core.report.sections.memory.life import MOMENTS
+from transformer_core.report.sections.memory_figures import MOMENTS
 
 MIB = 2**20
 PARAMETERS = MIB

@@ -9,13 +9,13 @@ from babel.messages.extract import extract_python
 from babel.messages.pofile import read_po
 from jinja2.ext import babel_extract
 
-from transformer_core.report.compare.compare_page import TITLES
+from transformer_core.report.compare_page import TITLES
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import language
-from transformer_core.report.kit.said import say
-from transformer_core.report.sections.scaling.read import STRATEGIES
+from transformer_core.report.kit.language import say
+from transformer_core.report.sections.scaling import STRATEGIES
 
-ROOM = Path(language.__file__).parents[1]
+PACKAGE = Path(language.__file__).parents[1]
 OPTIONS = {"trimmed": "true", "newstyle_gettext": "true"}
 PLACES = re.compile(r"%\((\w+)\)s")
 TAGS = re.compile(r"</?\w+")
@@ -25,12 +25,12 @@ TAGS = re.compile(r"</?\w+")
 def texts() -> dict[str, str]:
     """Every text of the templates, with the template that has it."""
     found: dict[str, str] = {}
-    for path in sorted(ROOM.rglob("*.html")):
+    for path in sorted(PACKAGE.rglob("*.html")):
         with path.open("rb") as file:
             for _, _, messages, _ in babel_extract(file, ("gettext", "ngettext"), [], OPTIONS):
                 parts = messages if isinstance(messages, tuple) else (messages,)
                 found |= {text: path.name for text in parts if isinstance(text, str)}
-    for path in sorted(ROOM.rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         with path.open("rb") as file:
             for _, _, messages, _ in extract_python(file, ("say",), (), {}):
                 text = messages[0] if isinstance(messages, tuple) else messages
@@ -42,7 +42,7 @@ def texts() -> dict[str, str]:
 
 def test_every_text_has_its_korean() -> None:
     missing = {text: place for text, place in texts().items() if text not in language.korean()}
-    assert not missing, "add them to ko.po beside"
+    assert not missing, "add them to the catalog beside"
 
 
 @pytest.mark.parametrize("english", sorted(language.korean()), ids=lambda text: text[:40])

@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from transformer_core.report.kit.svg_size import compact
+from transformer_core.report.kit.svg import compact
 
 DRAWING = """<svg xmlns="http://www.w3.org/2000/svg"
   xmlns:xlink="http://www.w3.org/1999/xlink" id="own">

@@ -40,7 +40,7 @@ def row_of(page: Page, claim: str) -> list[str]:
 
 def test_the_claims_are_the_first_table(page: Page) -> None:
     sections = [attributes["id"] for attributes in page.all("section")]
-    assert sections[:2] == ["recommendation", "claims"]
+    assert sections[:2] == ["answer", "claims"]
     assert next(row for row in page.rows if row[0] == "Id") == [
         "Id",
         "Claim",

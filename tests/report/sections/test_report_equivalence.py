@@ -4,7 +4,7 @@ from typing import get_args
 
 from schemas.results.equivalence import DeviationOf
 from transformer_core.certify.certificates.deviations import WORDS
-from transformer_core.report.sections.equivalence.figures import MARKERS
+from transformer_core.report.sections.equivalence import MARKERS
 
 
 def test_whatever_is_compared_has_its_words_and_a_mark_of_its_own() -> None:

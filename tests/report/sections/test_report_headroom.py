@@ -7,7 +7,7 @@ from pair_builders import session, side
 
 from schemas.results.search import BASELINE, BEST
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.sections.headroom.section import context
+from transformer_core.report.sections.headroom import context
 
 
 def test_baseline_and_recommendation_stand_side_by_side(study_folder: Path) -> None:

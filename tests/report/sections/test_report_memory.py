@@ -13,9 +13,10 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
 from transformer_core.report.page import environment
-from transformer_core.report.sections.memory import tables
-from transformer_core.report.sections.memory.read import (
+from transformer_core.report.sections import memory as tables
+from transformer_core.report.sections.memory import (
     Check,
+    context,
     errors,
     read_memory,
     run_checks,
@@ -23,7 +24,6 @@ from transformer_core.report.sections.memory.read import (
     telling,
     tensor_checks,
 )
-from transformer_core.report.sections.memory.section import context
 
 SECTION = next(section for section in SECTIONS if section.name == "memory")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -46,7 +46,7 @@ def texts(name: str, results: StudyResults) -> list[str]:
 def section(results: StudyResults) -> str:
     """The section in English, without figures and tags."""
     pictures = [{"name": name, "markup": "", "caption": ""} for name in SECTION.figures]
-    template = environment().get_template("sections/memory/section.html")
+    template = environment().get_template("sections/memory.html")
     html = template.render(
         study=results.study, results=results, pictures=pictures, **SECTION.context(results)
     )
@@ -105,9 +105,9 @@ def test_a_study_without_memory_says_so(study_folder: Path, tmp_path: Path) -> N
     without = read(folder)
     assert section(without).startswith("The study does not ask for memory.")
     assert (
-        tables.memory(without)
-        == tables.memory_milestones(without)
-        == tables.largest_batch(without)
+        tables.memory_rows(without)
+        == tables.memory_milestones_rows(without)
+        == tables.largest_batch_rows(without)
         == []
     )
     for name in set(SECTION.figures) - {"memory"}:  # that is of the timed runs
@@ -150,7 +150,7 @@ def test_figures_are_small(name: str, results: StudyResults) -> None:
 
 
 def test_tables(results: StudyResults) -> None:
-    rows = tables.memory(results)
+    rows = tables.memory_rows(results)
     by_place = {(row["variant"], row["rank"]): row for row in rows}
     assert by_place["ddp", None]["peak_tensor_bytes"] is None
     assert by_place["ddp", None]["status"] == "unsupported"
@@ -161,11 +161,13 @@ def test_tables(results: StudyResults) -> None:
     assert by_place["amp_bf16", 0]["formula_model_state_per_parameter"] == 18
     assert by_place["accum4_sync", 0]["formula_buckets_per_parameter"] == 4
     moments = [
-        row["milestone"] for row in tables.memory_milestones(results) if row["variant"] == "single"
+        row["milestone"]
+        for row in tables.memory_milestones_rows(results)
+        if row["variant"] == "single"
     ]
     assert moments[0] == "start"
     assert moments[-1] == "peak"
-    trials = tables.largest_batch(results)
+    trials = tables.largest_batch_rows(results)
     assert [row["pairs"] for row in trials] == [64, 66, 64, 66]
     assert {row["largest_tokens"] for row in trials} == {64 * 60}
 

@@ -17,9 +17,13 @@ from schemas.results import Breakdown
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
-from transformer_core.report.sections.profiles.read import shown, telling
-from transformer_core.report.sections.profiles.section import context
-from transformer_core.report.sections.profiles.tables import operators, profiles
+from transformer_core.report.sections.profiles import (
+    context,
+    operators_rows,
+    profiles_rows,
+    shown,
+    telling,
+)
 from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.profile import write_events
 from transformer_core.trace.breakdown.summary import summarise
@@ -93,8 +97,8 @@ def test_traces_of_the_user_are_rows_and_figures(study_folder: Path, tmp_path: P
     found = context(brought)
     assert [profile.name for profile in found["detailed"]][-1] == "mine"
     assert found["brought"] == ["mine"]
-    assert [row["window_ns"] for row in profiles(brought)][-1] == 100
-    assert operators(brought)[-1]["time_ns"] == 50
+    assert [row["window_ns"] for row in profiles_rows(brought)][-1] == 100
+    assert operators_rows(brought)[-1]["time_ns"] == 50
     assert "mine" in draw("profile_partition", brought)
     assert "mine" in draw("profile_timelines", brought)
 
@@ -184,7 +188,7 @@ def test_a_gpu_study_shows_copies_and_launches(tmp_path: Path) -> None:
 
 
 def test_tables(results: StudyResults) -> None:
-    rows = profiles(results)
+    rows = profiles_rows(results)
     by_variant = {row["variant"]: row for row in rows}
     assert list(by_variant) == list(results.variants)
     assert by_variant["ddp"]["status"] == "unsupported"
@@ -192,5 +196,7 @@ def test_tables(results: StudyResults) -> None:
     assert [row["rank"] for row in rows if row["variant"] == "accum4_sync"] == [0, 1]
     parts = ("compute_ns", "exposed_communication_ns", "idle_ns")
     assert sum(by_variant["accum4_sync"][part] for part in parts) == 200_000
-    classes = [row["operator_class"] for row in operators(results) if row["variant"] == "single"]
+    classes = [
+        row["operator_class"] for row in operators_rows(results) if row["variant"] == "single"
+    ]
     assert classes == ["contraction", "normalization", "element_wise"]

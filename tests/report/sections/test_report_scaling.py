@@ -16,14 +16,15 @@ from transformer_core.report.figures import draw
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.kit.svg import Picture
 from transformer_core.report.page import environment
-from transformer_core.report.sections.scaling.read import (
+from transformer_core.report.sections.scaling import (
     MOST_ERROR,
     STRATEGIES,
+    context,
     dropped,
     errors,
+    linked_runs,
     shown_curves,
 )
-from transformer_core.report.sections.scaling.section import context, linked_runs
 
 SVG = "{http://www.w3.org/2000/svg}"
 EMULATED = '<span class="badge"><span lang="en">emulated<'
@@ -67,7 +68,7 @@ def section(results: StudyResults) -> str:
     """The section's HTML."""
     (own,) = [section for section in SECTIONS if section.name == "scaling"]
     pictures = [Picture(name=name, title=name, description="", markup="") for name in own.figures]
-    template = environment().get_template("sections/scaling/section.html")
+    template = environment().get_template("sections/scaling.html")
     html: str = template.render(**context(results), pictures=pictures)
     return html
 

@@ -8,8 +8,8 @@ import pytest
 from jinja2 import Environment, FileSystemLoader
 
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.sections.techniques import section
-from transformer_core.report.sections.techniques.section import techniques
+from transformer_core.report.sections import techniques as section
+from transformer_core.report.sections.techniques import techniques
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,7 +39,7 @@ def test_diagrams_are_svg_within_their_box(name: str) -> None:
     environment = Environment(
         loader=FileSystemLoader(ROOT / "transformer_core/report"), autoescape=True
     )
-    body = environment.get_template(f"sections/techniques/diagrams/{name}.html").render()
+    body = environment.get_template(f"sections/diagrams/{name}.html").render()
     shapes = list(ElementTree.fromstring(f"<svg>{body}</svg>"))
     assert shapes
     for rect in (shape for shape in shapes if shape.tag == "rect"):

@@ -6,11 +6,8 @@ import pytest
 
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.figures import draw
-from transformer_core.report.sections.layers import section as layers_section
-from transformer_core.report.sections.layers import tables as layer_tables
-from transformer_core.report.sections.why.read import reasons
-from transformer_core.report.sections.why.section import context
-from transformer_core.report.sections.why.tables import differences
+from transformer_core.report.sections import layers
+from transformer_core.report.sections.why import context, differences_rows, reasons
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,7 @@ def test_every_comparison_of_profiled_variants_has_its_reason(results: StudyResu
         other.step.difference_ms
     )
     assert [change.name for change in other.collectives] == ["all_reduce"]
-    rows = [row for row in differences(results) if row["variant"] == "accum4_sync"]
+    rows = [row for row in differences_rows(results) if row["variant"] == "accum4_sync"]
     (step,) = [row for row in rows if row["kind"] == "step"]
     parts = [row["difference_ms"] for row in rows if row["kind"] == "parts"]
     assert sum(parts) == pytest.approx(step["difference_ms"])
@@ -53,7 +50,7 @@ def test_what_steps_wait_for(results: StudyResults) -> None:
 
 
 def test_the_tree_of_layers(results: StudyResults) -> None:
-    found = layers_section.context(results)
+    found = layers.context(results)
     tree = found["trees"][0]
     assert tree.name == results.study.baseline
     assert [layer.path for layer in tree.layers] == [
@@ -68,9 +65,9 @@ def test_the_tree_of_layers(results: StudyResults) -> None:
     (use, share), *_ = tree.shapes
     assert (use.operator, use.number_format) == ("aten::mm", "fp32")
     assert share is None or share > 0
-    rows = [row for row in layer_tables.layers(results) if row["variant"] == tree.name]
+    rows = [row for row in layers.layers_rows(results) if row["variant"] == tree.name]
     assert [row["path"] for row in rows] == [layer.path for layer in tree.layers]
-    assert {row["operator"] for row in layer_tables.shapes(results)} == {"aten::mm"}
+    assert {row["operator"] for row in layers.shapes_rows(results)} == {"aten::mm"}
 
 
 @pytest.mark.parametrize("name", ["differences", "layer_tree"])

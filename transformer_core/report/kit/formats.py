@@ -132,3 +132,13 @@ FILTERS = {
     "ratio_interval": ratio_interval,
 }
 """The functions by the name that templates know them by."""
+
+
+def interval_columns(name: str, interval: Interval | None) -> dict[str, float | int | None]:
+    """A median with its limits and the number of samples; empty where nothing was measured."""
+    return {
+        f"{name}_median": interval.median if interval else None,
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
+        f"{name}_samples": interval.samples if interval else None,
+    }

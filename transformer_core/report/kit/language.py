@@ -1,10 +1,11 @@
 """Texts of the page in English and Korean, one beside the other; the page's style shows one.
 
-Templates and modules are written in English; ko.po beside them holds the Korean, in the format that
-translators' tools read, and ``kit/ko.po`` what several folders say. A text that lacks its
-translation stands in English.
+Templates and modules are written in English; the catalog of the same name (``.po``) holds their
+Korean in the format that translators' tools read, and ``kit/kit.po`` the texts that several share. A
+text that lacks its translation stands in English.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from markupsafe import Markup
 
 
 def catalogs() -> list[Path]:
-    """Every catalog of the room: the files of the name ko.po in its folders."""
-    return sorted(Path(__file__).resolve().parents[1].rglob("ko.po"))
+    """Every catalog of the report."""
+    return sorted(Path(__file__).resolve().parents[1].rglob("*.po"))
 
 
 @cache
@@ -55,3 +56,44 @@ def gettext(message: str) -> Markup:
 def ngettext(singular: str, plural: str, count: int) -> Markup:
     """One of two messages, by ``count``, in both languages. Korean has no plural."""
     return gettext(singular if count == 1 else plural)
+
+
+_PLACE = re.compile(r"%\((\w+)\)s")
+
+
+class Said(str):
+    """An English text with its Korean, for captions; both stay together when texts are joined."""
+
+    korean: str
+
+    def __new__(cls, english: str, korean: str) -> "Said":
+        """The text in both languages."""
+        made = super().__new__(cls, english)
+        made.korean = korean
+        return made
+
+    def __add__(self, other: str) -> "Said":
+        """This text and another one."""
+        return Said(str(self) + str(other), self.korean + in_korean(other))
+
+    def strip(self, chars: str | None = None, /) -> "Said":
+        """Without blanks at either end."""
+        return Said(str(self).strip(chars), self.korean.strip(chars))
+
+
+NOTHING = Said("", "")
+
+
+def say(message: str, **values: object) -> Said:
+    """``message`` in both languages, with ``values`` at its places ``%(name)s``.
+
+    Its Korean is in a catalog, like that of the templates.
+    """
+    english = _PLACE.sub(lambda place: str(values[place[1]]), message)
+    translated = korean().get(message, message)
+    return Said(english, _PLACE.sub(lambda place: in_korean(values[place[1]]), translated))
+
+
+def in_korean(text: object) -> str:
+    """The Korean of a text that has one; else the text."""
+    return text.korean if isinstance(text, Said) else str(text)

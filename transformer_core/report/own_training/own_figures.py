@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping
 
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, rows
+from transformer_core.report.kit.drawing import (
+    Drawing,
+    RatioRow,
+    ratio_points,
+    ratio_waterfall,
+    rows,
+)
+from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import BLUE
-from transformer_core.report.kit.ratio_rows import RatioRow, ratio_points, ratio_waterfall
-from transformer_core.report.kit.said import say
 from transformer_core.report.own_training.own_results import OwnResults, together
-from transformer_core.report.sections.profiles.partition_drawing import partitions
-from transformer_core.report.sections.profiles.step_drawing import timelines
+from transformer_core.report.sections.profile_figures import partitions, timelines
 from transformer_core.trace.breakdown.timeline import read_timeline
 
 OWN = "the step as it is"

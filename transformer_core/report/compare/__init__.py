@@ -1,1 +1,0 @@
-"""Two sets of results beside each other."""

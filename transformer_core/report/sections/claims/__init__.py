@@ -1,1 +1,0 @@
-"""Claims, a section of the page."""

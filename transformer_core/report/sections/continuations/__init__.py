@@ -1,1 +1,0 @@
-"""What trained language models make of the beginnings of texts, a section of the page."""

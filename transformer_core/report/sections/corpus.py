@@ -1,0 +1,107 @@
+"""Figures of the corpus."""
+
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from schemas.config.corpus import GrammarTexts, TextsCorpus
+from schemas.results import LengthHistogram
+from transformer_core.decide.data_frames import lengths_frame
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.contents import Row
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
+from transformer_core.report.kit.language import Said, say
+from transformer_core.report.kit.palette import SERIES
+
+_BINS = 40
+
+
+def draw_lengths_characters(results: StudyResults) -> Drawing:
+    """Lengths of the training sentences in characters."""
+    return _lengths(results, results.splits["train"].lengths)
+
+
+def draw_lengths_tokens(results: StudyResults) -> Drawing:
+    """Lengths of the training sentences in tokens."""
+    return _lengths(results, results.manifests["train"].lengths)
+
+
+def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
+    corpus = results.study.corpus
+    if isinstance(corpus, TextsCorpus | GrammarTexts):
+        frame, one = lengths_frame(lengths, target=corpus.language), "text"
+        title = say("Lengths of texts in %(unit)s", unit=lengths.unit)
+        if lengths.unit == "tokens":
+            one, title = "row", say("Lengths of rows in tokens")
+    else:
+        frame = lengths_frame(lengths, corpus.source_language, corpus.target_language)
+        title, one = say("Sentence lengths in %(unit)s", unit=lengths.unit), "sentence"
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+    if frame.empty:
+        return Drawing(nothing(figure, f"No {one}"), title, say("The training split is empty."))
+    axes = figure.subplots()
+    shortest, longest = int(frame["length"].min()), int(frame["length"].max())
+    width = -(-(longest - shortest + 1) // _BINS)
+    # Whole bins only: seaborn stretches them to the range where they do not fit.
+    bins = -(-(longest - shortest + 1) // width)
+    sns.histplot(
+        frame,
+        x="length",
+        weights="share",
+        hue="side",
+        binrange=(shortest - 0.5, shortest - 0.5 + bins * width),
+        bins=bins,
+        element="step",
+        alpha=0.2,
+        palette=SERIES[: frame["side"].nunique()],
+        ax=axes,
+    )
+    axes.set(xlabel=f"{lengths.unit} in a {one}", ylabel=f"share of {one}s")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    legend_below(axes, None)
+    return Drawing(
+        figure,
+        title,
+        _about(one, width, lengths.unit),
+    )
+
+
+def _about(one: str, width: int, unit: str) -> Said:
+    if one == "sentence":
+        return say(
+            "How long the sentences of the training split are: shares in bins of %(width)s "
+            "%(unit)s.",
+            width=width,
+            unit=unit,
+        )
+    if one == "text":
+        return say(
+            "How long the texts of the training split are: shares in bins of %(width)s %(unit)s.",
+            width=width,
+            unit=unit,
+        )
+    return say("How long the rows of the training split are: all but a few are as long as can be.")
+
+
+def corpus_rows(results: StudyResults) -> list[Row]:
+    """A row per split."""
+    rows: list[Row] = []
+    for name, split in results.splits.items():
+        manifest = results.manifests[name]
+        rows.append(
+            {
+                "corpus": split.corpus,
+                "split": name,
+                "pairs_read": split.pairs_read,
+                "pairs_kept": split.pairs_kept,
+                "skipped_empty": split.skipped.get("empty", 0),
+                "skipped_invalid": split.skipped.get("invalid", 0),
+                "skipped_too_many_characters": split.skipped.get("too_long", 0),
+                "skipped_too_many_tokens": manifest.skipped_too_long,
+                "pairs": manifest.pairs,
+                "source_tokens": manifest.source_tokens,
+                "target_tokens": manifest.target_tokens,
+                "vocabulary": manifest.vocabulary,
+            }
+        )
+    return rows

@@ -1,1 +1,0 @@
-"""Corpus, a section of the page."""

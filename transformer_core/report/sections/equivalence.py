@@ -1,0 +1,221 @@
+"""What the section on certificates shows."""
+
+from itertools import cycle
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from schemas.config.equivalence import Tolerance
+from schemas.results import Certificate, Deviation
+from transformer_core.certify.certificates.deviations import WORDS
+from transformer_core.decide.data_frames import training_loss_frame, validation_frame
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.contents import Row
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    left_out,
+    legend_below,
+    nothing,
+    present,
+    rows,
+)
+from transformer_core.report.kit.language import NOTHING, Said, say
+from transformer_core.report.kit.palette import GREY, SERIES
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """Quantities in words."""
+    return {"words": WORDS}
+
+
+FLOOR = 1e-6
+"""Smaller shares are drawn here: a logarithmic axis has no place for 0."""
+
+MARKERS = {
+    "loss": "o",
+    "grad_norm": "s",
+    "weights": "D",
+    "replicas": "P",
+    "final_loss": "^",
+    "point_loss": "v",
+    "point_norm": "h",
+    "gradient": "<",
+    "gradient_ratio": ">",
+    "update": "X",
+    "update_ratio": "*",
+    "dropout": "p",
+    "dropout_loss": "d",
+    "dropout_gradient": "H",
+    "dropout_spread": "8",
+    "dropout_draws": "1",
+    "dropout_slope": "2",
+    "resumed": "3",
+    "decoding": "4",
+    "validation": "+",
+}
+
+
+def draw_equivalence(results: StudyResults) -> Drawing:
+    """Every measured deviation over its bound, on a logarithmic axis."""
+    shown = [item for item in results.certificates.values() if item.deviations]
+    figure, axes = rows(len(shown))
+    colors = dict(zip(MARKERS, cycle(SERIES), strict=False))
+    used = {d.quantity for certificate in shown for d in certificate.deviations}
+    for row, certificate in enumerate(shown):
+        _course(axes, row, certificate)
+        for deviation in certificate.deviations:
+            axes.plot(
+                share(deviation.measured, deviation.bound),
+                row,
+                MARKERS[deviation.quantity],
+                color=colors[deviation.quantity],
+                ms=6,
+            )
+    if shown:
+        axes.axvline(1, color=svg.INK, ls="--", lw=1)
+        axes.set_xscale("log")
+        axes.set_xlim(FLOOR / 2, None)
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_yticks(range(len(shown)), [certificate.variant for certificate in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set(xlabel="deviation over what is allowed")
+        for quantity, marker in MARKERS.items():
+            if quantity in used:
+                label = WORDS[quantity]
+                axes.plot([], [], marker, color=colors[quantity], ms=6, label=label)
+        legend_below(axes, None)
+    return Drawing(
+        figure,
+        say("Deviation from the reference"),
+        say(
+            "Largest deviation of each variant over what its class allows. Left of the dashed line "
+            "it trains the same model; at the left edge the numbers are equal. Grey strokes are "
+            "the losses of the single steps."
+        )
+        + _left_out(results),
+    )
+
+
+def share(measured: float, bound: float) -> float:
+    """``measured`` over ``bound``, at least FLOOR; a bound of 0 allows nothing else."""
+    if bound == 0:
+        return 1 / FLOOR if measured else FLOOR
+    return max(measured / bound, FLOOR)
+
+
+def _course(axes: Axes, row: int, certificate: Certificate) -> None:
+    """The loss of every step, where each has a bound of its own."""
+    if isinstance(certificate.equivalence, Tolerance):
+        bound = certificate.equivalence.loss
+        shares = [
+            share(abs(step.loss - step.reference_loss) / abs(step.reference_loss), bound)
+            for step in certificate.steps
+        ]
+        axes.plot(shares, [row] * len(shares), "|", color=GREY, ms=9, zorder=1)
+
+
+def _left_out(results: StudyResults) -> Said:
+    silent = [
+        f"{certificate.variant} ({certificate.status.replace('_', ' ')})"
+        for certificate in results.certificates.values()
+        if not certificate.deviations
+    ]
+    if not silent:
+        return NOTHING
+    return Said(" ", " ") + say("Nothing to compare: %(names)s.", names=", ".join(silent))
+
+
+_DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1)]
+
+
+def draw_training_loss(results: StudyResults) -> Drawing:
+    """Training loss over the steps."""
+    ok = [result.variant for result in results.ordered if result.status == "ok"]
+    frame = training_loss_frame({name: results.steps_file(name) for name in ok})
+    words = say(
+        "Lower is better: cross-entropy in nats per target token, with label smoothing, over the "
+        "steps. First repeat of each variant."
+    )
+    if results.study.task.kind == "language_model":
+        words = say(
+            "Lower is better: cross-entropy in nats per token over the steps. First repeat of each "
+            "variant."
+        )
+    return _loss(results, frame, say("Training loss"), words)
+
+
+def draw_validation_loss(results: StudyResults) -> Drawing:
+    """Validation loss over the steps."""
+    frame = validation_frame(results.ordered)
+    words = say(
+        "Lower is better: cross-entropy in nats per target token of the validation split, without "
+        "label smoothing. First repeat of each variant."
+    )
+    if results.study.task.kind == "language_model":
+        words = say(
+            "Lower is better: cross-entropy in nats per token of the validation split. First "
+            "repeat of each variant."
+        )
+    return _loss(results, frame, say("Validation loss"), words, marker="o")
+
+
+def _loss(
+    results: StudyResults, frame: pd.DataFrame, title: Said, words: Said, marker: str | None = None
+) -> Drawing:
+    names = present(results, frame)
+    figure = Figure(figsize=(WIDTH, 3.2 + 0.12 * len(names)), layout="constrained")
+    if names:
+        axes = figure.subplots()
+        colors = SERIES
+        for name in names:
+            position = list(results.variants).index(name)
+            loss = frame[frame["variant"] == name]
+            (line,) = axes.plot(
+                loss["step"],
+                loss["loss"],
+                color=colors[position % len(colors)],
+                marker=marker,
+                ms=4,
+                label=name,
+            )
+            dashes = _DASHES[position % len(_DASHES)]
+            if dashes:
+                line.set_dashes(dashes)
+        axes.set(xlabel="optimizer step", ylabel=f"{title.lower()} (nats per token)")
+        legend_below(axes, None)
+    else:
+        nothing(figure)
+    return Drawing(
+        figure,
+        title,
+        words + left_out(results, names),
+    )
+
+
+def equivalence_rows(results: StudyResults) -> list[Row]:
+    """A row per variant and compared quantity; one without a quantity where none was compared."""
+    nothing: list[Deviation | None] = [None]
+    return [
+        {
+            "variant": certificate.variant,
+            "equivalence": certificate.equivalence.kind,
+            "certificate": certificate.status,
+            "compared_with": certificate.reference,
+            "seeds": len(certificate.seeds),
+            "steps": len(certificate.steps),
+            "quantity": deviation.quantity if deviation else None,
+            "measured": deviation.measured if deviation else None,
+            "bound": deviation.bound if deviation else None,
+            "where": deviation.where if deviation else None,
+            "reason": certificate.reason,
+        }
+        for certificate in results.certificates.values()
+        for deviation in certificate.deviations or nothing
+    ]

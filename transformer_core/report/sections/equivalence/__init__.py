@@ -1,1 +1,0 @@
-"""Equivalence, a section of the page."""

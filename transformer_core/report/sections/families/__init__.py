@@ -1,1 +1,0 @@
-"""Families, a section of the page."""

@@ -1,1 +1,0 @@
-"""Where the limit is, a section of the page."""

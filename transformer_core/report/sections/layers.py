@@ -1,0 +1,211 @@
+"""What the section on layers shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from schemas.results import Breakdown, LayerUse, ShapeUse
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.contents import Row
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, nothing
+from transformer_core.report.kit.language import say
+from transformer_core.report.kit.palette import BLUE, GREY, ORANGE
+from transformer_core.report.sections.profiles import measured_roofline, shown, telling
+from transformer_core.trace.breakdown.summary import roofline_share
+from transformer_core.trace.events.layers import SEPARATOR
+
+_DEEPEST = 6
+_LEAST = 0.01
+
+
+def with_layers(results: StudyResults) -> dict[str, Breakdown]:
+    """The profiles that are shown in detail and have a tree, or operators with shapes."""
+    profiles = shown(results)
+    return {
+        name: profiles[name]
+        for name in telling(results)
+        if (summary := profiles[name].summary) and (summary.layers or summary.shapes)
+    }
+
+
+def steps_of(breakdown: Breakdown) -> int:
+    """Steps of all devices, for means."""
+    return sum(max(1, len(device.steps)) for device in breakdown.devices)
+
+
+def depth(layer: LayerUse) -> int:
+    """How many modules are around it."""
+    return layer.path.count(SEPARATOR)
+
+
+def large(layers: list[LayerUse]) -> list[LayerUse]:
+    """The modules that take a visible part of the time of all, and are not too deep."""
+    least = _LEAST * sum(layer.time_ns for layer in layers if depth(layer) == 0)
+    return [layer for layer in layers if layer.time_ns >= least and depth(layer) < _DEEPEST]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The modules and the operators of one profile, per step of one device."""
+
+    name: str
+    steps: int
+    layers: list[LayerUse]
+    shapes: list[tuple[ShapeUse, float | None]]
+    """Operators by shape, with the share of the roofline that each reaches."""
+    whole_ns: int
+    """Device time in all modules."""
+
+    def milliseconds(self, nanoseconds: int) -> float:
+        """Of a step."""
+        return nanoseconds / 1e6 / self.steps
+
+    def per_step(self, count: int | None) -> float | None:
+        """Likewise of a count."""
+        return None if count is None else count / self.steps
+
+    def billions(self, count: int | None) -> float | None:
+        """Likewise in billions."""
+        return None if count is None else count / 1e9 / self.steps
+
+    def share(self, layer: LayerUse) -> float | None:
+        """Of the device time in all modules."""
+        return layer.time_ns / self.whole_ns if self.whole_ns else None
+
+    @staticmethod
+    def depth(layer: LayerUse) -> int:
+        """How many modules are around it."""
+        return depth(layer)
+
+    @staticmethod
+    def short(layer: LayerUse) -> str:
+        """Its own name."""
+        return layer.path.rpartition(SEPARATOR)[2]
+
+    @staticmethod
+    def rate(use: ShapeUse) -> float | None:
+        """Billions of operations a second."""
+        return use.flops / use.time_ns if use.flops is not None and use.time_ns else None
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """The trees of the profiles that are shown in detail."""
+    trees = [_tree(results, name, found) for name, found in with_layers(results).items()]
+    answered = next((tree for tree in trees if tree.layers), None)
+    parts = [layer for layer in answered.layers if depth(layer) == 1] if answered else []
+    return {
+        "trees": trees,
+        "answered": answered,
+        "largest": max(parts, key=lambda layer: layer.time_ns, default=None),
+    }
+
+
+def _tree(results: StudyResults, name: str, breakdown: Breakdown) -> Tree:
+    assert breakdown.summary is not None
+    roofline, layers = measured_roofline(results), breakdown.summary.layers
+    return Tree(
+        name=name,
+        steps=steps_of(breakdown),
+        layers=large(layers),
+        shapes=[
+            (use, roofline_share(use, roofline) if roofline and name in results.specs else None)
+            for use in breakdown.summary.shapes
+        ],
+        whole_ns=sum(layer.time_ns for layer in layers if depth(layer) == 0),
+    )
+
+
+_PHASES = {"forward": BLUE, "backward": ORANGE, "other": GREY}
+_MOST = 2
+
+
+def draw_layer_tree(results: StudyResults) -> Drawing:
+    """The modules of the baseline and of the variant that differs most in kind, as nested boxes."""
+    title = say("The time of a step by layer")
+    found = {
+        name: (layers, steps_of(breakdown))
+        for name, breakdown in with_layers(results).items()
+        if breakdown.summary and (layers := large(breakdown.summary.layers))
+    }
+    found = dict(list(found.items())[:_MOST])
+    if not found:
+        text = say("No trace names the modules of the model.")
+        return Drawing(nothing(Figure(figsize=(WIDTH, 1.6)), text.strip(".")), title, text)
+    levels = {name: 1 + max(map(depth, layers)) for name, (layers, _) in found.items()}
+    height = 0.9 + sum(0.34 * count + 0.7 for count in levels.values())
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=list(levels.values()))
+    for axes, (name, (layers, steps)) in zip(panels[:, 0], found.items(), strict=True):
+        _draw(axes, layers, steps)
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.set(ylim=(levels[name] - 0.5, -0.5))
+    panels[-1, 0].set_xlabel("device time of a step (ms)")
+    figure.legend(
+        handles=[
+            Rectangle((0, 0), 1, 1, color=colour, label=name) for name, colour in _PHASES.items()
+        ],
+        loc="outside lower center",
+        ncols=3,
+        fontsize=10,
+    )
+    return Drawing(
+        figure,
+        title,
+        say(
+            "A wider box takes more time: every box is a module, below the one that holds it, as "
+            "wide as the device time of what it launches in a step, mean over devices. The colours "
+            "divide that into forward, backward and the rest. Boxes that take less than 1 % are "
+            "left out, and so is what no module launches, such as the optimizer."
+        ),
+    )
+
+
+def _draw(axes: Axes, layers: Sequence[LayerUse], steps: int) -> None:
+    begins: dict[str, float] = {"": 0.0}
+    whole = sum(layer.time_ns for layer in layers if depth(layer) == 0) / 1e6 / steps
+    for layer in layers:
+        outer, _, name = layer.path.rpartition(SEPARATOR)
+        left = begins[outer]
+        width = layer.time_ns / 1e6 / steps
+        begins[outer], begins[layer.path] = left + width, left
+        place, edge = left, depth(layer)
+        for phase, colour in _PHASES.items():
+            part = getattr(layer, f"{phase}_ns") / 1e6 / steps
+            if part:
+                axes.add_patch(
+                    Rectangle((place, edge - 0.46), part, 0.92, fc=colour, lw=0, alpha=0.55)
+                )
+            place += part
+        axes.add_patch(Rectangle((left, edge - 0.46), width, 0.92, fc="none", ec=svg.INK, lw=0.4))
+        if width * 90 > whole * len(name):
+            axes.text(left + width / 2, edge, name, ha="center", va="center_baseline", fontsize=8)
+    axes.set(xlim=(0, whole), yticks=[])
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+
+
+def layers_rows(results: StudyResults) -> list[Row]:
+    """A row per variant and module, summed over its devices and steps."""
+    return [
+        {"variant": name} | {field: getattr(use, field) for field in LayerUse.model_fields}
+        for name, breakdown in shown(results).items()
+        for use in (breakdown.summary.layers if breakdown.summary else ())
+    ]
+
+
+def shapes_rows(results: StudyResults) -> list[Row]:
+    """A row per variant and operator with inputs of some shapes, likewise; the share of the
+    roofline is that of this machine, and null for traces that were brought."""
+    roofline = measured_roofline(results)
+    found: list[Row] = []
+    for name, breakdown in shown(results).items():
+        for use in breakdown.summary.shapes if breakdown.summary else ():
+            share = roofline_share(use, roofline) if roofline and name in results.specs else None
+            fields = {field: getattr(use, field) for field in ShapeUse.model_fields}
+            found.append({"variant": name} | fields | {"roofline_share": share})
+    return found

@@ -1,1 +1,0 @@
-"""The layers of the model, a section of the page."""

@@ -1,0 +1,212 @@
+"""What the section on the machine shows beside its description."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
+from pandas import DataFrame
+
+from schemas.results import Interval, Utilisation
+from transformer_core.decide.comparisons.turn_throughput import throughputs
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.contents import Row
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
+from transformer_core.report.kit.formats import plain_size
+from transformer_core.report.kit.language import NOTHING, Said, say
+from transformer_core.report.kit.palette import BLUE, SERIES
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One collective operation at the ends of its curve."""
+
+    name: str
+    smallest_bytes: int
+    smallest_seconds: float
+    largest_bytes: int
+    algorithm_bandwidth: float
+    bus_bandwidth: float
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """The limits of the machine and how far the variants come."""
+    run, table = results.collectives or (None, None)
+    rated = [rate for rate in results.roofline.matrix if rate.flops_per_second]
+    return {
+        "best": max(rated, key=lambda rate: rate.flops_per_second or 0.0, default=None),
+        "roofline": results.roofline,
+        "collective_run": run,
+        "collectives": [
+            _ends(str(name), of_one.sort_values("bytes"))
+            for name, of_one in (() if table is None else table.groupby("collective", sort=False))
+        ],
+        "utilisation": utilisation_in_turns(results),
+    }
+
+
+def _ends(name: str, curve: Any) -> CollectiveRow:
+    first, last = curve.iloc[0], curve.iloc[-1]
+    return CollectiveRow(
+        name=name,
+        smallest_bytes=int(first["bytes"]),
+        smallest_seconds=float(first["seconds"]),
+        largest_bytes=int(last["bytes"]),
+        algorithm_bandwidth=float(last["algorithm_bandwidth"]),
+        bus_bandwidth=float(last["bus_bandwidth"]),
+    )
+
+
+def bucket_bytes(results: StudyResults) -> dict[str, list[int]]:
+    """Sizes of the gradient buckets of the variants with DistributedDataParallel that ran."""
+    found = {}
+    for name, result in results.variants.items():
+        told = next((repeat.communication for repeat in result.repeats if repeat.communication), {})
+        if told.get("bucket_bytes"):
+            found[name] = [int(size) for size in told["bucket_bytes"]]
+    return found
+
+
+def utilisation_in_turns(results: StudyResults) -> list[Utilisation]:
+    """Utilisation at the throughput of the turns, which runs on their own may contradict.
+
+    FLOPs follow from tokens, so all rates of a variant change by one factor.
+    """
+    found = throughputs(results)
+    scaled = []
+    for record in results.utilisation:
+        alone = results.variants[record.variant].tokens_per_second
+        in_turns = found.get(record.variant)
+        if alone is None or in_turns is None:
+            scaled.append(record)
+            continue
+        factor = in_turns.median / alone.median
+        changes = {
+            name: _times(value, factor) for name, value in record if isinstance(value, Interval)
+        }
+        scaled.append(record.model_copy(update=changes))
+    return scaled
+
+
+def _times(interval: Interval, factor: float) -> Interval:
+    sizes = {name: getattr(interval, name) * factor for name in ("median", "low", "high")}
+    return interval.model_copy(update=sizes)
+
+
+_DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1)]
+_MARKERS = "os^Dv<>P"
+
+
+def draw_collective_bandwidth(results: StudyResults) -> Drawing:
+    """Bus bandwidth over message size, with the gradient buckets of the model."""
+    title = say("Collective operations by message size")
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+    if results.collectives is None:
+        return Drawing(
+            nothing(figure, "Not measured"),
+            title,
+            say("Not measured: no variant has several processes."),
+        )
+    run, table = results.collectives
+    if table.empty:
+        reason = f"{run.status}: {run.reason}"
+        words = say("Nothing was measured: %(reason)s", reason=reason)
+        return Drawing(nothing(figure, "Not measured"), title, words)
+    axes = figure.subplots()
+    _curves(axes, table)
+    buckets = bucket_bytes(results)
+    sizes = sorted({size for of_variant in buckets.values() for size in of_variant})
+    for number, size in enumerate(sizes):
+        axes.axvline(
+            size, color=svg.INK, ls=":", lw=1, label=None if number else "a gradient bucket"
+        )
+    axes.set(xscale="log", yscale="log", xlabel="message", ylabel="bus bandwidth (bytes/s)")
+    ticks = sorted(set(table["bytes"]))
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: max(1, -(-len(ticks) // 6))]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_size(round(value))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    legend_below(axes, None)
+    marked = ", ".join(plain_size(size) for size in sizes)
+    dotted = Said(" ", " ") + say(
+        "Dotted: gradient buckets of the variants (%(sizes)s).", sizes=marked
+    )
+    return Drawing(
+        figure,
+        title,
+        say(
+            "Higher is faster: %(backend)s between %(ranks)s processes, by the size of a message. "
+            "Bus bandwidth as nccl-tests defines it: the largest buffer over the time of the "
+            "slowest rank, corrected for the number of ranks. ring-all-reduce is this project's "
+            "own.",
+            backend=run.backend,
+            ranks=run.world_size,
+        )
+        + (dotted if sizes else NOTHING),
+    )
+
+
+def _curves(axes: Axes, table: DataFrame) -> None:
+    for place, (name, curve) in enumerate(table.groupby("collective", sort=False)):
+        (line,) = axes.plot(
+            curve["bytes"],
+            curve["bus_bandwidth"],
+            # The one that training leans on most stands out.
+            color=svg.INK if name == "all_reduce" else SERIES[place % len(SERIES)],
+            lw=2.2 if name == "all_reduce" else 1.4,
+            marker=_MARKERS[place % len(_MARKERS)],
+            ms=4,
+            label=str(name).replace("_", "-"),
+        )
+        if dashes := _DASHES[place % len(_DASHES)]:
+            line.set_dashes(dashes)
+
+
+def draw_utilisation(results: StudyResults) -> Drawing:
+    """Share of the measured ceiling that every variant's arithmetic reaches."""
+    found = [record for record in utilisation_in_turns(results) if record.of_ceiling]
+    figure, axes = rows(len(found))
+    for row, record in enumerate(found):
+        useful, whole = record.of_ceiling, record.padded_of_ceiling
+        assert useful is not None
+        if whole is not None:
+            axes.barh(row, whole.median, height=0.62, color=svg.INK, alpha=0.25, lw=0)
+        axes.barh(row, useful.median, height=0.62, color=BLUE, lw=0)
+        axes.plot([useful.low, useful.high], [row, row], color=svg.INK, lw=1.2)
+    if found:
+        axes.set_yticks(
+            range(len(found)), [f"{record.variant} ({record.format})" for record in found]
+        )
+        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.set(xlabel="share of the measured matrix rate", xlim=(0, None))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    missing = [r.variant for r in utilisation_in_turns(results) if r.of_ceiling is None]
+    return Drawing(
+        figure,
+        say("Utilisation"),
+        say(
+            "A longer bar makes more of the device: model FLOPs per second over the best matrix "
+            "rate that was measured in the same format, on all devices of the variant. Full bar: "
+            "tokens; pale: with padding; line: interval."
+        )
+        + (
+            Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))
+            if missing
+            else NOTHING
+        ),
+    )
+
+
+def machine_rows(results: StudyResults) -> list[Row]:
+    """A row per property of the machine and of each GPU."""
+    rows: list[Row] = []
+    for field, value in results.hardware.model_dump(exclude={"gpus", "cpu_features"}).items():
+        rows.append({"device": "host", "property": field, "value": value})
+    features = " ".join(results.hardware.cpu_features)
+    rows.append({"device": "host", "property": "cpu_features", "value": features})
+    for gpu in results.hardware.gpus:
+        for field, value in gpu.model_dump(exclude={"index"}).items():
+            rows.append({"device": f"gpu {gpu.index}", "property": field, "value": value})
+    return rows

@@ -1,1 +1,0 @@
-"""Machine, a section of the page."""

@@ -1,1 +1,0 @@
-"""Memory, a section of the page."""

@@ -1,0 +1,380 @@
+"""Figures of memory: by rank of every run, by purpose, predicted; see also ``life.py``."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import seaborn as sns
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from schemas.results import PARTS, Parts, RankAnatomy
+from transformer_core.decide.bytes_per_parameter import formula
+from transformer_core.decide.data_frames import memory_frame
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    left_out,
+    legend_below,
+    name_rows,
+    nothing,
+    present,
+    rows,
+)
+from transformer_core.report.kit.language import Said, say
+from transformer_core.report.kit.palette import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PINK,
+    PURPLE,
+    SERIES,
+    SKY,
+    VERMILION,
+    YELLOW,
+)
+from transformer_core.report.sections.memory import (
+    Memory,
+    label,
+    read_memory,
+    schemes,
+    telling,
+    tensor_checks,
+)
+
+
+def draw_memory(results: StudyResults) -> Drawing:
+    """Peak memory of every rank."""
+    frame = memory_frame(results.ordered)
+    names = present(results, frame)
+    figure, axes = rows(len(names))
+    if names:
+        sns.barplot(
+            frame.assign(mebibytes=frame["peak_bytes"] / MEBI),
+            x="mebibytes",
+            y="variant",
+            hue="rank",
+            order=names,
+            palette=SERIES[: frame["rank"].nunique()],
+            saturation=1,
+            errorbar=None,
+            edgecolor="none",
+            legend="full" if frame["rank"].nunique() > 1 else False,
+            ax=axes,
+        )
+        axes.set(xlabel="peak memory of a rank (MiB)", ylabel="")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        legend_below(axes, "rank")
+    return Drawing(
+        figure,
+        say("Peak memory"),
+        say(
+            "A longer bar needs more: the largest peak of every rank over the repeats, reserved "
+            "device memory on a GPU, the resident set of the process on a CPU."
+        )
+        + left_out(results, names),
+    )
+
+
+def draw_memory_anatomy(results: StudyResults) -> Drawing:
+    """The parts at the peak of every variant, with the formulas and the prediction beside."""
+    memory = read_memory(results)
+    found = memory.followed
+    figure, axes = rows(len(found))
+    for row, (name, rank) in enumerate(found.items()):
+        _draw_parts(axes, row, rank)
+        parameters = memory.ok[name].parameters
+        if parameters:
+            state = formula(results.specs[name]).model_state * parameters / MEBI
+            axes.plot([state, state], [row - 0.45, row + 0.45], color=svg.INK, lw=1.6)
+        expected = memory.expected_first(name)
+        if expected is not None:
+            axes.plot(expected.training_bytes / MEBI, row, "D", ms=5, mfc="none", mec=svg.INK)
+    if found:
+        name_rows(axes, list(found))
+        axes.set(xlabel="tensors at the peak of a step, first rank (MiB)", xlim=(0, None))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        used = {part for rank in found.values() for part in PARTS if _of(rank.at_peak, part)}
+        axes.plot([], [], color=svg.INK, lw=1.6, label="state by the formulas")
+        axes.plot([], [], "D", ms=5, mfc="none", mec=svg.INK, ls="", label="predicted peak")
+        parts_legend(figure, used, axes)
+    return Drawing(
+        figure,
+        say("Where the memory goes"),
+        say(
+            "The parts at the fullest moment of a training step. What is not filled is work space "
+            "inside kernels, which cannot be followed. The line is what the formulas say of "
+            "weights, gradients and optimizer state; the diamond is the peak that was predicted "
+            "without a run."
+        )
+        + _missing(results, memory, list(found)),
+    )
+
+
+def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
+    left = 0.0
+    for part in PARTS:
+        width = _of(rank.at_peak, part) / MEBI
+        if width:
+            axes.barh(row, width, 0.7, left, color=COLOURS[part], lw=0)
+        left += width
+    rest = (rank.residual_bytes or 0) / MEBI
+    if rest > 0:
+        axes.barh(row, rest, 0.7, left, fc="none", ec=svg.INK, lw=0.8)
+
+
+def draw_memory_imbalance(results: StudyResults) -> Drawing:
+    """The peak of every device, side by side, of each way of dividing the work."""
+    title = say("Memory by rank")
+    memory = read_memory(results)
+    found = schemes(results, memory)
+    if not found:
+        return nothing_measured(title)
+    most = max(len(result.ranks) for result in found.values())
+    figure, axes = rows(len(found) * max(1, most // 2))
+    height = 0.8 / most
+    for row, result in enumerate(found.values()):
+        for place, rank in enumerate(result.ranks):
+            axes.barh(
+                row - 0.4 + (place + 0.5) * height,
+                rank.peak_tensor_bytes / MEBI,
+                0.9 * height,
+                color=SERIES[place % len(SERIES)],
+                lw=0,
+                label=f"{place}" if row == 0 else None,
+            )
+    name_rows(axes, list(found))
+    axes.set(xlabel="peak of tensors in a step (MiB)", xlim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    legend_below(axes, "rank or device")
+    return Drawing(
+        figure,
+        title,
+        say(
+            "Bars of one length are ranks that are loaded alike, as by DistributedDataParallel and "
+            "FSDP. DataParallel and its scheme on process groups (central) gather on rank 0, with "
+            "the loss there or in the forward pass. One variant of each that the study runs on "
+            "several devices."
+        ),
+    )
+
+
+def draw_memory_prediction(results: StudyResults) -> Drawing:
+    """How far the prediction is off."""
+    memory = read_memory(results)
+    checks = tensor_checks(memory)
+    names = list(dict.fromkeys(check.variant for check in checks))
+    figure, axes = rows(len(names))
+    if names:
+        places = list(dict.fromkeys(check.place for check in checks))
+        for number, place in enumerate(places):
+            points = [check for check in checks if check.place == place]
+            axes.plot(
+                [check.error for check in points],
+                [names.index(check.variant) for check in points],
+                "os^Dv"[number % 5],
+                color=SERIES[number % len(SERIES)],
+                ms=6,
+                alpha=0.85,
+                label=place,
+            )
+        axes.axvspan(-0.1, 0.1, color=svg.INK, alpha=0.07, lw=0)
+        axes.axvline(0, color=svg.INK, lw=0.8)
+        name_rows(axes, names)
+        widest = max(0.12, *(1.1 * abs(check.error) for check in checks))
+        axes.set(xlabel="predicted over measured peak of tensors, minus 1", xlim=(-widest, widest))
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        legend_below(axes, None)
+    return Drawing(
+        figure,
+        say("Error of the prediction"),
+        say(
+            "Right of the line the prediction, which runs nothing, is larger than the measured "
+            "peak of a step: on the fullest rank, or on each where they do different work. The "
+            "band is 10 % to either side."
+        )
+        + _missing(results, memory, names),
+    )
+
+
+def _missing(results: StudyResults, memory: Memory, names: Sequence[str]) -> Said:
+    if memory.measured:
+        return left_out(results, names)
+    return Said(" ", " ") + say("The study does not measure it.")
+
+
+def _of(parts: Parts | None, part: str) -> int:
+    return getattr(parts, part) if parts is not None else 0
+
+
+MOMENTS = {
+    "start": "start",
+    "first_kernel": "first kernel",
+    "weights": "weights",
+    "wrapped": "wrapped",
+    "first_forward": "forward",
+    "first_backward": "backward",
+    "first_step": "step",
+    "steady": "steady",
+    "peak": "peak",
+}
+"""Milestones in the order of a life."""
+_SOURCES = {
+    "rss_bytes": ("process (resident set)", 0, "o"),
+    "tensor_bytes": ("tensors (torch's allocator)", 1, "s"),
+    "reserved_bytes": ("reserved (torch's allocator)", 2, "^"),
+    "process_bytes": ("process on the device (NVML)", 3, "D"),
+    "device_bytes": ("device (NVML)", 4, "v"),
+}
+
+
+def draw_memory_milestones(results: StudyResults) -> Drawing:
+    """Memory at the moments of a run, a panel for each device of two variants."""
+    title = say("Memory over the life of a process")
+    memory = read_memory(results)
+    panels = [
+        (f"{name}, {label(memory.ok[name], rank)}", rank)
+        for name in telling(results, memory)
+        for rank in memory.ok[name].ranks[:2]
+    ]
+    if not panels:
+        return nothing_measured(title)
+    figure = Figure(figsize=(WIDTH, 1.1 + 1.9 * len(panels)), layout="constrained")
+    shown = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    seen: dict[str, Artist] = {}
+    for axes, (name, rank) in zip(shown, panels, strict=True):
+        _draw_milestones(axes, rank, seen)
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.set(ylabel="MiB", ylim=(0, None))
+    shown[-1].set_xticks(range(len(MOMENTS)), list(MOMENTS.values()), rotation=45, ha="right")
+    shown[-1].set_xlabel("moment of the run")
+    figure.legend(
+        handles=list(seen.values()), labels=list(seen), loc="outside lower center", fontsize=10
+    )
+    return Drawing(
+        figure,
+        title,
+        say(
+            "How memory grows in the course of a run, as the process, torch's allocator and NVML "
+            "see it: before anything is used, after the first kernel, with the weights, with the "
+            "parallel strategy around them, after the first forward, backward and optimizer step, "
+            "after the last step, and at most. The resident set of a process on a CPU holds "
+            "everything, libraries too."
+        ),
+    )
+
+
+def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> None:
+    places = {name: place for place, name in enumerate(MOMENTS)}
+    for source, (words, colour, marker) in _SOURCES.items():
+        points = [
+            (places[milestone.name], value / MEBI)
+            for milestone in rank.milestones
+            if (value := getattr(milestone, source)) is not None
+        ]
+        if points:
+            (line,) = axes.plot(
+                *zip(*points, strict=True), marker=marker, ms=4, color=SERIES[colour]
+            )
+            seen.setdefault(words, line)
+
+
+def draw_memory_step(results: StudyResults) -> Drawing:
+    """What is alive over one training step, by purpose."""
+    title = say("Memory over one training step")
+    memory = read_memory(results)
+    found = {
+        name: rank for name in telling(results, memory) if (rank := memory.followed[name]).timeline
+    }
+    if not found:
+        return nothing_measured(title)
+    figure = Figure(figsize=(WIDTH, 1.3 + 2.3 * len(found)), layout="constrained")
+    panels = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
+    used: set[str] = set()
+    for axes, (name, rank) in zip(panels, found.items(), strict=True):
+        used |= _draw_step(axes, rank)
+        axes.set_title(f"{name}, {label(memory.ok[name], rank)}", loc="left", fontsize=10)
+    panels[-1].set_xlabel("operations of the step, from the first to the last")
+    parts_legend(figure, used)
+    batches = "; ".join(
+        f"{name}: {rank.batch.rows} rows of "
+        + (f"{rank.batch.source_tokens} and " if rank.batch.source_tokens else "")
+        + f"{rank.batch.target_tokens} tokens"
+        for name, rank in found.items()
+    )
+    return Drawing(
+        figure,
+        title,
+        say(
+            "Tensors that are alive during a step after the first ones, by what they are for, on "
+            "the micro-batch that needs most memory. Dotted lines divide forward, backward and "
+            "update."
+        )
+        + f" {batches}.",
+    )
+
+
+def _draw_step(axes: Axes, rank: RankAnatomy) -> set[str]:
+    """One panel; the parts that are in it."""
+    points = rank.timeline
+    used = [part for part in PARTS if any(getattr(point.parts, part) for point in points)]
+    axes.stackplot(
+        [point.position for point in points],
+        [[getattr(point.parts, part) / MEBI for point in points] for part in used],
+        colors=[COLOURS[part] for part in used],
+        lw=0,
+    )
+    for before, after in pairwise(points):
+        if before.phase != after.phase:
+            axes.axvline((before.position + after.position) / 2, color=svg.INK, lw=0.8, ls=":")
+    for phase in dict.fromkeys(point.phase for point in points):
+        inside = [point.position for point in points if point.phase == phase]
+        axes.text(
+            (inside[0] + inside[-1]) / 2,
+            0.98,
+            phase,
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va="top",
+            fontsize=9,
+        )
+    top = max(point.parts.total_bytes for point in points) / MEBI
+    axes.set(ylabel="MiB", xlim=(0, 1), ylim=(0, 1.15 * top))
+    return set(used)
+
+
+MEBI = 1 << 20
+COLOURS = dict(zip(PARTS, (BLUE, SKY, GREEN, ORANGE, PINK, VERMILION, PURPLE, YELLOW), strict=True))
+
+WORDS = {
+    "weights_bytes": "weights",
+    "master_weights_bytes": "master weights",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "buckets_bytes": "buckets",
+    "communication_bytes": "messages",
+    "activations_bytes": "activations",
+    "temporary_bytes": "temporary",
+}
+"""The parts as the figures call them."""
+
+
+def nothing_measured(title: Said) -> Drawing:
+    figure = nothing(Figure(figsize=(WIDTH, 1.6), layout="constrained"))
+    return Drawing(figure, title, say("No memory was measured."))
+
+
+def parts_legend(figure: Figure, used: set[str], axes: Axes | None = None) -> None:
+    """The parts that are shown, and what ``axes`` has labelled, below the figure."""
+    handles: list[Artist] = [
+        Patch(color=COLOURS[part], label=WORDS[part]) for part in PARTS if part in used
+    ]
+    if axes is not None:
+        handles += axes.get_legend_handles_labels()[0]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=10)

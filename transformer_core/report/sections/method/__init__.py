@@ -1,1 +1,0 @@
-"""Method, a section of the page."""

@@ -1,0 +1,364 @@
+"""Figures of profiles: where the time of a step goes, communication, one step, the roofline."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
+from matplotlib.ticker import EngFormatter
+
+from schemas.results import Breakdown, ProfileSummary, Roofline
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    left_out,
+    legend_below,
+    name_rows,
+    nothing,
+    rows,
+)
+from transformer_core.report.kit.language import say
+from transformer_core.report.kit.palette import (
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SERIES,
+    SKY,
+    VERMILION,
+    YELLOW,
+)
+from transformer_core.report.sections.profiles import measured_roofline, shown, telling
+from transformer_core.trace.breakdown.timeline import (
+    COLOURS,
+    Lane,
+    Span,
+    Timeline,
+    read_timeline,
+)
+from transformer_core.trace.events.operators import OPERATOR_CLASSES
+
+_COMMUNICATION = {"hidden": PURPLE, "exposed": VERMILION, "transfer": SKY, "waiting": ORANGE}
+_MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
+
+
+def draw_profile_partition(results: StudyResults) -> Drawing:
+    """What the devices did in a step, by variant."""
+    found = shown(results)
+    drawn = partitions(found)
+    description = drawn.description + left_out(results, list(found))
+    return Drawing(drawn.figure, drawn.title, description)
+
+
+def draw_profile_communication(results: StudyResults) -> Drawing:
+    """How much of the communication is hidden, and how much is waiting."""
+    found = {
+        name: breakdown
+        for name, breakdown in shown(results).items()
+        if any(device.collectives for device in breakdown.devices)
+    }
+    title = say("Communication: hidden, exposed, waiting")
+    if not found:
+        text = say("No variant communicates.")
+        return Drawing(nothing(Figure(figsize=(WIDTH, 1.6)), text.strip(".")), title, text)
+    figure, axes = rows(len(found))
+    for row, breakdown in enumerate(found.values()):
+        steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
+        parts = [device.profiled for device in breakdown.devices]
+        hidden = sum(part.overlap_ns for part in parts)
+        runs = sum(part.communication_ns for part in parts)
+        bars = [("hidden", hidden, -0.2), ("exposed", runs - hidden, -0.2)]
+        uses = [use for device in breakdown.devices for use in device.collectives]
+        if all(use.transfer_ns is not None for use in uses):
+            transfer = sum(use.transfer_ns or 0 for use in uses)
+            waiting = sum(use.waiting_ns or 0 for use in uses)
+            bars += [("transfer", transfer, 0.2), ("waiting", waiting, 0.2)]
+        left = {-0.2: 0.0, 0.2: 0.0}
+        for name, time, offset in bars:
+            width = time / steps / 1e6
+            axes.barh(
+                row + offset,
+                width,
+                0.34,
+                left[offset],
+                color=_COMMUNICATION[name],
+                lw=0,
+                label=name,
+            )
+            left[offset] += width
+    name_rows(axes, list(found))
+    axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
+    legend_once(axes, _COMMUNICATION)
+    return Drawing(
+        figure,
+        title,
+        say(
+            "Upper bar: time in which communication runs, hidden by computation beside it or "
+            "exposed. Lower bar: the sum over all collectives, of which transfer is the shortest "
+            "on any rank and the rest is waiting for the slowest. Mean over steps and devices. "
+            "Variants that do not communicate are left out."
+        ),
+    )
+
+
+def draw_profile_timelines(results: StudyResults) -> Drawing:
+    """One step of a few variants, drawn from its events."""
+    found: dict[str, Timeline] = {}
+    for name in telling(results):
+        timeline = read_timeline(results.profile_folder(name) / "events.parquet")
+        if timeline:
+            found[name] = timeline
+    return timelines(found)
+
+
+def draw_operator_roofline(results: StudyResults) -> Drawing:
+    """The classes of operators against what the device reaches."""
+    found = shown(results)
+    names = telling(results)
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    points = _points({variant: summary_of(found[variant]) for variant in names})
+    title = say("Operator classes under the roofline")
+    if not points:
+        text = say("No trace holds the shapes of operators.")
+        return Drawing(nothing(figure, text.strip(".")), title, text)
+    axes = figure.subplots()
+    axes.set(xscale="log", yscale="log")
+    for variant, operators, intensity, rate in points:
+        axes.plot(
+            intensity,
+            rate,
+            _MARKERS[operators],
+            color=SERIES[names.index(variant)],
+            ms=8,
+            alpha=0.85,
+        )
+    intensities = [point[2] for point in points]
+    roofline = measured_roofline(results)
+    if roofline:
+        _ceilings(axes, roofline, (min(intensities) / 4, max(intensities) * 8))
+    axes.set(xlabel="FLOPs per byte", ylabel="FLOPs per second")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    _name_marks_and_colors(axes, {point[1] for point in points}, names)
+    return Drawing(
+        figure,
+        title,
+        say(
+            "Higher is more arithmetic in a second, further right more of it for each byte: each "
+            "class of operators, from the shapes of their inputs. Calls without known shapes are "
+            "left out."
+        )
+        + " "
+        + (
+            say(
+                "The lines are what a process with all threads reaches: the memory bandwidth times "
+                "the intensity, up to the rate of its matrix products."
+            )
+            if roofline
+            else say("What this machine reaches was not measured.")
+        ),
+    )
+
+
+def _points(summaries: dict[str, ProfileSummary]) -> list[tuple[str, str, float, float]]:
+    """Variant, class of operators, FLOPs per byte and FLOPs per second, where all are known."""
+    return [
+        (variant, use.operator_class, use.intensity, use.flops / (use.counted_ns * 1e-9))
+        for variant, summary in summaries.items()
+        for use in summary.operators
+        if use.intensity and use.flops and use.counted_ns
+    ]
+
+
+def _name_marks_and_colors(axes: Axes, operators: set[str], variants: list[str]) -> None:
+    used = [name for name in OPERATOR_CLASSES if name in operators]
+    for name in used:
+        axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
+    for number, name in enumerate(variants):
+        axes.plot([], [], "s", color=SERIES[number], label=name)
+    legend_below(axes, None)
+
+
+def _ceilings(axes: Axes, roofline: Roofline, span: tuple[float, float]) -> None:
+    """The measured memory bandwidth and matrix rates, of a process that has all threads."""
+    bandwidth = max((m.bytes_per_second for m in roofline.memory), default=None)
+    if bandwidth is None:
+        return
+    rates = {
+        rate.format: rate.flops_per_second
+        for rate in sorted(roofline.matrix, key=lambda rate: rate.threads or 0)
+        if rate.flops_per_second
+    }
+    intensity = np.geomspace(*span, 50)
+    for place, (name, rate) in enumerate(rates.items()):
+        axes.plot(intensity, np.minimum(intensity * bandwidth, rate), color=svg.INK, lw=1, ls="--")
+        # Side by side: formats with one rate would write over one another.
+        axes.annotate(name, (span[1] / 3**place, rate), ha="right", va="bottom", fontsize=9)
+
+
+_PARTS = {
+    "computation": BLUE,
+    "computation and communication": PURPLE,
+    "exposed communication": VERMILION,
+    "exposed copies": YELLOW,
+    "CUDA graphs": BROWN,
+}
+
+
+def partitions(found: Mapping[str, Breakdown]) -> Drawing:
+    """What the devices did in a step, by the name of what was profiled."""
+    figure, axes = rows(len(found), least=6)
+    for row, breakdown in enumerate(found.values()):
+        left = 0.0
+        for (name, colour), share in zip(_PARTS.items(), _shares(breakdown), strict=True):
+            width = share * _seconds(breakdown) * 1e3
+            if width:
+                axes.barh(row, width, 0.7, left, color=colour, lw=0, label=name)
+            left += width
+        idle = _seconds(breakdown) * 1e3 - left
+        if idle > 0:
+            axes.barh(row, idle, 0.7, left, fc="none", ec=svg.INK, lw=0.8, label="idle")
+    if found:
+        name_rows(axes, list(found))
+        axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
+        legend_once(axes, [*_PARTS, "idle"])
+    return Drawing(
+        figure,
+        say("Where the time of a step goes"),
+        say(
+            "Wall time of a step under the profiler, which slows it down, divided by what the "
+            "devices do in it; mean over steps and devices. Exposed is what nothing is computed "
+            "beside. Idle time is the host's: Python, dispatch, waiting for input."
+        ),
+    )
+
+
+def legend_once(axes: Axes, order: Iterable[str]) -> None:
+    """A legend below that names every label once, in ``order``."""
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    names = [name for name in order if name in once]
+    axes.legend([once[name] for name in names], names)
+    legend_below(axes, None)
+
+
+def summary_of(breakdown: Breakdown) -> ProfileSummary:
+    """All devices together, of a breakdown that has some."""
+    assert breakdown.summary is not None
+    return breakdown.summary
+
+
+def _seconds(breakdown: Breakdown) -> float:
+    return summary_of(breakdown).step_seconds
+
+
+def _shares(breakdown: Breakdown) -> tuple[float, ...]:
+    """The parts of the step in the order of the bars, without idle time."""
+    found = summary_of(breakdown)
+    overlap = found.overlap or 0.0
+    return (
+        (found.compute or 0.0) - overlap,
+        overlap,
+        found.exposed_communication or 0.0,
+        found.exposed_copies or 0.0,
+        found.exposed_graphs or 0.0,
+    )
+
+
+CLASSES = dict(zip(COLOURS, (BLUE, ORANGE, GREEN, VERMILION, GREY, YELLOW, BROWN), strict=True))
+"""Colours of what a device does."""
+WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
+_LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimizer": "O"}
+
+
+def timelines(found: Mapping[str, Timeline]) -> Drawing:
+    """A step of each, drawn from its events."""
+    heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.2 * sum(heights)), layout="constrained")
+    if not found:
+        words = say("No profile marks the steps of a training.")
+        return Drawing(nothing(figure), say("One step"), words)
+    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, timeline) in zip(panels, found.items(), strict=True):
+        _draw_step(axes, name, timeline)
+    panels[-1].set_xlabel("milliseconds after the begin of the step")
+    seen = {colour for t in found.values() for lane in t.lanes for colour in lane.spans}
+    figure.legend(
+        handles=[
+            Rectangle((0, 0), 1, 1, color=CLASSES[colour], label=WORDS.get(colour, colour))
+            for colour in COLOURS
+            if colour in seen
+        ],
+        loc="outside lower center",
+        ncols=3,
+        fontsize=10,
+    )
+    return Drawing(
+        figure,
+        say("One step"),
+        say(
+            "One profiled step of %(names)s. The letters mark the phases on the host: data (D), "
+            "forward (F), loss (L), backward (B), optimizer (O). The rows below show what the "
+            "device did: operators of a CPU and its communication, or the busiest streams of a "
+            "GPU. A step is cut into 300 columns; a column shows what fills most of it, and stays "
+            "empty if little runs.",
+            names=", ".join(found),
+        ),
+    )
+
+
+def _draw_step(axes: Axes, name: str, timeline: Timeline) -> None:
+    """One variant: for every rank the strip of phases, and a row per lane."""
+    ticks: list[tuple[float, str]] = []
+    row = 0
+    for rank, strip in timeline.phases.items():
+        _draw_strip(axes, row, strip, timeline.window_ns)
+        ticks.append((row, f"rank {rank}"))
+        row += 1
+        for lane in (lane for lane in timeline.lanes if lane.rank == rank):
+            _draw_lane(axes, row, lane)
+            ticks.append((row, lane.label))
+            row += 1
+    axes.set_yticks([tick for tick, _ in ticks], [label for _, label in ticks], fontsize=9)
+    axes.set(xlim=(0, timeline.window_ns / 1e6), ylim=(row - 0.5, -0.5))
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=9)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.set_title(name, loc="left", fontsize=10)
+
+
+def _draw_strip(
+    axes: Axes, row: int, strip: Sequence[tuple[str, int, int]], window_ns: int
+) -> None:
+    axes.add_patch(
+        PathPatch(
+            _boxes([(t0, t1) for _, t0, t1 in strip], row, 0.32), fc="none", ec=svg.INK, lw=0.5
+        )
+    )
+    for phase, t0, t1 in strip:
+        if t1 - t0 > window_ns / 40:  # a letter needs some room
+            middle = (t0 + t1) / 2e6
+            axes.text(middle, row, _LETTERS[phase], ha="center", va="center_baseline", fontsize=8)
+
+
+def _draw_lane(axes: Axes, row: int, lane: Lane) -> None:
+    for colour, spans in lane.spans.items():
+        axes.add_patch(PathPatch(_boxes(spans, row, 0.42), fc=CLASSES[colour], lw=0))
+
+
+def _boxes(spans: Sequence[Span], row: int, half: float) -> Path:
+    """All spans as one path: a picture of one element instead of hundreds."""
+    corners = [
+        (x / 1e6, row + y)
+        for t0, t1 in spans
+        for x, y in ((t0, -half), (t1, -half), (t1, half), (t0, half), (t0, -half))
+    ]
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(spans)
+    return Path(np.array(corners).reshape(-1, 2), codes)

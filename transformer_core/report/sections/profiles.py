@@ -1,0 +1,180 @@
+"""What the section on profiles shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.results import (
+    Breakdown,
+    DeviceBreakdown,
+    OperatorClass,
+    Partition,
+    ProfileSummary,
+    Roofline,
+)
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.contents import Row
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One variant as the tables show it."""
+
+    name: str
+    breakdown: Breakdown
+    profiler: str
+    """Which profiler recorded it."""
+    steps: int
+    """Steps of all devices, for means."""
+    communication_ms: float | None
+    """Milliseconds of a step in which communication runs; null where nothing communicates."""
+    ddp_communication_ms: float | None
+    """The same by DistributedDataParallel's own timers; null where there are none."""
+    viewer_files: list[str]
+    """Files for a viewer, relative to the page."""
+
+    @property
+    def summary(self) -> ProfileSummary:
+        """The numbers; only of a profile that is ok."""
+        assert self.breakdown.summary is not None
+        return self.breakdown.summary
+
+    def milliseconds(self, nanoseconds: int | None) -> float | None:
+        """Of a step, mean over steps and devices, from a time summed over them."""
+        return None if nanoseconds is None else nanoseconds / 1e6 / self.steps
+
+    def count_per_step(self, count: int | None) -> float | None:
+        """How many in a step, likewise."""
+        return None if count is None else count / self.steps
+
+    def billions(self, count: int | None) -> float | None:
+        """How many billions in a step, likewise."""
+        return None if count is None else count / 1e9 / self.steps
+
+    @staticmethod
+    def rate(count: int | None, nanoseconds: int) -> float | None:
+        """Billions a second."""
+        return count / nanoseconds if count is not None and nanoseconds else None
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """The profiles that are there, those that are not, and the few that are shown in detail."""
+    profiles = {
+        name: _profile(results, name, breakdown) for name, breakdown in results.breakdowns.items()
+    }
+    ok = {name: profile for name, profile in profiles.items() if profile.breakdown.devices}
+    reasons = {profile.breakdown.profiler_reason for profile in profiles.values()}
+    reference = ok.get(results.study.baseline)
+    exposed = {p.name: p.summary.exposed_communication or 0.0 for p in ok.values()}
+    most = max(exposed, key=lambda name: exposed[name], default=None)
+    return {
+        "profiles": ok,
+        "usual": reference or next(iter(ok.values()), None),
+        "talkative": ok[most] if most is not None and exposed[most] else None,
+        "brought": list(results.study.traces),
+        "stragglers": [p for p in ok.values() if len(p.summary.stragglers) > 1],
+        "without": [p.breakdown for p in profiles.values() if not p.breakdown.devices],
+        "detailed": [ok[name] for name in telling(results)],
+        "profiler_reasons": sorted(reason for reason in reasons if reason),
+        "noted": [p for p in ok.values() if p.breakdown.notes],
+    }
+
+
+def _profile(results: StudyResults, name: str, breakdown: Breakdown) -> Profile:
+    capture = results.capture(name)
+    steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
+    talks = any(device.collectives for device in breakdown.devices)
+    runs = sum(device.profiled.communication_ns for device in breakdown.devices)
+    times = (
+        [ddp.communication_seconds for rank in capture.ranks for ddp in rank.ddp] if capture else []
+    )
+    return Profile(
+        name=name,
+        breakdown=breakdown,
+        profiler={"nsys": "Nsight Systems", "kineto": "torch.profiler"}.get(
+            breakdown.source or "", ""
+        ),
+        steps=steps,
+        communication_ms=runs / 1e6 / steps if talks else None,
+        ddp_communication_ms=1e3 * sum(times) / len(times) if times else None,
+        viewer_files=[f"profiles/{name}/{file}" for file in breakdown.viewer_files],
+    )
+
+
+_TELLING = 4
+_USUAL: tuple[tuple[str, bool], ...] = (("ddp", False), ("ddp", True), ("fsdp", False))
+"""Kind of the division of work, and whether gradients accumulate."""
+
+
+def shown(results: StudyResults) -> dict[str, Breakdown]:
+    """The breakdowns that hold a device."""
+    return {name: found for name, found in results.breakdowns.items() if found.devices}
+
+
+def telling(results: StudyResults) -> list[str]:
+    """The few variants that are shown in detail: the baseline, and the first of each way of
+    dividing and synchronising the work, the usual ways first; and all that the user brought."""
+    seen: dict[tuple[str, bool], str] = {}
+    found = list(shown(results))
+    names = [name for name in found if name in results.specs]
+    for name in sorted(names, key=lambda name: name != results.study.baseline):
+        spec = results.specs[name]
+        way = (spec.parallel.kind, spec.training.accumulation.micro_batches > 1)
+        seen.setdefault(way, name)
+    baseline, *others = seen or [None]
+    ways = sorted(others, key=lambda way: _USUAL.index(way) if way in _USUAL else len(_USUAL))
+    variants = [seen[way] for way in [baseline, *ways] if way][:_TELLING]
+    return variants + [name for name in found if name in results.study.traces]
+
+
+def measured_roofline(results: StudyResults) -> Roofline | None:
+    """What the machine reaches, if that was measured."""
+    return results.roofline if results.roofline.status == "ok" else None
+
+
+def profiles_rows(results: StudyResults) -> list[Row]:
+    """A row per variant, rank and device; one without numbers where there is no profile."""
+    breakdowns = results.breakdowns
+    rows: list[Row] = []
+    for name in (*results.variants, *results.study.traces):
+        breakdown = breakdowns.get(name)
+        head = {
+            "variant": name,
+            "status": breakdown.status if breakdown else None,
+            "reason": breakdown.reason if breakdown else "not profiled",
+            "profiler": breakdown.source if breakdown else None,
+        }
+        devices: Sequence[DeviceBreakdown | None] = breakdown.devices if breakdown else []
+        for device in devices or [None]:
+            part = device.profiled if device else None
+            rows.append(
+                head
+                | {
+                    "rank": device.rank if device else None,
+                    "device": device.device if device else None,
+                    "steps": len(device.steps) if device else None,
+                    **{
+                        field: getattr(part, field) if part else None
+                        for field in Partition.model_fields
+                    },
+                    "span_ns": device.span.window_ns if device else None,
+                    "host_bound_ns": device.host_bound_ns if device else None,
+                }
+            )
+    return rows
+
+
+def operators_rows(results: StudyResults) -> list[Row]:
+    """A row per variant and class of operators, summed over its devices and steps."""
+    breakdowns = results.breakdowns
+    rows: list[Row] = []
+    for name in (*results.variants, *results.study.traces):
+        breakdown = breakdowns.get(name)
+        summary = breakdown.summary if breakdown else None
+        uses: Sequence[OperatorClass | None] = summary.operators if summary else []
+        for use in uses or [None]:
+            fields = {
+                field: getattr(use, field) if use else None for field in OperatorClass.model_fields
+            }
+            rows.append({"variant": name} | fields)
+    return rows

@@ -1,1 +1,0 @@
-"""Profiles, a section of the page."""

@@ -1,0 +1,58 @@
+"""How soon the baseline and the recommendation translate well."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from schemas.results import QualitySide
+from schemas.results.search import BASELINE
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
+from transformer_core.report.kit.language import say
+from transformer_core.report.kit.palette import BLUE, GREY
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """The result, and its sides under the names that the page gives them."""
+    found = results.quality
+    return {"quality": found, "sides": [(name_of(s), s) for s in found.sides] if found else []}
+
+
+def name_of(side: QualitySide) -> str:
+    """The techniques of a side."""
+    return side.parts[0] if side.name == BASELINE else " + ".join(side.parts)
+
+
+_HEIGHT = 3.0
+
+
+def draw_quality(results: StudyResults) -> Drawing:
+    """How well each of the two trainings translates, over the time that it has trained."""
+    figure = Figure(figsize=(WIDTH, _HEIGHT), layout="constrained")
+    found = results.quality
+    shown = [side for side in found.sides if side.looks] if found else []
+    if found is None or not shown:
+        nothing(figure)
+    else:
+        axes = figure.subplots()
+        axes.axhline(found.bleu, color=svg.INK, ls="--", lw=1)
+        for side in shown:
+            seconds = [0.0, *(look.seconds for look in side.looks)]
+            bleu = [0.0, *(look.bleu for look in side.looks)]
+            color = GREY if side.name == BASELINE else BLUE
+            axes.plot(seconds, bleu, "o-", color=color, ms=4, label=_label(side))
+        axes.set(xlabel="seconds of training", ylabel="BLEU", ylim=(0, None), xlim=(0, None))
+        legend_below(axes, None)
+    return Drawing(
+        figure,
+        say("Quality over time"),
+        say(
+            "Higher and further left is better. Each dot is a look at how well the model "
+            "translates; the dashed line is what was asked for."
+        ),
+    )
+
+
+def _label(side: QualitySide) -> str:
+    return side.parts[0] if side.name == BASELINE else "recommended"

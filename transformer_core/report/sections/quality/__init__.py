@@ -1,1 +1,0 @@
-"""How soon the baseline and the recommendation translate well."""

@@ -1,1 +1,0 @@
-"""Recommendation, a section of the page."""

@@ -1,0 +1,323 @@
+"""What the section on slow links and more devices shows."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from schemas.config.link import LinkKind, show_bandwidth
+from schemas.results import Comparison, ProjectedCurve, ProjectedStrategy, Projection, VariantResult
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
+from transformer_core.report.kit.formats import plain_duration
+from transformer_core.report.kit.language import Said, say
+from transformer_core.report.kit.palette import BLUE, SERIES
+
+
+@dataclass(frozen=True)
+class LinkedRun:
+    """A variant on several hosts."""
+
+    result: VariantResult
+    bandwidth: str | None
+    """Of the limited link; null for a link as it is."""
+    kind: LinkKind | None
+    hosts: list[str]
+    step_seconds: float | None
+    comparisons: list[Comparison]
+    """With other runs over several hosts."""
+
+
+def linked_runs(results: StudyResults) -> list[LinkedRun]:
+    """The variants on several hosts, in the order of the study."""
+    names = [name for name, spec in results.specs.items() if spec.machine.nodes > 1]
+    found = []
+    for name in names:
+        result, link = results.variants[name], results.specs[name].machine.link
+        topologies = [r.topology for r in result.repeats if r.topology is not None]
+        used = topologies[0].link if topologies else None
+        seconds = [
+            window.seconds / (window.last_step - window.first_step + 1)
+            for repeat in result.repeats
+            for window in repeat.windows
+        ]
+        found.append(
+            LinkedRun(
+                result=result,
+                bandwidth=show_bandwidth(link.bandwidth) if link else None,
+                kind=used.kind if used else None,
+                hosts=list(dict.fromkeys(p.host for t in topologies[:1] for p in t.ranks)),
+                step_seconds=median(seconds) if seconds else None,
+                comparisons=[
+                    comparison
+                    for comparison in results.all_comparisons
+                    if comparison.variant == name and comparison.reference in names
+                ],
+            )
+        )
+    return found
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """Runs over links, the error of the emulated one, and projections."""
+    projection = results.projection
+    curves = shown_curves(projection) if projection else []
+    return {
+        "runs": linked_runs(results),
+        "link_error": results.link_error,
+        "projection": projection,
+        "curves": curves,
+        "knees": {curve.link: curve for curve in curves if curve.strategy == "ddp"},
+        "dropped": dropped(projection) if projection and not projection.reason else {},
+        "most_error": MOST_ERROR,
+        "strategies": STRATEGIES,
+        "show_bandwidth": show_bandwidth,
+    }
+
+
+STRATEGIES = {
+    "ddp": "DDP",
+    "ddp_no_overlap": "DDP without overlap",
+    "accumulation_sync": "accumulation, every micro-batch reduced",
+    "accumulation_no_sync": "accumulation with no_sync",
+    "fsdp": "FSDP",
+    "central": "central",
+}
+"""Projected strategies in words."""
+
+
+SHOWN_BUCKET_MB = 25.0
+"""Bucket size of the strategies that are shown: DistributedDataParallel's own default."""
+
+
+MOST_ERROR = 0.2
+"""Strategies whose measured runs are farther off, in the median, have no curve."""
+
+
+def errors(projection: Projection) -> dict[ProjectedStrategy, float]:
+    """Median error, without its sign, of each strategy that was measured."""
+    found: dict[ProjectedStrategy, list[float]] = defaultdict(list)
+    for check in projection.checks:
+        if check.strategy is not None and check.error is not None:
+            found[check.strategy].append(abs(check.error))
+    return {strategy: median(sizes) for strategy, sizes in found.items()}
+
+
+def dropped(projection: Projection) -> dict[ProjectedStrategy, float]:
+    """Strategies that are not drawn, with their error."""
+    return {name: error for name, error in errors(projection).items() if error > MOST_ERROR}
+
+
+def shown_curves(projection: Projection) -> list[ProjectedCurve]:
+    """The curves of the strategies that were not found to be wrong, with one bucket size for those
+    that have buckets."""
+    wrong = dropped(projection)
+    return [
+        curve
+        for curve in projection.curves
+        if curve.bucket_mb in (None, SHOWN_BUCKET_MB) and curve.strategy not in wrong
+    ]
+
+
+_DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 2), (7, 2)]
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
+GOAL = 0.05
+"""Median error of the emulated link that is aimed at."""
+
+
+def draw_scaling(results: StudyResults) -> Drawing:
+    """Efficiency over the number of devices, a panel for each link."""
+    title = say("Efficiency with more devices")
+    projection = results.projection
+    curves = shown_curves(projection) if projection else []
+    if projection is None or not curves:
+        return _not_projected(projection, title)
+    figure, panels = _panels([curve.link for curve in curves])
+    colors = dict(zip(STRATEGIES, SERIES, strict=False))
+    dashes = dict(zip(STRATEGIES, _DASHES, strict=True))
+    for curve in sorted(curves, key=lambda curve: [*STRATEGIES].index(curve.strategy)):
+        (line,) = panels[curve.link].plot(
+            [point.devices for point in curve.points],
+            [point.efficiency for point in curve.points],
+            color=colors[curve.strategy],
+            label=STRATEGIES[curve.strategy],
+        )
+        if dashes[curve.strategy]:
+            line.set_dashes(dashes[curve.strategy])
+    for axes in panels.values():
+        axes.axhline(0.5, color=svg.INK, lw=0.8, ls=":")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 1.04)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_formatter(_PLAIN)
+    axes.set(xlabel="devices")
+    figure.supylabel("throughput per device, of one alone", fontsize=11)
+    legend_below(axes, _said_error(projection))
+    return Drawing(
+        figure,
+        title,
+        say(
+            "A curve that falls loses time to communication; below the dotted line it is more than "
+            "half of a step. Projected throughput per device over that of one device, each with "
+            "the same work, from the measured work of one and the time of its messages, with "
+            "buckets of 25 MiB; a panel for each link."
+        )
+        + " "
+        + _said_error(projection)
+        + ".",
+    )
+
+
+def draw_bucket_sizes(results: StudyResults) -> Drawing:
+    """Step time of DistributedDataParallel over the bucket size, a panel for each link."""
+    title = say("Bucket size with more devices")
+    projection = results.projection
+    if projection is None or not projection.buckets or "ddp" in dropped(projection):
+        return _not_projected(projection, title)
+    figure, panels = _panels([best.link for best in projection.buckets])
+    devices = list(dict.fromkeys(best.devices for best in projection.buckets))
+    colors = dict(zip(devices, SERIES, strict=False))
+    dashes = dict(zip(devices, _DASHES, strict=False))
+    for best in projection.buckets:
+        axes = panels[best.link]
+        (line,) = axes.plot(
+            [tried.bucket_mb for tried in best.tried],
+            [tried.step_seconds for tried in best.tried],
+            color=colors[best.devices],
+            label=f"{best.devices} devices",
+        )
+        if dashes[best.devices]:
+            line.set_dashes(dashes[best.devices])
+        axes.plot(best.bucket_mb, best.step_seconds, "o", color=colors[best.devices], ms=6)
+    for axes in panels.values():
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(_PLAIN)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_duration(value)))
+    axes.set(xlabel="bucket size (MiB)")
+    figure.supylabel("time of a step", fontsize=11)
+    legend_below(axes, None)
+    return Drawing(
+        figure,
+        title,
+        say(
+            "Lower is faster: projected time of a step of DistributedDataParallel by the size of "
+            "its gradient buckets, a panel for each link. A dot marks the smallest of the best "
+            "sizes."
+        ),
+    )
+
+
+def _not_projected(projection: Projection | None, title: Said) -> Drawing:
+    reason = say("the study asks for no projection")
+    if projection and projection.reason:
+        reason = Said(projection.reason, projection.reason)
+    elif projection:
+        reason = say("measured runs differ too much from the projection")
+    empty = Figure(figsize=(WIDTH, 1.6), layout="constrained")
+    return Drawing(
+        nothing(empty, "Nothing to project"), title, say("No curves: %(reason)s.", reason=reason)
+    )
+
+
+def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel for each of ``links``, one below the other."""
+    names = list(dict.fromkeys(links))
+    figure = Figure(figsize=(WIDTH, 1.0 + 2.1 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(panels, names, strict=True):
+        axes.set_title(name.replace("_", " "), fontsize=10)
+    return figure, dict(zip(names, panels, strict=True))
+
+
+def _said_error(projection: Projection) -> Said:
+    """What the checks say of the model, to stand beside its curves."""
+    if projection.median_error is None or projection.worst_error is None:
+        return say("Not checked against any run")
+    count = sum(check.error is not None for check in projection.checks)
+    return say(
+        "Checked against %(count)s runs: off by %(median)s in the median, %(worst)s at worst",
+        count=count,
+        median=f"{projection.median_error:.0%}",
+        worst=f"{projection.worst_error:.0%}",
+    )
+
+
+def draw_projection_check(results: StudyResults) -> Drawing:
+    """Predicted over measured step time of every run of several processes."""
+    projection = results.projection
+    shown = [c for c in projection.checks if c.error is not None] if projection else []
+    figure, axes = rows(len(shown))
+    for row, check in enumerate(shown):
+        assert check.error is not None
+        axes.plot([0, check.error], [row, row], color=BLUE)
+        axes.plot(check.error, row, "o", color=BLUE, ms=6)
+        axes.annotate(
+            plain_duration(check.measured_seconds),
+            (1, row),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    if shown:
+        axes.axvline(0, color=svg.INK, ls="--", lw=1)
+        axes.set_yticks(range(len(shown)), [check.variant for check in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set(xlabel="predicted over measured time of a step, less 1")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.margins(x=0.1)
+    return Drawing(
+        figure,
+        say("Projection against measured runs"),
+        say(
+            "Left of the dashed line the projected time of a step is too short, right of it too "
+            "long: every run of several processes that the model covers. At the right stands the "
+            "measured time."
+        ),
+    )
+
+
+def draw_link_error(results: StudyResults) -> Drawing:
+    """The emulated link against the real one, by bandwidth."""
+    found = results.link_error
+    shown = [trial for trial in found.trials if trial.error is not None] if found else []
+    figure, axes = rows(len(shown))
+    if shown:
+        bandwidths = list(dict.fromkeys(trial.bandwidth for trial in shown))
+        colors = dict(zip(bandwidths, SERIES, strict=False))
+        markers = dict(zip(bandwidths, "os^Dv<>P", strict=False))
+        for row, trial in enumerate(shown):
+            assert trial.error is not None
+            first = row == 0 or shown[row - 1].bandwidth != trial.bandwidth
+            axes.plot(
+                trial.error,
+                row,
+                markers[trial.bandwidth],
+                color=colors[trial.bandwidth],
+                ms=7,
+                label=show_bandwidth(trial.bandwidth) if first else None,
+            )
+        axes.axvspan(-GOAL, GOAL, color=svg.INK, alpha=0.08, lw=0)
+        axes.axvline(0, color=svg.INK, ls="--", lw=1)
+        axes.set_yticks(range(len(shown)), [trial.name.replace("_", " ") for trial in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set(xlabel="time of a step over the emulated link, of the real one, less 1")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.margins(x=0.1)
+        legend_below(axes, None)
+    return Drawing(
+        figure,
+        say("The emulated link against the real one"),
+        say(
+            "Near the dashed line the emulated link is as slow as the real one: error of the time "
+            "of a step, for configurations that nothing was fitted to, which took turns over both "
+            "links. The shaded band is 5 % wide on either side."
+        ),
+    )

@@ -1,1 +1,0 @@
-"""Scaling, a section of the page."""

@@ -1,1 +1,0 @@
-"""Summary, a section of the page."""

@@ -1,1 +1,0 @@
-"""Techniques, a section of the page."""

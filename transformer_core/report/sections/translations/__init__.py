@@ -1,1 +1,0 @@
-"""Translations, a section of the page."""

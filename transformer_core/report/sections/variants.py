@@ -1,0 +1,159 @@
+"""What the table of the variants shows."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from schemas.results import EvaluationResult
+from transformer_core.decide.comparisons.turn_throughput import (
+    epoch_seconds,
+    session_rates,
+    throughputs,
+)
+from transformer_core.decide.data_frames import rounds_frame
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.contents import Row
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, name_rows, nothing, rows
+from transformer_core.report.kit.formats import interval_columns
+from transformer_core.report.kit.language import NOTHING, Said, say
+from transformer_core.report.kit.palette import BLUE
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """Throughput and time per epoch by variant, from the turns, and the fastest equivalent one."""
+    found = throughputs(results)
+    certified = [name for name in found if results.certificates[name].status == "equivalent"]
+    return {
+        "fastest": max(certified, key=lambda name: found[name].median, default=None),
+        "throughputs": found,
+        "epochs": {
+            name: epoch_seconds(result, found.get(name))
+            for name, result in results.variants.items()
+        },
+    }
+
+
+MOST_PANELS = 16
+"""Comparisons in the figure of the rounds at most."""
+
+
+def draw_throughput(results: StudyResults) -> Drawing:
+    """The throughput of every variant, from the turns."""
+    found = throughputs(results)
+    names = [name for name in results.variants if name in found]
+    figure, axes = rows(len(names))
+    for row, name in enumerate(names):
+        interval = found[name]
+        axes.barh(row, interval.median, 0.6, color=BLUE, alpha=0.45, lw=0)
+        axes.plot([interval.low, interval.high], [row, row], color=svg.INK, zorder=3)
+    if names:
+        sessions = session_rates(results)
+        places = [names.index(results.study.baseline)] * len(sessions)
+        axes.plot(sessions, places, "o", color=BLUE, ms=4, alpha=0.8)
+        name_rows(axes, names)
+        axes.set(xlabel="non-padding tokens per second", xlim=(0, None))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return Drawing(
+        figure,
+        say("Throughput"),
+        say(
+            "Non-padding tokens per second: a longer bar is faster. Variant and baseline took "
+            "turns on the machine, a few steps each. A dot is a session of the baseline, whose bar "
+            "is their median; every other bar is that times the ratio of the variant, with its "
+            "interval."
+        )
+        + left_out(results, names),
+    )
+
+
+def draw_drift(results: StudyResults) -> Drawing:
+    """The rounds of the comparisons: how the machine drifts, and that the ratio does not."""
+    runs = [run for run in results.paired_runs if run.status == "ok"]
+    title = say("Drift, seen and cancelled")
+    shown = runs[:MOST_PANELS]
+    count = max(1, -(-len(shown) // 2))
+    figure = Figure(figsize=(WIDTH, 0.9 + 1.25 * count), layout="constrained")
+    names = [run.variant for run in runs] + [results.study.baseline]
+    missing = left_out(results, names)
+    if not shown:
+        return Drawing(nothing(figure), title, missing.strip())
+    grid = list(figure.subplots(count, 2, sharex=True, sharey=True, squeeze=False).flat)
+    for axes, run in zip(grid, shown, strict=False):
+        frame = rounds_frame(run)
+        for _, session in frame.groupby("session"):
+            axes.plot(session["round"], session["reference"], color=svg.INK, alpha=0.45, lw=1)
+            axes.plot(session["round"], session["ratio"], color=BLUE)
+        axes.axhline(1, color=svg.INK, lw=0.8, ls="--")
+        axes.set_title(run.variant, fontsize=10)
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("round; a gap is a new session in fresh processes", fontsize=11)
+    figure.supylabel("over the median", fontsize=11)
+    left = NOTHING
+    if len(runs) > len(shown):
+        left = Said(" ", " ") + say(
+            "The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs)
+        )
+    return Drawing(
+        figure,
+        title,
+        say(
+            "In each round of a comparison both sides train for a moment, one after the other. "
+            "Grey is the speed of the baseline, over its median: what the machine does. Blue is "
+            "the ratio of the two, over its median: the machine has gone from it."
+        )
+        + left
+        + missing,
+    )
+
+
+def variants_rows(results: StudyResults) -> list[Row]:
+    """A row per variant. What was not measured is empty.
+
+    Throughput is from the turns; ``alone_…`` is what its own run measured.
+    """
+    rows: list[Row] = []
+    throughput = throughputs(results)
+    for name, result in results.variants.items():
+        comparison = results.comparisons.get(name)
+        spec = results.specs[name]
+        rows.append(
+            {
+                "variant": name,
+                "status": result.status,
+                "reason": result.reason,
+                "repeats": len(result.repeats),
+                **interval_columns("tokens_per_second", throughput.get(name)),
+                **interval_columns("alone_tokens_per_second", result.tokens_per_second),
+                **interval_columns("alone_pairs_per_second", result.pairs_per_second),
+                "baseline": results.study.baseline,
+                **interval_columns("speedup", comparison.speedup if comparison else None),
+                "speedup_counts": comparison.counts if comparison else None,
+                "equivalence": results.certificates[name].equivalence.kind,
+                "certificate": results.certificates[name].status,
+                "note": comparison.note if comparison else None,
+                "epoch_seconds": epoch_seconds(result, throughput.get(name)),
+                "validation_loss_nats": result.validation_loss,
+                **_quality(results, result.evaluation),
+                "peak_memory_bytes": result.peak_memory_bytes,
+                "padding_share": result.padding_share,
+                "input_wait_share": result.input_wait_share,
+                "world_size": spec.world_size,
+                "spec_sha256": spec.digest(),
+            }
+        )
+    return rows
+
+
+def _quality(results: StudyResults, evaluation: EvaluationResult) -> Row:
+    """The columns that say how good a model is at its task."""
+    if results.study.task.kind == "translation":
+        return {"bleu": evaluation.bleu, "chrf": evaluation.chrf}
+    quality = evaluation.texts
+    return {
+        "test_loss_nats": quality.loss if quality else None,
+        "perplexity": quality.perplexity if quality else None,
+        "bits_per_byte": quality.bits_per_byte if quality else None,
+    }

@@ -1,1 +1,0 @@
-"""Variants, a section of the page."""

@@ -1,0 +1,188 @@
+"""What the section on the reasons of differences shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from schemas.results import Breakdown, Comparison, LaunchUse, PathPart, StepBound
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.contents import Row
+from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import Drawing, legend_below, name_rows, rows
+from transformer_core.report.kit.language import say
+from transformer_core.report.kit.palette import BLUE, BROWN, GREY, VERMILION, YELLOW
+from transformer_core.report.sections.profiles import shown, telling
+from transformer_core.trace.compare import Difference, difference
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A comparison, and how the profiled steps of its two sides differ."""
+
+    comparison: Comparison
+    difference: Difference
+
+
+def reasons(results: StudyResults) -> list[Reason]:
+    """Every comparison of which both sides were profiled, in the order of the comparisons."""
+    profiles = shown(results)
+    return [
+        Reason(found, difference(profiles[found.reference], profiles[found.variant]))
+        for found in results.all_comparisons
+        if found.reference in profiles and found.variant in profiles
+    ]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the steps of a variant wait for."""
+
+    name: str
+    parts: StepBound
+    launches: Sequence[LaunchUse]
+    """Of the devices where launches are known."""
+
+    def share(self, part: str) -> float | None:
+        """Of the wall time of the steps."""
+        time: int = getattr(self.parts, f"{part}_ns")
+        return time / self.parts.window_ns if self.parts.window_ns else None
+
+    @property
+    def delay_ms(self) -> float | None:
+        """Median over devices of the median delay from launch to begin."""
+        delays = [use.delay_median_ns for use in self.launches]
+        return median(delays) / 1e6 if delays else None
+
+    @property
+    def queue(self) -> float | None:
+        """Median over devices of the median number of launched events that have not begun."""
+        queues = [use.queue_median for use in self.launches]
+        return median(queues) if queues else None
+
+
+@dataclass(frozen=True)
+class Path:
+    """The critical path of one step of one device."""
+
+    name: str
+    rank: int
+    parts: Sequence[PathPart]
+    window_ns: int
+
+    def share(self, part: PathPart) -> float:
+        """Of the step."""
+        return part.time_ns / self.window_ns
+
+
+def context(results: StudyResults) -> dict[str, Any]:
+    """Every comparison with its reason, what each profiled variant waits for, and a few paths."""
+    found = reasons(results)
+    profiles = shown(results)
+    bounds = [bound for name in profiles if (bound := _bound(name, profiles[name]))]
+    of_baseline = [bound for bound in bounds if bound.name == results.study.baseline]
+    return {
+        "reasons": found,
+        "best": _best(found, results.study.baseline),
+        "bounds": bounds,
+        "usual": next(iter([*of_baseline, *bounds]), None),
+        "paths": [path for name in telling(results) if (path := _path(name, profiles[name]))],
+    }
+
+
+def _best(found: Sequence[Reason], baseline: str) -> Reason | None:
+    """The comparison with the baseline that counts and is fastest; null if none is faster."""
+    faster = [
+        (reason.comparison.speedup.median, reason)
+        for reason in found
+        if reason.comparison.reference == baseline
+        and reason.comparison.counts
+        and reason.comparison.verdict == "FASTER"
+        and reason.comparison.speedup is not None
+    ]
+    return max(faster, key=lambda item: item[0])[1] if faster else None
+
+
+def _bound(name: str, breakdown: Breakdown) -> Bound | None:
+    parts = breakdown.summary.bound if breakdown.summary else None
+    launches = [device.launches for device in breakdown.devices if device.launches]
+    return Bound(name, parts, launches) if parts else None
+
+
+def _path(name: str, breakdown: Breakdown) -> Path | None:
+    device = breakdown.devices[0]
+    whole = sum(part.time_ns for part in device.critical_path)
+    return Path(name, device.rank, device.critical_path[:12], whole) if whole else None
+
+
+_PARTS = {
+    "computation": BLUE,
+    "exposed communication": VERMILION,
+    "exposed copies": YELLOW,
+    "exposed CUDA graphs": BROWN,
+    "idle": GREY,
+}
+
+
+def draw_differences(results: StudyResults) -> Drawing:
+    """By variant, the parts by which its step differs from that of the baseline."""
+    baseline = results.study.baseline
+    found = [reason for reason in reasons(results) if reason.comparison.reference == baseline]
+    figure, axes = rows(len(found))
+    labelled: set[str] = set()
+    for row, reason in enumerate(found):
+        ends = {True: 0.0, False: 0.0}
+        parts = {part.name: part.difference_ms for part in reason.difference.parts}
+        for name, colour in _PARTS.items():
+            change = parts.get(name, 0.0)
+            if not change:
+                continue
+            label = name if name not in labelled else None
+            labelled.add(name)
+            longer = change > 0
+            axes.barh(row, change, 0.7, ends[longer], color=colour, lw=0, label=label)
+            ends[longer] += change
+        axes.plot(reason.difference.step.difference_ms, row, "D", color=svg.INK, ms=5)
+    if found:
+        name_rows(axes, [reason.comparison.variant for reason in found])
+        axes.axvline(0, color=svg.INK, lw=0.8)
+        axes.set_xlabel(f"difference of a profiled step to {baseline} (ms)")
+        handles, labels = axes.get_legend_handles_labels()
+        once = dict(zip(labels, handles, strict=True))
+        order = [name for name in _PARTS if name in once]
+        axes.legend([once[name] for name in order], order)
+        legend_below(axes, None)
+    return Drawing(
+        figure,
+        say("What makes a step shorter or longer"),
+        say(
+            "To the left is what takes less time than in the baseline, to the right what takes "
+            "more: parts of the wall time of a profiled step. The diamond is their sum, the "
+            "difference of the step. Profiled steps are slower than timed ones."
+        ),
+    )
+
+
+_LISTS = ("parts", "phases", "operators", "collectives", "kernels")
+
+
+def differences_rows(results: StudyResults) -> list[Row]:
+    """A row per comparison and thing that both profiles list, in milliseconds of a step."""
+    found: list[Row] = []
+    for reason in reasons(results):
+        pair = {"variant": reason.comparison.variant, "reference": reason.comparison.reference}
+        changes = [("step", reason.difference.step)]
+        for kind in _LISTS:
+            changes += [(kind, change) for change in getattr(reason.difference, kind)]
+        found += [
+            pair
+            | {
+                "kind": kind,
+                "name": change.name,
+                "reference_ms": change.first_ms,
+                "variant_ms": change.second_ms,
+                "difference_ms": change.difference_ms,
+            }
+            for kind, change in changes
+        ]
+    return found

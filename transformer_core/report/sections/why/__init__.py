@@ -1,1 +1,0 @@
-"""Why a variant is faster or slower, a section of the page."""
