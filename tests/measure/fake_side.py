@@ -12,15 +12,15 @@ from pair_builders import provenance
 from schemas.errors import Unsupported
 from schemas.results import Topology
 from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.turn_taking import (
+from transformer_core.run.coordinator import (
     Hello,
     Leave,
     Report,
-    Seat,
     TellKernels,
     TellMemory,
     TellProvenance,
     Turn,
+    Turns,
 )
 from transformer_core.run.statuses import end_with_parent
 
@@ -35,33 +35,33 @@ def run(order: TurnsOrder) -> None:
     log = Path(os.environ["FAKE_LOG"])
     if side == "unsupported":
         raise Unsupported("needs a device that is not here")
-    seat = Seat(order.desk, Hello(side, 0, TOPOLOGY))
-    turns = 0
+    turns = Turns(order.coordinator, Hello(side, 0, TOPOLOGY))
+    done = 0
     while True:
-        match seat.next_task():
+        match turns.next():
             case Turn(lead, steps):
-                turns += 1
-                if turns == 4 and side == "dies":
+                done += 1
+                if done == 4 and side == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
-                if turns == 4 and side == "fails":
+                if done == 4 and side == "fails":
                     raise ValueError("a mistake")
-                if turns == 4 and side == "stalls":
+                if done == 4 and side == "stalls":
                     time.sleep(600)
                 with log.open("a") as file:
                     print(side, lead, steps, file=file)
                 time.sleep(SECONDS)
                 # Every second window is a little slower. The first side has a turn more: the pilot.
-                own = turns - (side == "single" and turns > 1)
+                own = done - (side == "single" and done > 1)
                 slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (own % 2))
                 if side == "noisy":
                     slow *= random.uniform(0.9, 1.1)
-                seat.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))
+                turns.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))
             case TellMemory():
-                seat.answer(1000 + (order.planted or 0))
+                turns.answer(1000 + round(order.planted or 0))
             case TellKernels():
-                seat.answer(None)
+                turns.answer(None)
             case TellProvenance(command, _):
-                seat.answer(provenance(command=command))
+                turns.answer(provenance(command=command))
             case Leave():
                 return
 

@@ -113,7 +113,7 @@ for name in ("numba", "scipy", "bitsandbytes", "transformers"):
 for name in ("alone.worker", "turns.worker", "turns.job", "memory.predicted.job",
              "memory.largest_batch.worker", "gpu_check.attention_truth", "gpu_check.device_facts"):
     importlib.import_module("transformer_core.measure." + name)
-for name in ("profiling.capture.worker", "analysis.gpu_check.lines",
+for name in ("observe.profiler", "decide.gpu_check.lines",
              "report.gpu_check.check_page"):
     importlib.import_module("transformer_core." + name)
 """

@@ -30,7 +30,7 @@ from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.session_ratio import log_ratios
 from transformer_core.measure.turns.sides import Side
 from transformer_core.measure.turns.stopping_rule import enough, stop
-from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.coordinator import Coordinator
 
 HERE = Path(__file__).parent
 FAST = ("fast", "single")
@@ -43,7 +43,7 @@ COMPARING = Comparing(
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Sides without torch; the log of their turns."""
     log = tmp_path / "turns.log"
-    paths = [str(HERE), str(HERE.parent / "analysis"), str(HERE.parents[1])]
+    paths = [str(HERE), str(HERE.parent / "decide"), str(HERE.parents[1])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FAKE_LOG", str(log))
     monkeypatch.setattr(processes, "WORKER", "fake_side")
@@ -342,9 +342,16 @@ def test_the_budget_is_for_two_sides() -> None:
 def test_the_desk_may_stand_elsewhere(fake: Path, tmp_path: Path) -> None:
     """As in a search, whose sessions share one and have folders of their own."""
     sides = side(tmp_path, "single"), side(tmp_path, "fast")
-    with Desk(tmp_path / "desk.json", False) as desk:
+    with Coordinator(tmp_path / "coordinator.json", False) as coordinator:
         made = Sessions(
-            sides, COMPARING, tmp_path, tmp_path / "round-1", desk, "", datetime.now(UTC), print
+            sides,
+            COMPARING,
+            tmp_path,
+            tmp_path / "round-1",
+            coordinator,
+            "",
+            datetime.now(UTC),
+            print,
         )
         assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 

@@ -12,7 +12,10 @@ from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.turns.planted_slowdown import PlantedDelay
-from transformer_core.measure.turns.turn_taking import (
+from transformer_core.measure.turns.worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
+from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.run.coordinator import (
     Leave,
     ProbeDevices,
     Report,
@@ -20,23 +23,20 @@ from transformer_core.measure.turns.turn_taking import (
     TellMemory,
     Turn,
 )
-from transformer_core.measure.turns.worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.training.loop import train
 from transformer_core.training.optimization.learning_rate import learning_rate
 
 NOWHERE = Path("/nowhere")
 
 
-class FakeSeat:
+class FakeTurns:
     """Tasks that are known before, and what was answered to them."""
 
     def __init__(self, *tasks: Any) -> None:
         self.tasks = list(tasks)
         self.answers: list[Any] = []
 
-    def next_task(self) -> Any:
+    def next(self) -> Any:
         return self.tasks.pop(0)
 
     def answer(self, value: Any) -> None:
@@ -66,13 +66,13 @@ def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any],
     """The answers of a small training, timed by a clock that counts its steps."""
     spec = spec or small_spec()
     setup = small_setup(endless(spec))
-    seat = FakeSeat(*tasks, Leave())
-    taker = TurnTaker(seat, spec, setup.strategy, None)  # type: ignore[arg-type]
+    turns = FakeTurns(*tasks, Leave())
+    taker = TurnTaker(turns, spec, setup.strategy, None)  # type: ignore[arg-type]
     steps = Steps(taker)
     taker._now = steps.now
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
-    return seat.answers, steps
+    return turns.answers, steps
 
 
 def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study() -> None:
@@ -94,13 +94,13 @@ def test_steps_are_timed_turn_by_turn() -> None:
 def test_a_side_prepares_itself_once_and_not_before_its_first_turn() -> None:
     spec = small_spec()
     setup = small_setup(endless(spec))
-    seat = FakeSeat(TellMemory(), Turn(0, 1), Turn(1, 1), Leave())
+    turns = FakeTurns(TellMemory(), Turn(0, 1), Turn(1, 1), Leave())
     answered: list[int] = []
 
     def prepare() -> None:
-        answered.append(len(seat.answers))
+        answered.append(len(turns.answers))
 
-    taker = TurnTaker(seat, spec, setup.strategy, None, prepare)  # type: ignore[arg-type]
+    taker = TurnTaker(turns, spec, setup.strategy, None, prepare)  # type: ignore[arg-type]
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
     assert answered == [1]
@@ -109,10 +109,10 @@ def test_a_side_prepares_itself_once_and_not_before_its_first_turn() -> None:
 def test_it_tells_what_computed_its_first_step_and_looks_at_no_other() -> None:
     spec = small_spec()
     setup = small_setup(endless(spec))
-    seat = FakeSeat(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels(), Leave())
+    turns = FakeTurns(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels(), Leave())
     first = FirstStep()
     taker = TurnTaker(
-        seat,  # type: ignore[arg-type]
+        turns,  # type: ignore[arg-type]
         spec,
         setup.strategy,
         None,
@@ -124,7 +124,7 @@ def test_it_tells_what_computed_its_first_step_and_looks_at_no_other() -> None:
     first.begin = lambda: (began.append(1), begin())[1]  # type: ignore[method-assign]
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
-    _, once, _, again = seat.answers
+    _, once, _, again = turns.answers
     assert once == again
     assert began == [1]
     assert any("_fused_adamw" in name for name in once.update)
@@ -188,11 +188,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 def test_turns_on_a_gpu_with_memory_and_probe() -> None:
     spec = small_spec(machine={"device": "cuda"})
     setup = _cuda_setup(spec)
-    seat = FakeSeat(ProbeDevices(), Turn(2, 5), Turn(1, 5), TellMemory(), Leave())
-    taker = TurnTaker(seat, spec, setup.strategy, None)  # type: ignore[arg-type]
+    turns = FakeTurns(ProbeDevices(), Turn(2, 5), Turn(1, 5), TellMemory(), Leave())
+    taker = TurnTaker(turns, spec, setup.strategy, None)  # type: ignore[arg-type]
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
-    (probe,), first, second, memory = seat.answers
+    (probe,), first, second, memory = turns.answers
     assert probe.device == "cuda:0"
     assert first.seconds > 0
     assert second.seconds > 0
@@ -208,11 +208,11 @@ def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step() -> None:
         setup = _cuda_setup(spec)
         strategy = setup.strategy
         planted = PlantedDelay(share, lambda strategy=strategy: Strategy.synchronise(strategy))
-        seat = FakeSeat(*[Turn(5, 20)] * 5, Leave())
-        taker = TurnTaker(seat, spec, strategy, planted)  # type: ignore[arg-type]
+        turns = FakeTurns(*[Turn(5, 20)] * 5, Leave())
+        taker = TurnTaker(turns, spec, strategy, planted)  # type: ignore[arg-type]
         with pytest.raises(TurnsOver):
             train(setup, taker, NOWHERE)
-        seconds.append(sorted(report.seconds for report in seat.answers)[2])
+        seconds.append(sorted(report.seconds for report in turns.answers)[2])
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.2)
 
 

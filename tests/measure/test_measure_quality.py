@@ -17,7 +17,7 @@ from transformer_core.measure.quality.race import Runner, for_race, race
 from transformer_core.measure.quality.worker import look
 from transformer_core.measure.turns.session import SessionEndedError
 from transformer_core.measure.turns.sides import Side
-from transformer_core.measure.turns.turn_taking import Report, Turn
+from transformer_core.run.coordinator import Report, Turn
 from transformer_core.run.statuses import Outcome
 from transformer_core.training.evaluation import validation_loss
 
@@ -36,7 +36,7 @@ class Track:
         self.progress = lambda text: None
 
     @contextmanager
-    def seated(self) -> Any:
+    def gathered(self) -> Any:
         yield self.ask, {}
 
     def provenances(self, ask: Any) -> dict[str, Any]:

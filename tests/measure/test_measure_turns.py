@@ -1,4 +1,4 @@
-"""The desk, at which processes wait for their turn."""
+"""The coordinator, for which processes wait to give them their turn."""
 
 import json
 import stat
@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from schemas.results import Topology
-from transformer_core.measure.turns.turn_taking import (
-    Desk,
+from transformer_core.run.coordinator import (
+    Coordinator,
     Hello,
     Leave,
     Report,
-    Seat,
     SideEndedError,
     Turn,
+    Turns,
     announced_session,
     connect,
 )
@@ -29,112 +29,123 @@ TOPOLOGY = Topology(
 )
 
 
+def report(seconds: float, tokens: int = 0) -> Report:
+    return Report(seconds, tokens, 0, 0.0)
+
+
 def alive() -> None:
     """Nobody has ended."""
 
 
 @pytest.fixture(params=[False, True], ids=["one host", "several hosts"])
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Coordinator]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RENDEZVOUS", "127.0.0.1:1")
-        with Desk(tmp_path / "desk.json", several_hosts=request.param) as made:
+        with Coordinator(tmp_path / "coordinator.json", several_hosts=request.param) as made:
             yield made
 
 
-def sit(desk: Desk, side: str, rank: int, act: Callable[[Any], Any]) -> threading.Thread:
+def join(
+    coordinator: Coordinator, side: str, rank: int, act: Callable[[Any], Any]
+) -> threading.Thread:
     """A rank that gives what ``act`` makes of each task."""
 
     def live() -> None:
-        seat = Seat(desk.file, Hello(side, rank, TOPOLOGY))
-        while not isinstance(task := seat.next_task(), Leave):
-            seat.answer(act(task))
+        turns = Turns(coordinator.file, Hello(side, rank, TOPOLOGY))
+        while not isinstance(task := turns.next(), Leave):
+            turns.answer(act(task))
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
     return thread
 
 
-def test_who_comes_is_told_which_session_it_is(desk: Desk) -> None:
-    assert announced_session(desk.file) == 1
-    desk.announce(3)
-    assert announced_session(desk.file) == 3
-    assert desk.file.stat().st_mode & 0o077 == 0
-    lone = sit(desk, "a", 0, lambda task: "here")
-    desk.seat({"a": 1}, alive, timeout=10)
-    assert desk.ask("a", Turn(0, 1), alive, timeout=10) == ["here"]
-    desk.dismiss()
+def test_who_comes_is_told_which_session_it_is(coordinator: Coordinator) -> None:
+    assert announced_session(coordinator.file) == 1
+    coordinator.announce(3)
+    assert announced_session(coordinator.file) == 3
+    assert coordinator.file.stat().st_mode & 0o077 == 0
+    lone = join(coordinator, "a", 0, lambda task: report(1))
+    coordinator.gather({"a": 1}, alive, timeout=10)
+    assert coordinator.ask("a", Turn(0, 1), alive, timeout=10) == [report(1)]
+    coordinator.dismiss()
     lone.join(10)
 
 
-def test_answers_come_in_the_order_of_ranks(desk: Desk) -> None:
+def test_answers_come_in_the_order_of_ranks(coordinator: Coordinator) -> None:
     for rank in (2, 0, 1):
-        sit(desk, "a", rank, lambda task, rank=rank: (rank, task.steps))
-    lone = sit(desk, "b", 0, lambda task: "b")
-    found = desk.seat({"a": 3, "b": 1}, alive, timeout=10)
+        join(coordinator, "a", rank, lambda task, rank=rank: report(rank, task.steps))
+    lone = join(coordinator, "b", 0, lambda task: report(9))
+    found = coordinator.gather({"a": 3, "b": 1}, alive, timeout=10)
     assert found["a"][0] == TOPOLOGY
-    assert desk.ask("a", Turn(1, 5), alive, timeout=10) == [(0, 5), (1, 5), (2, 5)]
-    assert desk.ask("b", Turn(1, 5), alive, timeout=10) == ["b"]
-    desk.dismiss()
+    assert coordinator.ask("a", Turn(1, 5), alive, timeout=10) == [
+        report(rank, 5) for rank in range(3)
+    ]
+    assert coordinator.ask("b", Turn(1, 5), alive, timeout=10) == [report(9)]
+    coordinator.dismiss()
     lone.join(10)
     assert not lone.is_alive()
 
 
-def test_only_the_side_that_is_asked_works(desk: Desk) -> None:
+def test_only_the_side_that_is_asked_works(coordinator: Coordinator) -> None:
     asked: list[str] = []
     for side in ("a", "b"):
-        sit(desk, side, 0, lambda task, side=side: asked.append(side))
-    desk.seat({"a": 1, "b": 1}, alive, timeout=10)
+        join(coordinator, side, 0, lambda task, side=side: asked.append(side) or report(0))
+    coordinator.gather({"a": 1, "b": 1}, alive, timeout=10)
     for side in ("a", "b", "b", "a"):
-        desk.ask(side, Turn(0, 1), alive, timeout=10)
+        coordinator.ask(side, Turn(0, 1), alive, timeout=10)
     assert asked == ["a", "b", "b", "a"]
 
 
-def test_a_side_that_hangs_up_has_ended(desk: Desk) -> None:
-    connection = connect(desk.file)
-    connection.send(Hello("a", 0, TOPOLOGY))
-    desk.seat({"a": 1}, alive, timeout=10)
+def test_a_side_that_hangs_up_has_ended(coordinator: Coordinator) -> None:
+    connection = connect(coordinator.file)
+    connection.send_bytes(
+        json.dumps({"side": "a", "rank": 0, "topology": TOPOLOGY.model_dump()}).encode()
+    )
+    coordinator.gather({"a": 1}, alive, timeout=10)
     connection.close()
     with pytest.raises(SideEndedError, match="a ended before its turn was over"):
-        desk.ask("a", Turn(0, 1), alive, timeout=10)
+        coordinator.ask("a", Turn(0, 1), alive, timeout=10)
 
 
-def test_a_side_that_stalls_has_ended(desk: Desk) -> None:
-    sit(desk, "a", 0, lambda task: time.sleep(60))
-    desk.seat({"a": 1}, alive, timeout=10)
+def test_a_side_that_stalls_has_ended(coordinator: Coordinator) -> None:
+    join(coordinator, "a", 0, lambda task: time.sleep(60))
+    coordinator.gather({"a": 1}, alive, timeout=10)
     with pytest.raises(SideEndedError, match=r"did not answer within 0\.3 s \(machine\.timeout\)"):
-        desk.ask("a", Turn(0, 1), alive, timeout=0.3)
+        coordinator.ask("a", Turn(0, 1), alive, timeout=0.3)
 
 
-def test_a_side_that_does_not_come(desk: Desk) -> None:
-    sit(desk, "a", 0, lambda task: None)
+def test_a_side_that_does_not_come(coordinator: Coordinator) -> None:
+    join(coordinator, "a", 0, lambda task: None)
     with pytest.raises(SideEndedError, match=r"a was not ready after 0\.3 s"):
-        desk.seat({"a": 2}, alive, timeout=0.3)
+        coordinator.gather({"a": 2}, alive, timeout=0.3)
 
 
-def test_the_check_is_heard_while_the_desk_waits(desk: Desk) -> None:
+def test_the_check_is_heard_while_the_coordinator_waits(coordinator: Coordinator) -> None:
     def gone() -> None:
         raise SideEndedError("b", "is gone")
 
-    sit(desk, "a", 0, lambda task: time.sleep(60))
+    join(coordinator, "a", 0, lambda task: time.sleep(60))
     with pytest.raises(SideEndedError, match="b is gone"):
-        desk.seat({"a": 2}, gone, timeout=10)
-    desk.seat({"a": 0}, alive, timeout=10)
+        coordinator.gather({"a": 2}, gone, timeout=10)
+    coordinator.gather({"a": 0}, alive, timeout=10)
 
 
-def test_a_stranger_has_no_key(desk: Desk, tmp_path: Path) -> None:
-    assert stat.S_IMODE(desk.file.stat().st_mode) == 0o600
-    known = json.loads(desk.file.read_text())
+def test_a_stranger_has_no_key(coordinator: Coordinator, tmp_path: Path) -> None:
+    assert stat.S_IMODE(coordinator.file.stat().st_mode) == 0o600
+    known = json.loads(coordinator.file.read_text())
     other = tmp_path / "other.json"
     other.write_text(json.dumps(known | {"key": "00" * 32}))
     with pytest.raises(AuthenticationError):
         connect(other)
-    # And the desk still welcomes others.
-    sit(desk, "a", 0, lambda task: Report(1.0, 2, 3, 0.0))
-    desk.seat({"a": 1}, alive, timeout=10)
-    assert desk.ask("a", Turn(0, 1), alive, timeout=10) == [Report(1.0, 2, 3, 0.0)]
+    # Nor does anybody who speaks otherwise than in JSON disturb it.
+    connect(coordinator.file).send(Hello("a", 0, TOPOLOGY))
+    join(coordinator, "a", 0, lambda task: Report(1.0, 2, 3, 0.0))
+    coordinator.gather({"a": 1}, alive, timeout=10)
+    assert coordinator.ask("a", Turn(0, 1), alive, timeout=10) == [Report(1.0, 2, 3, 0.0)]
 
 
-def test_the_file_goes_with_the_desk(tmp_path: Path) -> None:
-    with Desk(tmp_path / "desk.json", several_hosts=False):
-        assert (tmp_path / "desk.json").exists()
-    assert not (tmp_path / "desk.json").exists()
+def test_the_file_goes_with_the_coordinator(tmp_path: Path) -> None:
+    with Coordinator(tmp_path / "coordinator.json", several_hosts=False):
+        assert (tmp_path / "coordinator.json").exists()
+    assert not (tmp_path / "coordinator.json").exists()

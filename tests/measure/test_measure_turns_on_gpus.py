@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from small_training import small_setup, small_spec
-from test_measure_paired_worker import FakeSeat
+from test_measure_paired_worker import FakeTurns
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -21,9 +21,9 @@ from transformer_core.measure.memory.predicted.sides_together import (
 from transformer_core.measure.turns import session
 from transformer_core.measure.turns.session import PILOT_STEPS, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
-from transformer_core.measure.turns.turn_taking import Leave, Report, Turn
 from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
 from transformer_core.parallel.devices import nvml
+from transformer_core.run.coordinator import Leave, Report, Turn
 from transformer_core.training.loop import train
 
 GIB = 2**30
@@ -187,10 +187,10 @@ def test_a_side_rests_before_the_next_one_is_asked() -> None:
     small = small_spec()
     setup = small_setup(endless(small))
     said: list[Any] = []
-    seat: Any = FakeSeat(Turn(0, 2), Turn(1, 1), Leave())
-    answer = seat.answer
-    seat.answer = lambda value: (said.append("answer"), answer(value))
-    taker = TurnTaker(seat, small, setup.strategy, None, rest=lambda: said.append("rest"))
+    turns: Any = FakeTurns(Turn(0, 2), Turn(1, 1), Leave())
+    answer = turns.answer
+    turns.answer = lambda value: (said.append("answer"), answer(value))
+    taker = TurnTaker(turns, small, setup.strategy, None, rest=lambda: said.append("rest"))
     with pytest.raises(TurnsOver):
         train(setup, taker, Path("/nowhere"))
     assert said == ["rest", "answer"] * 2

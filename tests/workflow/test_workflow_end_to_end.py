@@ -157,7 +157,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
         ),
         ("transformer_core/common/progress.py", set(), {"train", "turns"}),
         (
-            "transformer_core/measure/turns/turn_taking.py",
+            "transformer_core/run/coordinator.py",
             {"turns", "pair", "compare", "page"},
             {"train"},
         ),

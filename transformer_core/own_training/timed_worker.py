@@ -10,28 +10,28 @@ import torch
 from transformer_core.machine.core_affinity import keep_to
 from transformer_core.machine.peak_memory import reset_peak
 from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.turn_taking import Hello, Seat, announced_session
 from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, of_session
 from transformer_core.own_training.own_step import build_trainer, first_tensor
+from transformer_core.run.coordinator import Hello, Turns, announced_session
 from transformer_core.run.preamble import carry_out, take_place
 
 
 def run(order: TurnsOrder) -> None:
-    """Take a seat, and train whenever it is this side's turn."""
+    """Take a turns, and train whenever it is this side's turn."""
     process = take_place(order)
-    spec = of_session(order.spec, announced_session(order.desk))
+    spec = of_session(order.spec, announced_session(order.coordinator))
     trainer = build_trainer(spec, process)
     strategy = trainer.strategy
     for device in strategy.devices:
         reset_peak(device)
     topology = strategy.topology()
-    seat = Seat(order.desk, Hello(order.side, process.rank, topology))
+    turns = Turns(order.coordinator, Hello(order.side, process.rank, topology))
 
     def prepare() -> None:
         if process.world_size == 1 and topology.device == "cpu":
             keep_to(torch.get_num_threads())
 
-    taker = TurnTaker(seat, order.spec, strategy, None, prepare)
+    taker = TurnTaker(turns, order.spec, strategy, None, prepare)
     try:
         taker.start(0)
         step = 0

@@ -36,9 +36,9 @@ from transformer_core.decide.refine.following import kept_for_the_rest
 from transformer_core.decide.refine.kept_stints import KeptStints
 from transformer_core.decide.refine.stints import Measure, spend, unsettled
 from transformer_core.measure.turns.kept_sessions import Kept
-from transformer_core.measure.turns.session import DESK, Sessions
+from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
-from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import add_data, add_log_file
 from transformer_core.run.launcher import spans_machines
@@ -66,8 +66,10 @@ def sessions_of(
         lines = SessionLines(f"{', '.join(plan.variants)} against {plan.reference}")
         lines.session = number
         asked = for_devices(comparing, [side.spec for side in sides])
-        with Desk(folder / DESK, several_hosts=False) as desk:
-            sessions = Sessions(sides, asked, data, folder, desk, command, datetime.now(UTC), lines)
+        with Coordinator(folder / COORDINATOR, several_hosts=False) as coordinator:
+            sessions = Sessions(
+                sides, asked, data, folder, coordinator, command, datetime.now(UTC), lines
+            )
             return sessions.run(number, lambda rounds, _: len(rounds) >= plan.rounds)
 
     return measure

@@ -99,8 +99,8 @@ def compare_stages(
 def _sessions(bench: Bench, specs: Mapping[str, RunSpec]) -> list[Session]:
     """Sessions of all stages and the baseline, at least as many as a comparison takes."""
     comparing, done = bench.study.comparison, list[Session]()
-    with bench.desk() as desk:
-        sessions = bench.sessions(specs, comparing, desk, "final")
+    with bench.coordinator() as coordinator:
+        sessions = bench.sessions(specs, comparing, coordinator, "final")
         while len(done) < comparing.sessions_least or (
             len(done) < comparing.sessions_most
             and bench.left() > fmean(session.seconds for session in done)

@@ -29,9 +29,9 @@ def _session(bench: Bench, trials: Sequence[Trial], pairs: int, name: str) -> No
     running = {f"trial_{number}": trial for number, trial in enumerate(trials)}
     while running:
         specs = {side: trial.spec for side, trial in running.items()}
-        with bench.desk() as desk:
+        with bench.coordinator() as coordinator:
             try:
-                session = bench.sessions(specs, bench.study.comparison, desk, name).run(
+                session = bench.sessions(specs, bench.study.comparison, coordinator, name).run(
                     1, lambda rounds, _: len(rounds) >= pairs
                 )
             except SessionEndedError as error:

@@ -14,7 +14,7 @@ from schemas.results.search import BASELINE
 from transformer_core.common.progress import SessionLines
 from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.sides import Side
-from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.coordinator import Coordinator
 
 NAME = "recommended"
 FINAL_SHARE = 0.5
@@ -60,18 +60,29 @@ class Bench:
     """Those of the study's variants."""
 
     def sessions(
-        self, specs: Mapping[str, RunSpec], comparing: Comparing, desk: Desk, name: str
+        self,
+        specs: Mapping[str, RunSpec],
+        comparing: Comparing,
+        coordinator: Coordinator,
+        name: str,
     ) -> Sessions:
         """Sessions of these run specs beside the baseline."""
         sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
         lines = SessionLines(f"search, {name}")
         return Sessions(
-            sides, comparing, self.data, self.folder / name, desk, self.command, self.started, lines
+            sides,
+            comparing,
+            self.data,
+            self.folder / name,
+            coordinator,
+            self.command,
+            self.started,
+            lines,
         )
 
-    def desk(self) -> Desk:
-        """A desk for one group of sessions."""
-        return Desk(self.folder / "desk.json", self.baseline.machine.nodes > 1)
+    def coordinator(self) -> Coordinator:
+        """A coordinator for one group of sessions."""
+        return Coordinator(self.folder / "coordinator.json", self.baseline.machine.nodes > 1)
 
     @property
     def together(self) -> int:

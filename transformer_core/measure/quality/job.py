@@ -26,9 +26,9 @@ from transformer_core.common.records import check_together, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.quality.race import Runner, for_race, race
-from transformer_core.measure.turns.session import DESK, Sessions
+from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.sides import Side
-from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job_options import job_parser
 from transformer_core.run.supervisor import end_on_request
@@ -47,13 +47,13 @@ def time_to_quality(
         Runner(Side(BASELINE, for_race(baseline, goal), worker=WORKER), [found.baseline]),
         Runner(Side(BEST, for_race(found.spec, goal), worker=WORKER), found.parts),
     ]
-    with Desk(folder / DESK, baseline.machine.nodes > 1) as desk:
+    with Coordinator(folder / COORDINATOR, baseline.machine.nodes > 1) as coordinator:
         sessions = Sessions(
             [runner.side for runner in runners],
             Comparing(),
             data,
             folder,
-            desk,
+            coordinator,
             command,
             datetime.now(UTC),
             lambda text: log.info("quality: %s", text),

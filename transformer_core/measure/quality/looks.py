@@ -1,23 +1,26 @@
-"""What the sides of a race for quality are asked between their turns, without torch."""
+"""The task of a side of a race for quality between its turns, without torch."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from schemas.results import Translation
-
-
-@dataclass(frozen=True)
-class Look:
-    """To say how well the training translates now: the first ``pairs`` of the validation split,
-    greedily, ``samples`` of them shown."""
-
-    pairs: int
-    samples: int
+from transformer_core.run.coordinator import Task
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank says of it."""
+    """What a rank reports."""
 
     loss: float
     bleu: float
     samples: list[Translation]
+
+
+@dataclass(frozen=True)
+class Look(Task):
+    """To report how well the training translates now: the first ``pairs`` of the validation split,
+    greedily, ``samples`` of them shown."""
+
+    pairs: int
+    samples: int
+    answer: ClassVar[Any] = Seen

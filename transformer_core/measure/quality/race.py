@@ -15,7 +15,7 @@ from schemas.results.quality import QualityLook, QualitySide
 from transformer_core.measure.quality.looks import Look, Seen
 from transformer_core.measure.turns.session import Ask, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side
-from transformer_core.measure.turns.turn_taking import Turn
+from transformer_core.run.coordinator import Turn
 from transformer_core.run.statuses import Outcome
 
 SAMPLES = 3
@@ -88,7 +88,7 @@ def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
     end = time.monotonic() + goal.budget
     turn = 0
     try:
-        with sessions.seated() as (ask, _):
+        with sessions.gathered() as (ask, _):
             sessions.provenance |= sessions.provenances(ask)
             while (left := [r for r in runners if r.on_the_way(goal)]) and time.monotonic() < end:
                 for runner in left[::-1] if turn % 2 else left:

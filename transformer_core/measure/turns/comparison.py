@@ -9,11 +9,11 @@ from schemas.results import PairedRun, Provenance, Round, Session
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.kept_sessions import Kept
-from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
+from transformer_core.measure.turns.session import SessionEndedError, Sessions
 from transformer_core.measure.turns.session_ratio import session_ratio
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.stopping_rule import Pair, Stopped, enough, stop
-from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.statuses import Outcome
 
@@ -84,8 +84,8 @@ def _sessions(
     stopped: Stopped | None = None
     ended: SessionEndedError | None = None
     several_hosts = any(spans_machines(side.spec) for side in sides)
-    with Desk(folder / DESK, several_hosts) as desk:
-        sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)
+    with Coordinator(folder / COORDINATOR, several_hosts) as coordinator:
+        sessions = Sessions(sides, comparing, data, folder, coordinator, command, started, lines)
         try:
             stopped = _until_enough(sessions, pairs, lines, kept, done)
         except SessionEndedError as error:

@@ -29,10 +29,9 @@ from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.turns.comparison import compare_pairs
 from transformer_core.measure.turns.kept_sessions import leave_sessions
-from transformer_core.measure.turns.session import DESK
 from transformer_core.measure.turns.sides import Side, start_side
 from transformer_core.measure.turns.stopping_rule import Pair
-from transformer_core.measure.turns.turn_taking import POLL_SECONDS
+from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import add_data, add_log_file
 from transformer_core.run.launcher import lends_processes_only, spans_machines
@@ -50,7 +49,9 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
 
     while not recorded():
         children = {
-            side.name: start_side(side, place, data, folder, folder / DESK, command, uuid4().hex)
+            side.name: start_side(
+                side, place, data, folder, folder / COORDINATOR, command, uuid4().hex
+            )
             for place, side in enumerate(sides)
             if spans_machines(side.spec)
         }

@@ -11,8 +11,8 @@ class TurnsOrder(TrainingOrder):
 
     side: str
     """Its name in the comparison."""
-    desk: Path
-    """File that tells where the desk is, which gives the turns."""
+    coordinator: Path
+    """File that tells where the coordinator is, which gives the turns."""
     keeps: Literal["all", "state"] = "all"
     """What it keeps on its devices between its turns (predicted/sides_together.py)."""
     planted: float | None = None

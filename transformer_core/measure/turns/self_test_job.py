@@ -26,10 +26,10 @@ from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.kept_sessions import Kept
-from transformer_core.measure.turns.session import DESK, SessionEndedError, Sessions
+from transformer_core.measure.turns.session import SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.stopping_rule import enough
-from transformer_core.measure.turns.turn_taking import Desk
+from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job_options import job_parser
 from transformer_core.run.launcher import spans_machines
@@ -62,8 +62,8 @@ def measure(
     judge = enough([(side.name, REFERENCE) for side in sides[1:]], comparing)
     lines = SessionLines("self-test")
     began, first = time.monotonic(), len(done)
-    with Desk(folder / DESK, spans_machines(sides[0].spec)) as desk:
-        sessions = Sessions(sides, comparing, data, folder, desk, command, started, lines)
+    with Coordinator(folder / COORDINATOR, spans_machines(sides[0].spec)) as coordinator:
+        sessions = Sessions(sides, comparing, data, folder, coordinator, command, started, lines)
         while len(done) < count:
             lines.session = len(done) + 1
             session = sessions.run(lines.session, judge)

@@ -31,8 +31,9 @@ from transformer_core.measure.memory.predicted.sides_together import (
     keeping_here,
 )
 from transformer_core.measure.turns.sides import WORKER, Side, in_order, start_side, stop_sides
-from transformer_core.measure.turns.turn_taking import (
-    Desk,
+from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
+from transformer_core.run.coordinator import (
+    Coordinator,
     ProbeDevices,
     Report,
     SideEndedError,
@@ -41,13 +42,10 @@ from transformer_core.measure.turns.turn_taking import (
     TellProvenance,
     Turn,
 )
-from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
 from transformer_core.run.launcher import uses_gpus
 from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
 from transformer_core.run.supervisor import check_start, how_ended
 
-DESK = "desk.json"
-"""File that tells the processes where the desk is, in the folder of a comparison."""
 PILOT_STEPS = 3
 """Last steps of the warm-up, at most, that tell how long a step takes."""
 ROUNDS_IN_A_ROW = 4
@@ -59,7 +57,7 @@ Enough = Callable[[Sequence[Round], float], bool]
 Ask = Callable[[Side, Any], list[Any]]
 """Gives a side a task; what each of its ranks answers."""
 
-Seated = dict[str, tuple[Topology, float]]
+Members = dict[str, tuple[Topology, float]]
 """The topology of each side, and when its last rank was ready."""
 
 _LAST_WORDS_SECONDS = 5.0
@@ -86,7 +84,7 @@ class Sessions:
     comparing: Comparing
     data: Path
     folder: Path
-    desk: Desk
+    coordinator: Coordinator
     command: str
     started: datetime
     progress: Callable[[str], None]
@@ -98,8 +96,8 @@ class Sessions:
     def run(self, number: int, enough: Enough) -> Session:
         """A whole session; SessionEndedError if a side does not reach its end."""
         started, began = datetime.now(UTC), time.monotonic()
-        self.desk.announce(number)
-        with self.seated() as (ask, topologies):
+        self.coordinator.announce(number)
+        with self.gathered() as (ask, topologies):
             made = self._in_turns(ask, topologies, began, enough)
         return Session(
             number=number,
@@ -109,7 +107,7 @@ class Sessions:
         )
 
     @contextmanager
-    def seated(self) -> Iterator[tuple[Ask, Seated]]:
+    def gathered(self) -> Iterator[tuple[Ask, Members]]:
         """Fresh processes of all sides, which wait for what they are asked; they end with the
         block. SessionEndedError if a side ends before."""
         children = self._start()
@@ -120,22 +118,22 @@ class Sessions:
                     raise SideEndedError(name, "ended before the session was over")
 
         def ask(side: Side, task: Any) -> list[Any]:
-            return self.desk.ask(side.name, task, check, side.spec.machine.timeout)
+            return self.coordinator.ask(side.name, task, check, side.spec.machine.timeout)
 
         try:
             self.progress("starting")
             ranks = {side.name: side.spec.world_size for side in self.sides}
             longest = max(side.spec.machine.timeout for side in self.sides)
-            yield ask, self.desk.seat(ranks, check, longest)
+            yield ask, self.coordinator.gather(ranks, check, longest)
         except SideEndedError as error:
             raise self._why(error, children) from None
         finally:
-            self.desk.dismiss()
+            self.coordinator.dismiss()
             stop_sides(children)
 
-    def _in_turns(self, ask: Ask, seated: Seated, began: float, enough: Enough) -> dict[str, Any]:
+    def _in_turns(self, ask: Ask, members: Members, began: float, enough: Enough) -> dict[str, Any]:
         """What the sides did, from their first turn to their last."""
-        on_gpu = any(topology.device == "cuda" for topology, _ in seated.values())
+        on_gpu = any(topology.device == "cuda" for topology, _ in members.values())
         # Before the first turn: from then on a side may have fewer cores than there are.
         if not self.provenance:
             self.provenance |= self.provenances(ask)
@@ -147,7 +145,7 @@ class Sessions:
         kernels = {side.name: ask(side, TellKernels())[0] for side in self.sides}
         after = self._state(ask, on_gpu)
         records = [
-            _record(side, seated[name], began, warm[name], memory[name], kernels[name])
+            _record(side, members[name], began, warm[name], memory[name], kernels[name])
             for name, side in ((side.name, side) for side in self.sides)
         ]
         return {"sides": records, **made, "before": before, "after": after}
@@ -206,11 +204,11 @@ class Sessions:
         session = uuid4().hex
         if self.keeps is None:
             self.keeps = self._keeping()
-        where = self.data, self.folder, self.desk.file, self.command
+        where = self.data, self.folder, self.coordinator.file, self.command
         shared = *where, session, self.keeps
         for side in self.sides:
             clear_outcomes(self.folder / side.name)
-            # Before any starts: one that waited for a session that never came would take a seat
+            # Before any starts: one that waited for a session that never came would take a turns
             # in the next.
             try:
                 check_start(side.spec, side.worker or WORKER)
@@ -272,14 +270,14 @@ def _window(side: Side, began: float, steps: int, report: Report) -> TurnWindow:
 
 def _record(
     side: Side,
-    seated: tuple[Topology, float],
+    members: tuple[Topology, float],
     began: float,
     warmup_seconds: float,
     memory: Sequence[int | None],
     kernels: StepKernels | None,
 ) -> SideRecord:
     """What is said of a side in the record of its session."""
-    topology, ready = seated
+    topology, ready = members
     return SideRecord(
         name=side.name,
         planted=side.planted or 0.0,

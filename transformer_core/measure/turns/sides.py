@@ -51,12 +51,12 @@ def start_side(
     place: int,
     data: Path,
     folder: Path,
-    desk: Path,
+    coordinator: Path,
     command: str,
     session: str,
     keeps: Keeping = "all",
 ) -> subprocess.Popen[bytes]:
-    """Start this host's processes of a side, which come to the desk that the file ``desk`` names,
+    """Start this host's processes of a side, which come to the coordinator that the file ``coordinator`` names,
     and leave below ``folder`` how they ended.
 
     ``place`` is the number of the side; Unsupported where this host cannot. Each ``session`` has
@@ -69,7 +69,7 @@ def start_side(
         output=folder / side.name,
         command=command,
         side=side.name,
-        desk=desk,
+        coordinator=coordinator,
         keeps=keeps,
         planted=side.planted,
     )

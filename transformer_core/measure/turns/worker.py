@@ -22,19 +22,19 @@ from transformer_core.machine.speed_probe import probe_cuda
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.planted_slowdown import PlantedDelay
-from transformer_core.measure.turns.turn_taking import (
+from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.run.coordinator import (
     Hello,
     Leave,
     ProbeDevices,
     Report,
-    Seat,
     TellKernels,
     TellMemory,
     TellProvenance,
     Turn,
+    Turns,
     announced_session,
 )
-from transformer_core.parallel.strategies.strategy import Strategy
 from transformer_core.run.preamble import carry_out, take_place
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import train
@@ -68,7 +68,7 @@ class TurnTaker(Observer):
 
     def __init__(
         self,
-        seat: Seat,
+        turns: Turns,
         spec: RunSpec,
         strategy: Strategy,
         planted: PlantedDelay | None,
@@ -79,7 +79,7 @@ class TurnTaker(Observer):
         kernels: Callable[[], StepKernels | None] = lambda: None,
         now: Any = time.perf_counter,
     ) -> None:
-        self._seat = seat
+        self._turns = turns
         self._spec = spec
         self._strategy = strategy
         self._planted = planted
@@ -119,7 +119,7 @@ class TurnTaker(Observer):
             self._strategy.synchronise()
             seconds = self._now() - self._began
             self._rest()
-            self._seat.answer(
+            self._turns.answer(
                 Report(seconds, self._tokens, self._padded_tokens, self._input_wait_seconds)
             )
             self._wait()
@@ -127,7 +127,7 @@ class TurnTaker(Observer):
     def _wait(self) -> None:
         """Do what is asked for until it is a turn; TurnsOver if there is none."""
         while True:
-            match self._seat.next_task():
+            match self._turns.next():
                 case Turn() as turn:
                     self._turn = turn
                     self._step = 0
@@ -137,17 +137,17 @@ class TurnTaker(Observer):
                         self._begin()
                     return
                 case TellMemory():
-                    self._seat.answer(self._peak_memory())
+                    self._turns.answer(self._peak_memory())
                 case TellKernels():
-                    self._seat.answer(self._kernels())
+                    self._turns.answer(self._kernels())
                 case ProbeDevices():
-                    self._seat.answer(self._probe())
+                    self._turns.answer(self._probe())
                 case TellProvenance(command, started):
-                    self._seat.answer(collect(self._spec, command, started))
+                    self._turns.answer(collect(self._spec, command, started))
                 case Leave():
                     raise TurnsOver
                 case task:
-                    self._seat.answer(self._answer(task))
+                    self._turns.answer(self._answer(task))
 
     def _begin(self) -> None:
         self._tokens = self._padded_tokens = 0
@@ -203,18 +203,18 @@ def run(order: TurnsOrder) -> None:
 def take_turns(
     order: TurnsOrder, spec: RunSpec, answer: Callable[[Setup, Any], Any] | None = None
 ) -> None:
-    """Set the training of ``spec`` up, take a seat, and train whenever it is this side's turn;
+    """Set the training of ``spec`` up, take a turns, and train whenever it is this side's turn;
     ``answer`` is for tasks that are none of comparisons."""
     process = take_place(order)
     # After the meeting of all ranks: those of other hosts may have started before the session did.
-    spec = of_session(spec, announced_session(order.desk))
+    spec = of_session(spec, announced_session(order.coordinator))
     shards = open_training_shards(order.data)
     setup = assemble(spec, process, shards.vocabulary, *shards.stores)
     strategy = setup.strategy
     for device in strategy.devices:
         reset_peak(device)
     topology = strategy.topology()
-    seat = Seat(order.desk, Hello(order.side, process.rank, topology))
+    turns = Turns(order.coordinator, Hello(order.side, process.rank, topology))
     planted = None
     if order.planted is not None:
         # The base class waits for the devices of this process, and not for other ranks.
@@ -236,7 +236,7 @@ def take_turns(
             return first.read(setup.model)
 
         taker = TurnTaker(
-            seat, order.spec, strategy, planted, prepare, rest, further, first, kernels
+            turns, order.spec, strategy, planted, prepare, rest, further, first, kernels
         )
         try:
             train(setup, taker, order.output / "no-checkpoints", validate_last=False)

@@ -1,0 +1,276 @@
+"""Taking turns: several programs are ready on one machine, and one of them at a time works.
+
+The supervisor runs the coordinator. Every process of every side connects to it, and waits, blocked
+in the kernel, until it is asked to do something: a side that waited in a barrier of its process
+group instead would keep a GPU or a core busy. Tasks and answers travel as JSON. Nothing here
+imports torch.
+"""
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.results import Probe, Provenance, Topology
+from schemas.results.kernels import StepKernels
+from transformer_core.common.files import write_text
+from transformer_core.run.host_processes import own_address
+
+COORDINATOR = "coordinator.json"
+"""File that tells the processes where the coordinator is, in the folder of a comparison."""
+POLL_SECONDS = 0.2
+"""How often the supervisor looks whether the processes that it waits for are still there."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of a process: which rank of which side it is, and what it runs on."""
+
+    side: str
+    rank: int
+    topology: Topology
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank reports of its turn; the counts are those of all ranks."""
+
+    seconds: float
+    tokens: int
+    padded_tokens: int
+    input_wait_seconds: float
+
+
+class Task:
+    """What a side is asked to do. A measurement may add its own: a dataclass of JSON values."""
+
+    answer: ClassVar[Any] = None
+    """Type of the answer of each rank."""
+    _kinds: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Task._kinds[cls.__name__] = cls
+
+
+@dataclass(frozen=True)
+class Turn(Task):
+    """To train: ``lead`` steps that are not timed, then ``steps`` that are."""
+
+    lead: int
+    steps: int
+    answer: ClassVar[Any] = Report
+
+
+@dataclass(frozen=True)
+class ProbeDevices(Task):
+    """To measure the speed of the own devices."""
+
+    answer: ClassVar[Any] = list[Probe]
+
+
+@dataclass(frozen=True)
+class TellMemory(Task):
+    """To tell the largest peak of memory of the own devices, in bytes or null."""
+
+    answer: ClassVar[Any] = int | None
+
+
+@dataclass(frozen=True)
+class TellKernels(Task):
+    """To tell what computed the first step."""
+
+    answer: ClassVar[Any] = StepKernels | None
+
+
+@dataclass(frozen=True)
+class TellProvenance(Task):
+    """To tell where the numbers of this job come from: its command and its start."""
+
+    command: str
+    started: datetime
+    answer: ClassVar[Any] = Provenance
+
+
+@dataclass(frozen=True)
+class Leave(Task):
+    """To end."""
+
+
+class SideEndedError(Exception):
+    """A side does not answer any more."""
+
+    def __init__(self, side: str, reason: str) -> None:
+        super().__init__(f"{side} {reason}")
+        self.side = side
+        self.reason = reason
+
+
+class Turns:
+    """A process's connection to the coordinator that ``file`` names."""
+
+    def __init__(self, file: Path, hello: Hello) -> None:
+        self._connection = connect(file)
+        self._connection.send_bytes(_adapter(Hello).dump_json(hello))
+        self._task: Task = Leave()
+
+    def next(self) -> Task:
+        """Wait, blocked, for the next task."""
+        message = json.loads(self._connection.recv_bytes())
+        self._task = _adapter(Task._kinds[message["kind"]]).validate_python(message["task"])
+        return self._task
+
+    def answer(self, value: Any) -> None:
+        """Give the result of the last task."""
+        self._connection.send_bytes(_adapter(self._task.answer).dump_json(value))
+
+
+class Coordinator:
+    """The supervisor's end. ``file`` tells the processes where it is, and the key to it.
+
+    Processes on this host connect through a socket of the file system; with ``several_hosts`` all
+    connect over the network.
+
+    A check, where one is asked for, is called again and again while the coordinator waits; it
+    raises :class:`SideEndedError` when a side cannot come or answer any more.
+    """
+
+    def __init__(self, file: Path, several_hosts: bool) -> None:
+        self.file = file
+        key = secrets.token_bytes(32)
+        if several_hosts:
+            # All interfaces: only the other hosts know by which of them they reach this one.
+            self._listener = Listener(("", 0), "AF_INET", backlog=64, authkey=key)
+            address: Any = [own_address(), self._listener.address[1]]
+        else:
+            self._listener = Listener(None, "AF_UNIX", backlog=64, authkey=key)
+            address = self._listener.address
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._says = {"address": address, "key": key.hex()}
+        self.announce(1)
+        self._arrivals: Queue[tuple[Hello, Connection]] = Queue()
+        self._members: dict[str, dict[int, Connection]] = {}
+        self._open = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Coordinator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        self.dismiss()
+        self._listener.close()
+        self.file.unlink(missing_ok=True)
+
+    def announce(self, session: int) -> None:
+        """Tell those who come which session this is, from 1: before the first of them starts."""
+        previous = os.umask(0o177)  # only this user may take part
+        try:
+            write_text(self.file, json.dumps(self._says | {"session": session}))
+        finally:
+            os.umask(previous)
+
+    def gather(
+        self, ranks: Mapping[str, int], check: Callable[[], None], timeout: float
+    ) -> dict[str, tuple[Topology, float]]:
+        """Wait until all ranks of all sides are there; the topology of each side, and when its last
+        rank came by :func:`time.monotonic`."""
+        self._members = {side: {} for side in ranks}
+        found: dict[str, tuple[Topology, float]] = {}
+        end = time.monotonic() + timeout
+        while missing := [s for s, count in ranks.items() if len(self._members[s]) < count]:
+            try:
+                hello, connection = self._arrivals.get(timeout=POLL_SECONDS)
+            except Empty:
+                check()
+                if time.monotonic() > end:
+                    raise SideEndedError(
+                        missing[0], f"was not ready after {timeout:g} s (machine.timeout)"
+                    ) from None
+                continue
+            self._members[hello.side][hello.rank] = connection
+            first = hello.rank == 0 or hello.side not in found
+            topology = hello.topology if first else found[hello.side][0]
+            found[hello.side] = topology, time.monotonic()
+        return found
+
+    def ask(self, side: str, task: Task, check: Callable[[], None], timeout: float) -> list[Any]:
+        """What every rank of a side answers to a task, in the order of ranks."""
+        members = self._members[side]
+        answers: dict[int, Any] = {}
+        end = time.monotonic() + timeout
+        try:
+            for connection in members.values():
+                connection.send_bytes(_message(task))
+            while len(answers) < len(members):
+                waiting = {c: rank for rank, c in members.items() if rank not in answers}
+                for ready in wait(list(waiting), POLL_SECONDS):
+                    assert isinstance(ready, Connection)
+                    text = ready.recv_bytes()
+                    answers[waiting[ready]] = _adapter(task.answer).validate_json(text)
+                check()
+                if time.monotonic() > end:
+                    raise SideEndedError(
+                        side, f"did not answer within {timeout:g} s (machine.timeout)"
+                    )
+        except (EOFError, OSError):
+            raise SideEndedError(side, "ended before its turn was over") from None
+        return [answers[rank] for rank in sorted(answers)]
+
+    def dismiss(self) -> None:
+        """Let all processes go: those that wait end by themselves."""
+        for members in self._members.values():
+            for connection in members.values():
+                try:
+                    connection.send_bytes(_message(Leave()))
+                except OSError:
+                    continue
+                finally:
+                    connection.close()
+        self._members = {}
+
+    def _accept(self) -> None:
+        while self._open:
+            try:
+                connection = self._listener.accept()
+                hello = _adapter(Hello).validate_json(connection.recv_bytes())
+                self._arrivals.put((hello, connection))
+            except (AuthenticationError, EOFError, OSError, ValidationError):
+                continue
+
+
+def announced_session(file: Path) -> int:
+    """The number of the session that the coordinator of ``file`` has begun."""
+    return int(json.loads(file.read_text())["session"])
+
+
+def connect(file: Path) -> Connection:
+    """A connection to the coordinator that ``file`` names."""
+    known = json.loads(file.read_text())
+    address = known["address"]
+    place = address if isinstance(address, str) else tuple(address)
+    connection = Client(place, authkey=bytes.fromhex(known["key"]))
+    assert isinstance(connection, Connection)
+    return connection
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _message(task: Task) -> bytes:
+    kind: Any = type(task)
+    value = _adapter(kind).dump_python(task, mode="json")
+    return json.dumps({"kind": kind.__name__, "task": value}).encode()
