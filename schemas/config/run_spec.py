@@ -1,5 +1,6 @@
 """Run specs, and the sections that they share with studies."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -8,9 +9,10 @@ from schemas.base import Name, Schema
 from schemas.config.batching import AnyBatching, TokenBudget
 from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
 from schemas.config.decoder_only import AnyLanguageModel
+from schemas.config.facts import Numbers
 from schemas.config.measurement import Measurement
 from schemas.config.model import AnyModel, Transformer
-from schemas.config.parallel import AnyParallel, Machine, Single
+from schemas.config.parallel import AnyParallel, Fsdp, Machine, Single
 from schemas.config.task import AnyTask, LanguageModel, Translation, defaults_of
 from schemas.config.tokenizer import AnyTokenizer, Tokenizer
 from schemas.config.training import Evaluation, Training
@@ -109,6 +111,19 @@ class RunSpec(Sections):
         """Micro-batches that a global batch is split into, over all devices."""
         devices = self.machine.nodes * self.machine.devices_per_node
         return devices * self.training.accumulation.micro_batches
+
+    @property
+    def numbers(self) -> Numbers:
+        """Number formats of a step: those of its precision, where strategy or model round no more
+        than that."""
+        found = self.training.precision.numbers
+        gathered = isinstance(self.parallel, Fsdp) and self.parallel.bf16
+        if not gathered and getattr(self.model, "residual", "") != "bf16":
+            return found
+        rounded = found.rounded_weights or gathered
+        return replace(
+            found, products="bf16", results=True, everything=True, rounded_weights=rounded
+        )
 
 
 def _plain(section: Any) -> Any:

@@ -1,17 +1,20 @@
 """Training: precision, optimizer, schedule, accumulation, and the loop's intervals."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Unit
 from pydantic import Field
 
 from schemas.base import Count, Fraction, Rate, Schema, Seed, Steps, StepsOrNone
+from schemas.config.facts import AdamRule, MomentumRule, Numbers, OptimizerState, UpdateRule
 
 
 class Fp32(Schema):
     """32-bit floating point throughout."""
 
     kind: Literal["fp32"] = "fp32"
+
+    numbers: ClassVar = Numbers()
 
 
 class Fp32Onednn(Schema):
@@ -21,11 +24,15 @@ class Fp32Onednn(Schema):
 
     kind: Literal["fp32_onednn"]
 
+    numbers: ClassVar = Numbers(matmul="onednn", device="cpu")
+
 
 class Bf16(Schema):
     """bfloat16 autocast over 32-bit weights."""
 
     kind: Literal["bf16"]
+
+    numbers: ClassVar = Numbers("bf16", results=True, copies=2.0)
 
 
 class Bf16Weights(Schema):
@@ -34,6 +41,16 @@ class Bf16Weights(Schema):
     process or with DDP, whose messages then have 16 bits."""
 
     kind: Literal["bf16_weights"]
+
+    numbers: ClassVar = Numbers(
+        "bf16",
+        results=True,
+        everything=True,
+        rounded_weights=True,
+        weights=2.0,
+        gradients=2.0,
+        masters=4.0,
+    )
 
 
 class Fp16(Schema):
@@ -45,11 +62,15 @@ class Fp16(Schema):
     growth_interval: Steps = 2_000
     """Steps without overflow after which the loss scale doubles."""
 
+    numbers: ClassVar = Numbers("fp16", results=True, loss_scaled=True, copies=2.0)
+
 
 class Tf32(Schema):
     """32-bit weights and activations, matrix products in TensorFloat-32; needs CUDA."""
 
     kind: Literal["tf32"]
+
+    numbers: ClassVar = Numbers("tf32", matmul="tf32", device="cuda")
 
 
 class Bf16Matmul(Schema):
@@ -57,6 +78,8 @@ class Bf16Matmul(Schema):
     with AVX-512 BF16 alone, torch leaves them in 32 bits."""
 
     kind: Literal["bf16_matmul"]
+
+    numbers: ClassVar = Numbers("bf16", matmul="bf16", device="cpu")
 
 
 AnyPrecision = Annotated[
@@ -78,6 +101,12 @@ class AdamW(Schema):
     fused: bool = True
     """One fused kernel per step where torch has one for the device."""
 
+    state: ClassVar = OptimizerState(8.0, takes_masters=True)
+
+    @property
+    def rule(self) -> UpdateRule:
+        return AdamRule(self.betas, self.eps, self.weight_decay)
+
 
 class Adam(Schema):
     """Adam (arXiv 1412.6980) as the published code takes it: many small operations for each
@@ -89,6 +118,12 @@ class Adam(Schema):
     eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
     """Added to the denominator."""
 
+    state: ClassVar = OptimizerState(8.0)
+
+    @property
+    def rule(self) -> UpdateRule:
+        return AdamRule(self.betas, self.eps)
+
 
 class Sgd(Schema):
     """Stochastic gradient descent with momentum: 4 bytes of state per parameter."""
@@ -98,6 +133,14 @@ class Sgd(Schema):
     """Share of the previous update."""
     rate_factor: float = Field(default=10.0, gt=0, le=1e6)
     """Multiplies the schedule's learning rate, which is made for Adam's normalised updates."""
+
+    @property
+    def state(self) -> OptimizerState:
+        return OptimizerState(4.0 if self.momentum else 0.0)
+
+    @property
+    def rule(self) -> UpdateRule:
+        return MomentumRule(self.momentum, self.rate_factor)
 
 
 class AdamW8bit(Schema):
@@ -110,6 +153,12 @@ class AdamW8bit(Schema):
     """Added to the denominator."""
     weight_decay: float = Field(default=0.0, ge=0, le=100.0)
     """Decoupled weight decay."""
+
+    state: ClassVar = OptimizerState(2.0, moment_bits=8)
+
+    @property
+    def rule(self) -> UpdateRule:
+        return AdamRule(self.betas, self.eps, self.weight_decay)
 
 
 AnyOptimizer = Annotated[AdamW | Adam | Sgd | AdamW8bit, Field(discriminator="kind")]

@@ -3,10 +3,8 @@
 from typing import Literal
 
 from schemas.base import Schema
+from schemas.config.facts import NumberFormat as NumberFormat
 from schemas.results.common import Bytes, Elapsed, Few, Interval, Many, PerSecond, Status, Watts
-
-NumberFormat = Literal["fp32", "tf32", "bf16", "fp16"]
-"""What the operands of a matrix product are rounded to."""
 
 
 class Gpu(Schema):

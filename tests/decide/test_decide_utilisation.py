@@ -17,7 +17,6 @@ from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.decide.utilisation import (
     ceiling,
-    number_format,
     rates,
     step_flops,
 )
@@ -205,4 +204,4 @@ def test_gpus_add_up_and_the_vendor_is_never_another() -> None:
     ],
 )
 def test_the_format_picks_the_ceiling(sections: dict[str, Any], expected: str) -> None:
-    assert number_format(small_spec(**sections)) == expected
+    assert small_spec(**sections).numbers.products == expected

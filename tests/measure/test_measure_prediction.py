@@ -16,7 +16,7 @@ from tests.distributed import run_ranks
 from tests.measure.memory_cases import measure_all, memory_spec, predict
 from tests.training.small_training import VOCABULARY
 from transformer_core.measure.memory.predicted import job
-from transformer_core.measure.memory.predicted.predictor import _without_tf32, predict_ranks
+from transformer_core.measure.memory.predicted.predictor import _on_a_cpu, predict_ranks
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.strategies.fsdp import repeated_layers
 from transformer_core.study.resolve import check_study, resolve
@@ -228,7 +228,7 @@ def test_memory_on_a_gpu_is_predicted_where_there_is_none() -> None:
 
 def test_a_format_that_only_gpus_have_is_predicted_anywhere() -> None:
     tf32 = memory_spec(training={"precision": {"kind": "tf32"}})
-    assert _without_tf32(tf32).training.precision == Fp32()
+    assert _on_a_cpu(tf32).training.precision == Fp32()
 
 
 def test_the_original_study_has_a_baseline_that_fits_its_machine() -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from schemas.config.parallel import Ddp, Fsdp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import AdamW8bit, Bf16, Bf16Weights, Fp16, Sgd
 
 
 @dataclass(frozen=True)
@@ -33,27 +32,14 @@ class Formula:
 def formula(spec: RunSpec) -> Formula:
     """What a variant needs by the formulas; shards of FSDP are equal parts."""
     shards = spec.world_size if isinstance(spec.parallel, Fsdp) else 1
-    if isinstance(spec.training.precision, Bf16Weights):
-        # Weights and gradients of 16 bits; masters and moments of 32.
-        return Formula(2.0, 2.0, 4.0 + _optimizer(spec), _buckets(spec))
-    # Copies are made of what a layer has gathered, whatever the shards.
-    copies = 2.0 if isinstance(spec.training.precision, Bf16 | Fp16) else 0.0
+    kept = spec.training.precision.numbers
     return Formula(
-        weights=4.0 / shards + copies,
-        gradients=4.0 / shards,
-        optimizer=_optimizer(spec) / shards,
+        # Copies are made of what a layer has gathered, whatever the shards.
+        weights=kept.weights / shards + kept.copies,
+        gradients=kept.gradients / shards,
+        optimizer=(kept.masters + spec.training.optimizer.state.bytes) / shards,
         buckets=_buckets(spec),
     )
-
-
-def _optimizer(spec: RunSpec) -> float:
-    match spec.training.optimizer:
-        case Sgd(momentum=momentum):
-            return 4.0 if momentum else 0.0
-        case AdamW8bit():
-            return 2.0
-        case _:
-            return 8.0
 
 
 def _buckets(spec: RunSpec) -> float | None:
@@ -61,6 +47,6 @@ def _buckets(spec: RunSpec) -> float | None:
         case Ddp(hook=PowerSgdHook()):
             return None
         case Ddp(overlap=True, bucket_view=False):
-            return 2.0 if isinstance(spec.training.precision, Bf16Weights) else 4.0
+            return spec.training.precision.numbers.gradients
         case _:
             return 0.0

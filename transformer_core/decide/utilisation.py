@@ -20,7 +20,6 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     Interval,
-    NumberFormat,
     Repeat,
     Roofline,
     Topology,
@@ -46,22 +45,6 @@ class StepFlops:
     """On tokens that are not padding."""
     with_padding: NDArray[np.float64]
     """On all tokens."""
-
-
-def number_format(spec: RunSpec) -> NumberFormat:
-    """Format of the matrix products of a run."""
-    if spec.parallel.kind == "fsdp" and spec.parallel.bf16:
-        return "bf16"
-    formats: dict[str, NumberFormat] = {
-        "fp32": "fp32",
-        "fp32_onednn": "fp32",
-        "tf32": "tf32",
-        "bf16": "bf16",
-        "bf16_weights": "bf16",
-        "bf16_matmul": "bf16",
-        "fp16": "fp16",
-    }
-    return formats[spec.training.precision.kind]
 
 
 def feed_parts(spec: RunSpec) -> int:
@@ -126,7 +109,7 @@ def ceiling(
         return None, roofline.reason, None
     if roofline.kind != topology.device:
         return None, f"the limits are those of a {roofline.kind} device", None
-    wanted = number_format(spec)
+    wanted = spec.numbers.products
     if topology.device == "cuda":
         devices, threads = spec.machine.nodes * spec.machine.devices_per_node, None
     else:
@@ -169,7 +152,7 @@ def utilisation(
         variant=spec.variant,
         status=result.status,
         reason=reason,
-        format=number_format(spec) if model else None,
+        format=spec.numbers.products if model else None,
         flops_per_second=model,
         padded_flops_per_second=with_padding,
         ceiling=above,

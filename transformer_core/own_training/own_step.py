@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from schemas.config.own_training import ImportedTask
 from schemas.config.parallel import Fsdp
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import Fp16
 from schemas.errors import Unsupported
 from transformer_core.own_training.chunked_head import with_chunked_head
 from transformer_core.own_training.user_parts import Parts, checked_loss, load_parts, next_batch
@@ -111,7 +110,7 @@ def build_trainer(
     optimizer = parts.optimizer(module.parameters())
     if "fused_optimizer" in task.applied:
         optimizer = fused(optimizer)
-    fp16 = isinstance(training.precision, Fp16)
+    scaled = training.precision.numbers.loss_scaled
     return OwnTrainer(
         task=task,
         strategy=strategy,
@@ -120,7 +119,7 @@ def build_trainer(
         module=module,
         optimizer=optimizer,
         micro_batches=training.accumulation.micro_batches,
-        always_norm=recorded or fp16,
+        always_norm=recorded or scaled,
         device=process.device,
         to_device=lambda batch: moved(batch, process.device, wide),
     )

@@ -46,7 +46,7 @@ class CheckedUpdates:
 
     def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str], unit: float) -> None:
         self.spec, self.unit = spec, unit
-        self.expected = ExpectedUpdates(spec.training.optimizer)
+        self.expected = ExpectedUpdates(spec.training.optimizer.rule)
         self.names = [name for name in initial if name in trained]
         self.sizes = [initial[name].numel() for name in self.names]
         self.before = self._vector(initial)

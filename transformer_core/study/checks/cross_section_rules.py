@@ -15,7 +15,7 @@ from schemas.config.model import (
 from schemas.config.parallel import Central, DataParallel, Ddp, Fsdp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
-from schemas.config.training import Bf16, Bf16Weights, ChunkedLoss, Fp16, OnePassLoss
+from schemas.config.training import ChunkedLoss, OnePassLoss
 from transformer_core.study.checks.format_rules import of_formats
 from transformer_core.study.checks.imported_rules import of_imported
 from transformer_core.study.checks.task_rules import Violation, of_task
@@ -120,9 +120,7 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
             "names a kernel of CUDA devices, but machine.device is cpu",
             "take auto, or set machine.device to auto or cuda",
         )
-    if backend in ("flash", "cudnn") and not isinstance(
-        spec.training.precision, Bf16 | Bf16Weights | Fp16
-    ):
+    if backend in ("flash", "cudnn") and not spec.training.precision.numbers.results:
         yield (
             field,
             backend,

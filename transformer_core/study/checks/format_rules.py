@@ -6,21 +6,22 @@ from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
 from schemas.config.model import Compiling, Transformer, UnpaddedTokens
 from schemas.config.parallel import Ddp, Single
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import AdamW, Bf16, Bf16Weights
 from transformer_core.study.checks.task_rules import Violation
 
 
 def of_formats(spec: RunSpec) -> Iterator[Violation]:
     """What cannot be computed, or kept, in 16 bits."""
     precision, model = spec.training.precision, spec.model
-    if getattr(model, "residual", "") == "bf16" and not isinstance(precision, Bf16 | Bf16Weights):
+    numbers = precision.numbers
+    in_bf16 = numbers.products == "bf16" and numbers.results
+    if getattr(model, "residual", "") == "bf16" and not in_bf16:
         yield (
             "model.residual",
             "bf16",
             f"is a format of 16 bits, but training.precision is {precision.kind}",
             "take precision: {kind: bf16} or {kind: bf16_weights}, or residual: as_computed",
         )
-    if isinstance(precision, Bf16Weights):
+    if numbers.masters:
         yield from _low_weights(spec)
     if getattr(model, "compile", "none") != "none":
         yield from _compiled(spec, model.compile)  # type: ignore[union-attr]
@@ -54,7 +55,7 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
     elif isinstance(parallel, Ddp) and parallel.hook is not None:
         reason = f"sends gradients of 16 bits, which the hook {parallel.hook.kind} does not take"
         remedy = "take parallel.hook: null"
-    elif not isinstance(optimizer, AdamW):
+    elif not optimizer.state.takes_masters:
         reason = (
             f"needs an optimizer that updates weights of 32 bits, and {optimizer.kind} has none"
         )
@@ -65,4 +66,4 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
         kind = "decoder_only" if causal else "transformer"
         remedy = f"take model: {{kind: {kind}}}, or precision: {{kind: bf16}}"
     if reason:
-        yield "training.precision.kind", "bf16_weights", reason, remedy
+        yield "training.precision.kind", spec.training.precision.kind, reason, remedy

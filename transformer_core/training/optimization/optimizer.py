@@ -76,8 +76,8 @@ def _of_masters(
 ) -> Optimizer:
     if not isinstance(spec, AdamW):
         raise Unsupported(
-            f"training.optimizer: {spec.kind} does not keep weights of 32 bits beside those of "
-            "training.precision: bf16_weights; take adamw"
+            f"training.optimizer: {spec.kind} does not keep weights of 32 bits beside those of 16; "
+            "take adamw"
         )
     return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
 

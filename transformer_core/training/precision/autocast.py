@@ -8,17 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schemas.config.training import (
-    AnyPrecision,
-    Bf16,
-    Bf16Matmul,
-    Bf16Weights,
-    Clipping,
-    Fp16,
-    Fp32,
-    Fp32Onednn,
-    Tf32,
-)
+from schemas.config.training import AnyPrecision, Clipping, Fp16
 from transformer_core.parallel.strategies.sharded_weights import is_sharded, whole
 from transformer_core.training.precision.matmul_mode import set_matmul
 
@@ -160,15 +150,14 @@ def build_precision(
     Raises Unsupported where the device cannot compute in it.
     """
     set_matmul(spec, device)
-    match spec:
-        case Bf16():
-            return Autocast(device.type, torch.bfloat16, clipping)
-        case Bf16Weights():
-            return LowWeights(clipping)
-        case Fp16():
-            return ScaledAutocast(device, spec)
-        case Fp32() | Fp32Onednn() | Tf32() | Bf16Matmul():
-            return Precision(clipping)
+    numbers = spec.numbers
+    if isinstance(spec, Fp16):
+        return ScaledAutocast(device, spec)
+    if numbers.masters:
+        return LowWeights(clipping)
+    if numbers.results:
+        return Autocast(device.type, torch.bfloat16, clipping)
+    return Precision(clipping)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from schemas.config.training import AnyPrecision, Bf16Matmul, Fp32Onednn, Tf32
+from schemas.config.training import AnyPrecision
 from schemas.errors import Unsupported
 from transformer_core.training.precision.onednn_products import take_onednn, take_torchs
 
@@ -25,15 +25,16 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     _ONEDNN.matmul.fp32_precision = "ieee"
     take_torchs()
-    if isinstance(spec, Fp32Onednn):
-        _require_cpu(device)
-        take_onednn()
-    if isinstance(spec, Tf32):
-        _require_tf32(device)
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-    if isinstance(spec, Bf16Matmul):
-        _require_bf16_products(device)
-        _ONEDNN.matmul.fp32_precision = "bf16"
+    match spec.numbers.matmul:
+        case "onednn":
+            _require_cpu(device)
+            take_onednn()
+        case "tf32":
+            _require_tf32(device)
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        case "bf16":
+            _require_bf16_products(device)
+            _ONEDNN.matmul.fp32_precision = "bf16"
 
 
 def _require_cpu(device: torch.device) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from schemas.config.training import AdamW8bit
 from transformer_core.parallel.strategies.sharded_weights import named_tensors
 from transformer_core.training.assemble import Setup
 
@@ -55,7 +54,7 @@ def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
 def kept_moments(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
     """First and second moment of every parameter as its optimizer keeps them, by the parameter's
     name; null where they are not kept in 8 bits, or there are none yet."""
-    if not isinstance(setup.spec.training.optimizer, AdamW8bit):
+    if setup.spec.training.optimizer.state.moment_bits != 8:
         return None
     parameters = {n: p for n, p in named_tensors(setup.model).items() if p.requires_grad}
     first, second = (

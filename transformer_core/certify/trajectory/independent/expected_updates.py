@@ -9,25 +9,15 @@ import math
 import torch
 from torch import Tensor
 
-from schemas.config.training import (
-    Adam,
-    AdamW,
-    AdamW8bit,
-    AnyOptimizer,
-    AnySchedule,
-    Constant,
-    Cosine,
-    Linear,
-    Noam,
-    Sgd,
-)
+from schemas.config.facts import AdamRule, MomentumRule, UpdateRule
+from schemas.config.training import AnySchedule, Constant, Cosine, Linear, Noam
 
 
 class ExpectedUpdates:
-    """The changes of the weights, step by step, by the rule of ``spec``: one vector of all."""
+    """The changes of the weights, step by step, by ``rule``: one vector of all."""
 
-    def __init__(self, spec: AnyOptimizer) -> None:
-        self.spec = spec
+    def __init__(self, rule: UpdateRule) -> None:
+        self.rule = rule
         self.steps = 0
         self.first: Tensor | None = None
         self.second: Tensor | None = None
@@ -35,27 +25,24 @@ class ExpectedUpdates:
     def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
         """The change of ``weights`` by ``gradients``, both in 64 bit, at learning rate ``rate``."""
         self.steps += 1
-        match self.spec:
-            case Adam() | AdamW() | AdamW8bit():
-                return self._adamw(self.spec, weights, gradients, rate)
-            case Sgd():
-                # torch.optim.SGD: the first step takes the gradient as the velocity.
+        match self.rule:
+            case AdamRule():
+                return self._adam(self.rule, weights, gradients, rate)
+            case MomentumRule(momentum, factor):
                 old = self.first
-                self.first = gradients if old is None else self.spec.momentum * old + gradients
-                return -rate * self.spec.rate_factor * self.first
+                self.first = gradients if old is None else momentum * old + gradients
+                return -rate * factor * self.first
 
-    def _adamw(self, spec: Adam | AdamW | AdamW8bit, w: Tensor, g: Tensor, rate: float) -> Tensor:
-        """arXiv 1412.6980, algorithm 1; with decay, arXiv 1711.05101, algorithm 2."""
-        one, two = spec.betas
+    def _adam(self, rule: AdamRule, w: Tensor, g: Tensor, rate: float) -> Tensor:
+        one, two = rule.betas
         if self.first is None or self.second is None:
             self.first, self.second = torch.zeros_like(w), torch.zeros_like(w)
         # In place: all weights of a model are one vector, and memory is what takes the time.
         self.first.mul_(one).add_(g, alpha=1 - one)
         self.second.mul_(two).addcmul_(g, g, value=1 - two)
-        size = (self.second / (1 - two**self.steps)).sqrt_().add_(spec.eps)
-        decay = 0.0 if isinstance(spec, Adam) else spec.weight_decay
+        size = (self.second / (1 - two**self.steps)).sqrt_().add_(rule.eps)
         change = self.first.div(size).mul_(-rate / (1 - one**self.steps))
-        return change.add_(w, alpha=-rate * decay)
+        return change.add_(w, alpha=-rate * rule.decay)
 
 
 def expected_rate(schedule: AnySchedule, step: int, steps: int, d_model: int) -> float:

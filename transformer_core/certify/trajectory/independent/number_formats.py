@@ -7,14 +7,14 @@ shares no code with the kernels that a variant uses.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from schemas.config.parallel import Fsdp
+from schemas.config.facts import NumberFormat
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import Bf16, Bf16Matmul, Bf16Weights, Fp16, Fp32Onednn, Tf32
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -125,26 +125,27 @@ def adds_in_32_bits() -> bool:
 def single_is_independent(spec: RunSpec) -> bool:
     """Whether :data:`SINGLE` can tell what a run of ``spec`` does wrong: its products have all 32
     bits, and are not by the kernels that the run put in place for the whole process."""
-    return not isinstance(spec.training.precision, Fp32Onednn) and adds_in_32_bits()
+    return spec.numbers.matmul != "onednn" and adds_in_32_bits()
+
+
+_ROUNDINGS: Mapping[NumberFormat, tuple[Rounding, float]] = MappingProxyType(
+    {"bf16": (to_bf16, 2.0**-9), "fp16": (to_fp16, 2.0**-11), "tf32": (to_tf32, 2.0**-11)}
+)
+"""How formats of fewer than 32 bits round, and their unit round-offs."""
 
 
 def format_of(spec: RunSpec) -> Format:
     """The format in which the training steps of ``spec`` compute."""
-    weights = isinstance(spec.training.precision, Bf16Weights)
-    # FSDP gathers everything in bfloat16.
-    weights |= isinstance(spec.parallel, Fsdp) and spec.parallel.bf16
-    if weights or getattr(spec.model, "residual", "") == "bf16":
-        return Format(
-            torch.float32, to_bf16, results=True, everything=True, weights=weights, unit=2.0**-9
-        )
-    match spec.training.precision:
-        case Bf16():
-            return Format(torch.float32, to_bf16, results=True, unit=2.0**-9)
-        case Fp16():
-            return Format(torch.float32, to_fp16, results=True, loss_scale=2.0**12, unit=2.0**-11)
-        case Bf16Matmul():
-            return Format(torch.float32, to_bf16, unit=2.0**-9)
-        case Tf32():
-            return Format(torch.float32, to_tf32, unit=2.0**-11)
-        case _:
-            return SINGLE
+    numbers = spec.numbers
+    if numbers.products == "fp32":
+        return SINGLE
+    rounding, unit = _ROUNDINGS[numbers.products]
+    return Format(
+        torch.float32,
+        rounding,
+        results=numbers.results,
+        everything=numbers.everything,
+        weights=numbers.rounded_weights,
+        loss_scale=2.0**12 if numbers.loss_scaled else 1.0,
+        unit=unit,
+    )

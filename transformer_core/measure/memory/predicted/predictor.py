@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from schemas.config.batching import PackedRows
 from schemas.config.parallel import Central, DataParallel, Ddp
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import AdamW8bit, Fp32, Sgd, Tf32
+from schemas.config.training import Fp32, Sgd
 from schemas.results import BatchShape, PredictedRank
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
@@ -99,7 +99,7 @@ def predict_ranks(
     imitation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if device.type == "cuda" and not torch.cuda.is_available():
         imitation, device = imitated_cuda(), torch.device("cpu")
-        spec = _without_tf32(spec)
+        spec = _on_a_cpu(spec)
     with imitation:
         predicted = [
             _predict_rank(spec, vocabulary, Process(rank, world_size, 0, world_size, device), shape)
@@ -108,9 +108,10 @@ def predict_ranks(
     return [rank for rank, _ in predicted], predicted[0][1]
 
 
-def _without_tf32(spec: RunSpec) -> RunSpec:
-    """TensorFloat-32 takes the memory of 32 bits, and a CPU refuses it."""
-    if not isinstance(spec.training.precision, Tf32):
+def _on_a_cpu(spec: RunSpec) -> RunSpec:
+    """``spec`` with products of 32 bits, which take the same memory, in place of those of a format
+    that only CUDA devices have."""
+    if spec.numbers.device != "cuda":
         return spec
     training = spec.training.model_copy(update={"precision": Fp32()})
     return spec.model_copy(update={"training": training})
@@ -183,7 +184,7 @@ def place(model: nn.Module, device: torch.device) -> None:
 
 
 def _trainer(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
-    eight_bit = isinstance(spec.training.optimizer, AdamW8bit)
+    eight_bit = spec.training.optimizer.state.moment_bits == 8
     if eight_bit:
         training = spec.training.model_copy(update={"optimizer": Sgd(kind="sgd")})
         spec = spec.model_copy(update={"training": training})
