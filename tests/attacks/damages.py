@@ -22,7 +22,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from schemas.results import Certificate
 from tests.attacks.tally import Tally, Verdict
-from transformer_core.certify.certificates import certify
+from transformer_core.certify import judge as certify
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import seal_file
 from transformer_core.common.tables import read_table
@@ -30,7 +30,7 @@ from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.pair_file import PairFile
 from transformer_core.data.sharding.shard_store import open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.decide.comparisons import combine, compare
+from transformer_core.decide import combine, compare
 from transformer_core.decide.data_frames import training_loss_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.models.registry import build_model

@@ -31,7 +31,7 @@ from transformer_core.common.seals import seal_file
 from transformer_core.data.sharding import job as sharding
 from transformer_core.data.sharding import verify
 from transformer_core.data.tokenizing import job as tokenizing
-from transformer_core.decide.comparisons import combine, compare
+from transformer_core.decide import combine, compare
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES)
 

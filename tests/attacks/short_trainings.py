@@ -16,9 +16,9 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.training.small_training import VOCABULARY, small_spec, small_store, small_texts
-from transformer_core.certify.certificates.certify import certify
-from transformer_core.certify.certificates.weight_distance import Weights, read_tensors
-from transformer_core.certify.trajectory.worker import record
+from transformer_core.certify.bounds import Weights, read_tensors
+from transformer_core.certify.judge import certify
+from transformer_core.certify.short_run_worker import record
 from transformer_core.machine.provenance import collect
 from transformer_core.parallel.communication.topology import Process
 

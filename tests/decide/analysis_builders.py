@@ -17,7 +17,7 @@ from schemas.results import (
     VariantResult,
     Window,
 )
-from transformer_core.decide.comparisons.combine import combine
+from transformer_core.decide.combine import combine
 
 SHA = "0" * 64
 

@@ -22,8 +22,8 @@ from schemas.results import (
     VariantResult,
     Verdict,
 )
-from transformer_core.decide.claims import judge as claims_job
-from transformer_core.decide.comparisons import family_curves as families_job
+from transformer_core.decide import claims as claims_job
+from transformer_core.decide import family_curves as families_job
 
 RATES = [100.0, 101.0, 102.0]
 Pair = tuple[str, str]

@@ -7,9 +7,8 @@ import numpy as np
 from pair_builders import paired, session
 
 from schemas.results import Round, Session, Side
-from transformer_core.decide.refine.allocation import Limits, Plan
-from transformer_core.decide.refine.evidence import Pair
-from transformer_core.decide.refine.kept_stints import KeptStints
+from transformer_core.decide.next_sessions import Limits, Pair, Plan
+from transformer_core.decide.refine import KeptStints
 
 START, ROUND = 1.0, 0.05
 """Seconds of a side, to start and for a round."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from schemas.results import ComputeTimes, ReadyGradient
-from transformer_core.decide.scaling.step_model import MIB, Compute
+from transformer_core.decide.step_model import MIB, Compute
 
 LAYERS = 4
 FORWARD, BACKWARD, UPDATE = 1.0, 2.0, 0.5

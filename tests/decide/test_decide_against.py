@@ -9,7 +9,7 @@ from report_builders import build, mixed
 
 from schemas.errors import ConfigError
 from transformer_core.common.seals import seal_file
-from transformer_core.decide.comparisons.against import against, read_side
+from transformer_core.decide.against import against, read_side
 from transformer_core.report.compare_page import render
 
 

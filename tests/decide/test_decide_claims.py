@@ -8,7 +8,7 @@ import pytest
 from claim_builders import claim, comparison, ended, family, interval, judge, run, write_study
 
 from schemas.results import ClaimResult, Effect
-from transformer_core.decide.claims.judge import main
+from transformer_core.decide.claims import main
 
 FASTER = {"kind": "comparison", "variant": "fast", "reference": "single", "direction": "more"}
 SLOW = FASTER | {"variant": "slow"}

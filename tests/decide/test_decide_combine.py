@@ -5,7 +5,7 @@ import pytest
 from analysis_builders import evaluation, manifest, memory, repeat, spec, window
 
 from schemas.results import Validation, VariantResult
-from transformer_core.decide.comparisons.combine import combine, epoch_tokens, main, peak_memory
+from transformer_core.decide.combine import combine, epoch_tokens, main, peak_memory
 
 
 def combined(*repeats: Any) -> VariantResult:

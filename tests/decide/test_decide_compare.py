@@ -8,8 +8,8 @@ from kernels_seen import KERNELS
 from pair_builders import ended, paired, session, side, state, window
 
 from schemas.results import Comparison, GpuState, PairedRun, Round, Session, VariantResult
-from transformer_core.decide.comparisons import compare as module
-from transformer_core.decide.comparisons.compare import main
+from transformer_core.decide import compare as module
+from transformer_core.decide.compare import main
 
 
 def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **statuses: Any) -> Any:

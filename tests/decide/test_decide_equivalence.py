@@ -24,17 +24,17 @@ from schemas.results.checks import (
     TensorDistance,
 )
 from schemas.results.equivalence import Agreement, DropoutPlace
-from transformer_core.certify.certificates.certificate_table import main as table_of
-from transformer_core.certify.certificates.certify import (
-    certify,
-    different,
-    main,
-)
-from transformer_core.certify.certificates.weight_distance import Weights
-from transformer_core.certify.trajectory.final_losses import (
+from transformer_core.certify.bounds import Weights
+from transformer_core.certify.certificate_table import main as table_of
+from transformer_core.certify.final_losses import (
     LEVEL,
     compare_final_losses,
     final_loss_interval,
+)
+from transformer_core.certify.judge import (
+    certify,
+    different,
+    main,
 )
 
 LOSSES = [8.0, 7.8, 7.5, 7.1, 6.8, 6.6]

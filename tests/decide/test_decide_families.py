@@ -7,8 +7,8 @@ import pytest
 from claim_builders import comparison, curves, ended, family, interval, run, write_study
 
 from schemas.results import CertificateStatus, FamilyCurve
-from transformer_core.decide.comparisons.family_curves import main
-from transformer_core.decide.statistics.verdicts import ONE_SESSION
+from transformer_core.decide.family_curves import main
+from transformer_core.decide.verdicts import ONE_SESSION
 
 SIZES = {value: f"s{value}" for value in (1, 2, 4, 8)}
 Ends = tuple[float, float]

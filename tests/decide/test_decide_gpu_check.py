@@ -30,8 +30,7 @@ from schemas.results.gpu_check import (
     GpuTests,
     LogEnd,
 )
-from transformer_core.decide.gpu_check import lines, surroundings
-from transformer_core.decide.gpu_check.memory_lines import against_nvml, largest_batch
+from transformer_core.decide.gpu_check import against_nvml, largest_batch, lines, surroundings
 from transformer_core.report.gpu_check_page import render
 
 GIB = 2**30

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.results import Interval
-from transformer_core.decide.statistics.interval_arithmetic import (
+from transformer_core.decide.intervals import (
     exact,
     product,
     quotient,

@@ -9,7 +9,7 @@ from pair_builders import ended, paired, side
 
 from schemas.config.link import LinkKind
 from schemas.results import LinkUse, PairedRun
-from transformer_core.decide.scaling.link_error import EMULATED, REAL, judge, main, summarise
+from transformer_core.decide.link_error import EMULATED, REAL, judge, main, summarise
 
 BANDWIDTH = 1e8
 

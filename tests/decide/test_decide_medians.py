@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from transformer_core.decide.statistics.medians import CONFIDENCE, median_interval
+from transformer_core.decide.intervals import CONFIDENCE, median_interval
 
 rates = st.floats(1.0, 1e6)
 groups = st.lists(st.lists(rates, max_size=8), min_size=1, max_size=4).filter(any)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_core.decide.scaling.original_machine import (
+from transformer_core.decide.step_model import (
     REPORTED_SHARE,
     parameters,
     worked_example,

@@ -12,14 +12,15 @@ from schemas.config.link import LinkModel
 from schemas.config.projection import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.results import CollectiveRun, ComputeRecord, MeasuredLink, ProjectionCheck
-from transformer_core.decide.scaling.project import main, project
-from transformer_core.decide.scaling.projected_curves import (
+from transformer_core.decide.projection import (
     CURVE_BUCKETS_MB,
     best_buckets,
+    checks,
     curves,
+    main,
+    project,
 )
-from transformer_core.decide.scaling.projection_checks import checks
-from transformer_core.decide.scaling.step_model import MIB, step_seconds
+from transformer_core.decide.step_model import MIB, step_seconds
 from transformer_core.measure.limits.collectives.table import write_table
 from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE, all_reduce_seconds
 

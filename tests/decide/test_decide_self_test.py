@@ -8,7 +8,7 @@ from pair_builders import provenance, session, side, window
 from schemas.config.measurement import Comparing
 from schemas.results import Round
 from schemas.results.self_test import SelfTestReport, SelfTestRun
-from transformer_core.decide.comparisons import self_test_report
+from transformer_core.decide import self_test_report
 
 PLANTED = {"equal": 0.0, "slowed_30": 0.03, "slowed_50": 0.05, "slowed_100": 0.10}
 

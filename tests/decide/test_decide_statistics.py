@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from transformer_core.decide.statistics.simultaneous import (
+from transformer_core.decide.intervals import (
     CONFIDENCE,
     simultaneous_ratios,
     variance_between_sessions,

@@ -12,10 +12,10 @@ from schemas.results import Repeat, SeedTrajectory, Trajectory
 from schemas.results.checks import Checks, TensorDistance
 from schemas.results.equivalence import DropoutMoments
 from schemas.results.kernels import StepKernels
-from transformer_core.certify.certificates.certify import certify
-from transformer_core.certify.certificates.judged_moments import judge_moments
-from transformer_core.certify.certificates.timed_kernels import timed_otherwise
-from transformer_core.certify.certificates.weight_distance import Weights
+from transformer_core.certify.bounds import Weights
+from transformer_core.certify.dropout_bounds import judge_moments
+from transformer_core.certify.judge import certify
+from transformer_core.certify.kernels import timed_otherwise
 
 TENSOR = TensorDistance(
     tensor="layer.weight", step=1, error=0.0, ratio=1.0, cosine=1.0, size=1.0, rounding=0.0

@@ -4,7 +4,7 @@ import pytest
 from projection_builders import BACKWARD, FORWARD, LAYERS, UPDATE, compute, compute_times
 
 from schemas.config.link import LinkModel
-from transformer_core.decide.scaling.step_model import MIB, Bucket, Compute, buckets, step_seconds
+from transformer_core.decide.step_model import MIB, Bucket, Compute, buckets, step_seconds
 from transformer_core.parallel.communication.link_times import broadcast_seconds, scatter_seconds
 
 ALONE = FORWARD + BACKWARD + UPDATE

@@ -5,7 +5,7 @@ from pair_builders import session
 
 from schemas.config.measurement import Comparing
 from schemas.results import Interval, Round
-from transformer_core.decide.statistics.verdicts import (
+from transformer_core.decide.verdicts import (
     counted,
     judge,
     session_effects,

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from schemas.errors import ConfigError
-from transformer_core.certify.certificates.weight_distance import (
+from transformer_core.certify.bounds import (
     Tensors,
     Weights,
     largest_difference,

@@ -7,7 +7,7 @@ import pytest
 from schemas.config.study import Study
 from transformer_core.common.study_clock import JobTimes
 from transformer_core.common.yaml_files import read_mapping
-from transformer_core.decide.refine.following import kept_for_the_rest
+from transformer_core.decide.refine import kept_for_the_rest
 
 STUDY = Study.model_validate(
     read_mapping(Path(__file__).resolve().parents[2] / "config/config.yaml")

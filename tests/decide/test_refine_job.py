@@ -18,7 +18,7 @@ from schemas.results import PairedRun, Refinement
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock
-from transformer_core.decide.refine import job
+from transformer_core.decide import refine as job
 from transformer_core.measure.turns import comparison
 from transformer_core.measure.turns import sides as processes
 from transformer_core.measure.turns.comparison import compare
@@ -40,7 +40,7 @@ VARIANTS = ("fast", "noisy")
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Results of a study after the first round of its comparisons; sides without torch."""
-    paths = [str(HERE.parents[1]), *(str(HERE.parent / name) for name in ("measure", "analysis"))]
+    paths = [str(HERE.parents[1]), *(str(HERE.parent / name) for name in ("measure", "decide"))]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "turns.log"))
     monkeypatch.setattr(processes, "WORKER", "fake_side")

@@ -6,12 +6,13 @@ from math import exp, log
 import pytest
 
 from schemas.results import Interval
-from transformer_core.decide.refine.allocation import Limits, next_plan
-from transformer_core.decide.refine.outlook import (
+from transformer_core.decide.next_sessions import (
     Costs,
+    Limits,
     Standing,
     best_rounds,
     distance,
+    next_plan,
     sessions_needed,
 )
 

@@ -7,9 +7,8 @@ import pytest
 from fake_turns import LIMITS, ROUND, ROUNDS, START, FakeTurns, kept_in
 
 from schemas.results import Session
-from transformer_core.decide.refine.allocation import Plan
-from transformer_core.decide.refine.evidence import Pair, standings, weights
-from transformer_core.decide.refine.stints import spend, unsettled
+from transformer_core.decide.next_sessions import Pair, Plan, standings, weights
+from transformer_core.decide.refine import spend, unsettled
 from transformer_core.measure.turns.session import SessionEndedError
 from transformer_core.run.statuses import Outcome
 

@@ -27,7 +27,7 @@ from schemas.results import (
 )
 from schemas.results.kernels import StepKernels
 from schemas.results.search import BASELINE
-from transformer_core.certify.certificates.timed_kernels import uncertified
+from transformer_core.certify.kernels import uncertified
 from transformer_core.decide.search import (
     combination_certificates,
     combinations_search,

@@ -8,8 +8,8 @@ import torch
 from schemas.config.run_spec import RunSpec
 from schemas.results.checks import DecodedTokens
 from tests.attacks.planted.planting import Patch, arguments, swap
-from transformer_core.certify.trajectory.checker import plain_function
-from transformer_core.certify.trajectory.independent.checked_decoding import checked_decoding
+from transformer_core.certify.checker import plain_function
+from transformer_core.certify.evaluation import checked_decoding
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.decoder_only import decoder
 from transformer_core.models.decoder_only.decoder import Decoder

@@ -7,14 +7,14 @@ import torch
 
 from schemas.results.checks import Checks, TensorDistance
 from tests.training.small_training import VOCABULARY, small_setup, small_spec
-from transformer_core.certify.certificates.checked_tensors import ROUNDING_FACTOR
-from transformer_core.certify.trajectory.checker import Checker
-from transformer_core.certify.trajectory.independent.eight_bit_rounding import (
+from transformer_core.certify.bounds import ROUNDING_FACTOR
+from transformer_core.certify.checker import Checker
+from transformer_core.certify.short_run_worker import Recorder
+from transformer_core.certify.updates import (
     kept_moments,
     levels,
     rounded,
 )
-from transformer_core.certify.trajectory.worker import Recorder
 from transformer_core.training.loop import train
 
 

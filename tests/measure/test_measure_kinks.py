@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_core.certify.trajectory.checker import NEAR, NEAR_SINGLE, Checker
-from transformer_core.certify.trajectory.independent.number_formats import SINGLE, Format
+from transformer_core.certify.checker import NEAR, NEAR_SINGLE, Checker
+from transformer_core.certify.number_formats import SINGLE, Format
 
 BF16 = Format(torch.float32, unit=2.0**-8)
 

@@ -8,14 +8,14 @@ import torch
 from schemas.base import merge
 from tests.attacks.short_trainings import spec_of
 from tests.training.small_training import small_store
-from transformer_core.certify.certificates.dropout_places import judge_dropout
-from transformer_core.certify.trajectory.dropout import known_dropout as module
-from transformer_core.certify.trajectory.dropout.known_dropout import enough_tokens
-from transformer_core.certify.trajectory.dropout.readable_dropout import (
+from transformer_core.certify import dropout as module
+from transformer_core.certify.dropout import (
+    enough_tokens,
     known_dropout,
     readable,
     readable_vocabulary,
 )
+from transformer_core.certify.dropout_bounds import judge_dropout
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.training.assemble import assemble
 

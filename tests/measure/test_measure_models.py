@@ -18,8 +18,8 @@ from tests.training.small_training import (
     small_spec,
     small_store,
 )
-from transformer_core.certify.certificates.weight_distance import UNDETERMINED
-from transformer_core.certify.trajectory.worker import canonical_weights, record
+from transformer_core.certify.bounds import UNDETERMINED
+from transformer_core.certify.short_run_worker import canonical_weights, record
 from transformer_core.models.decoding.beam_search import beam_search
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.communication.topology import Process

@@ -6,14 +6,14 @@ import torch
 from schemas.config.decoder_only import DecoderOnly
 from schemas.config.parallel import Fsdp
 from tests.training.small_training import small_spec
-from transformer_core.certify.trajectory.independent.number_formats import (
+from transformer_core.certify.number_formats import (
     SINGLE,
     adds_in_32_bits,
     format_of,
     single_is_independent,
     to_bf16,
 )
-from transformer_core.certify.trajectory.independent.plain_decoder import PlainDecoder
+from transformer_core.certify.plain_models import PlainDecoder
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.registry import build_model
 

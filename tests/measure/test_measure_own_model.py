@@ -11,8 +11,8 @@ from schemas.config.model import HuggingFace
 from schemas.config.task import LanguageModel
 from tests.measure.test_measure_models import recorded
 from tests.training.small_training import small_spec
-from transformer_core.certify.trajectory.independent.number_formats import EXACT
-from transformer_core.certify.trajectory.independent.own_model import OwnModel
+from transformer_core.certify.number_formats import EXACT
+from transformer_core.certify.plain_models import OwnModel
 from transformer_core.data.tokenizing.special_tokens import BOS
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.registry import build_language_model, build_model

@@ -5,9 +5,8 @@ import torch
 
 from schemas.config.decoder_only import DecoderOnly
 from schemas.config.task import LanguageModel
-from transformer_core.certify.trajectory.independent.number_formats import EXACT
-from transformer_core.certify.trajectory.independent.own_model import OwnModel
-from transformer_core.certify.trajectory.independent.plain_decoder import PlainDecoder
+from transformer_core.certify.number_formats import EXACT
+from transformer_core.certify.plain_models import OwnModel, PlainDecoder
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.registry import build_model

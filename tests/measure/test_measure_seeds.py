@@ -7,8 +7,8 @@ import pytest
 
 from schemas.results import SeedTrajectory, Trajectory
 from tests.training.small_training import small_setup, small_spec
-from transformer_core.certify.trajectory import worker
-from transformer_core.certify.trajectory.order import ShortRunOrder
+from transformer_core.certify import short_run_worker as worker
+from transformer_core.certify.short_run import ShortRunOrder
 from transformer_core.machine.provenance import collect
 
 REFERENCE = [[8.0, 6.0, 6.0 + 0.1 * number] for number in range(6)]

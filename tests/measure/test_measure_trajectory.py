@@ -20,9 +20,9 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.distributed import run_ranks
-from transformer_core.certify.certificates.certify import certify
-from transformer_core.certify.certificates.weight_distance import Weights, read_tensors
-from transformer_core.certify.trajectory.worker import Recorder, canonical_weights, digest, record
+from transformer_core.certify.bounds import Weights, read_tensors
+from transformer_core.certify.judge import certify
+from transformer_core.certify.short_run_worker import Recorder, canonical_weights, digest, record
 from transformer_core.machine.provenance import collect
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies import strategy_registry
@@ -221,7 +221,7 @@ def test_planted_fault_replicas_on_their_own(
 def test_the_job_records_what_this_machine_cannot_do(tmp_path: Path) -> None:
     spec = spec_of(machine={"device": "cuda"})
     (tmp_path / "spec.json").write_text(spec.canonical_json())
-    command = [sys.executable, "-m", "transformer_core.certify.trajectory.job"]
+    command = [sys.executable, "-m", "transformer_core.certify.short_run"]
     command += ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
     output = tmp_path / "out"
     done = subprocess.run(

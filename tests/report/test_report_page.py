@@ -7,7 +7,7 @@ import pytest
 from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 
 from schemas.results import PairedRun
-from transformer_core.decide.comparisons import compare
+from transformer_core.decide import compare
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import figures
 from transformer_core.report.contents import SECTIONS

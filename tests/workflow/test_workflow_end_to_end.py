@@ -161,7 +161,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
             {"turns", "pair", "compare", "page"},
             {"train"},
         ),
-        ("transformer_core/decide/statistics/verdicts.py", {"compare"}, {"train", "turns"}),
+        ("transformer_core/decide/verdicts.py", {"compare"}, {"train", "turns"}),
     ],
 )
 def test_editing_a_source_reruns_what_it_changes(

@@ -13,9 +13,9 @@ from schemas.config.own_training import Technique
 from schemas.config.run_spec import RunSpec
 from schemas.results import Interval, PairedRun
 from schemas.results.own_training import TriedTogether
-from transformer_core.decide.comparisons.compare import about_sessions
-from transformer_core.decide.statistics.simultaneous import simultaneous_ratios
-from transformer_core.decide.statistics.verdicts import judge
+from transformer_core.decide.compare import about_sessions
+from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.decide.verdicts import judge
 from transformer_core.measure.turns.comparison import compare
 from transformer_core.measure.turns.session_ratio import session_ratio
 from transformer_core.measure.turns.sides import Side

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from schemas.config.equivalence import Statistical, Tolerance
 from schemas.results.own_training import OwnCertificate, ShortTraining
-from transformer_core.certify.trajectory.final_losses import compare_final_losses
+from transformer_core.certify.final_losses import compare_final_losses
 
 Tensors = Mapping[str, NDArray[np.generic]]
 

@@ -71,7 +71,7 @@ IMPORTS = (
     "torch.distributed.launcher",
     "transformer_core.measure.alone.worker",
     "transformer_core.measure.memory.anatomy.worker",
-    "transformer_core.certify.trajectory.worker",
+    "transformer_core.certify.short_run_worker",
     "transformer_core.measure.turns.worker",
     "transformer_core.observe.profiler",
     "transformer_core.training.translate",
@@ -82,12 +82,12 @@ JOBS = (
     "transformer_core.measure.alone.job",
     "transformer_core.measure.evaluation.job",
     "transformer_core.measure.memory.anatomy.job",
-    "transformer_core.certify.trajectory.job",
+    "transformer_core.certify.short_run",
     "transformer_core.observe.profile_job",
     "transformer_core.trace.__main__",
-    "transformer_core.certify.certificates.certify",
-    "transformer_core.certify.certificates.certificate_table",
-    "transformer_core.decide.comparisons.combine",
+    "transformer_core.certify.judge",
+    "transformer_core.certify.certificate_table",
+    "transformer_core.decide.combine",
 )
 """None of them imports torch, and none is measured."""
 

@@ -14,7 +14,7 @@ rule against:
     message:
         "Compare the results with those in {params.there}"
     shell:
-        "python -m transformer_core.decide.comparisons.against --here results --there {params.there:q}"
+        "python -m transformer_core.decide.against --here results --there {params.there:q}"
         " --output {output} 2>&1 | tee {log}"
 
 

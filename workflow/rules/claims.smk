@@ -21,7 +21,7 @@ rule families:
     message:
         "Draw conclusions from the families of variants"
     shell:
-        "python -m transformer_core.decide.comparisons.family_curves --families {params.families:q}"
+        "python -m transformer_core.decide.family_curves --families {params.families:q}"
         " --study results/study.json --results results --output {output} 2>&1 | tee {log}"
 
 
@@ -42,5 +42,5 @@ rule claims:
     message:
         "Test the claims"
     shell:
-        "python -m transformer_core.decide.claims.judge --claims {params.claims:q}"
+        "python -m transformer_core.decide.claims --claims {params.claims:q}"
         " --study results/study.json --results results --output {output} 2>&1 | tee {log}"

@@ -88,7 +88,7 @@ if STUDY.time is not None:
         message:
             "Go on with undecided comparisons until the time is spent"
         shell:
-            "python -m transformer_core.decide.refine.job --study {input.study} --specs {input.specs}"
+            "python -m transformer_core.decide.refine --study {input.study} --specs {input.specs}"
             " --pairs {params.firsts} --certificates {input.certificates}"
             " --claimed {params.claimed:q} --data {params.data} --code {params.of_turns}"
             " --sessions {output.records}.sessions --records {output.records}"
@@ -135,6 +135,6 @@ rule compare:
     message:
         "Compare the variants"
     shell:
-        "python -m transformer_core.decide.comparisons.compare --margin {params.margin} --pairs {input.pairs}"
+        "python -m transformer_core.decide.compare --margin {params.margin} --pairs {input.pairs}"
         " --results {input.results} --certificates {input.certificates} --output {output}"
         " 2>&1 | tee {log}"

@@ -59,7 +59,7 @@ rule short_run:
     shell:
         "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
         " python -m transformer_core.run.quick_start"
-        " transformer_core.certify.trajectory.job --spec {input.spec} {params.seeds}"
+        " transformer_core.certify.short_run --spec {input.spec} {params.seeds}"
         " --dropout {params.dropout} --data {params.data} --output {params.folder} --log-file {log}"
 
 
@@ -81,7 +81,7 @@ rule certify:
         "Certify that {wildcards.variant} trains the same model"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.certify.certificates.certify --variant {wildcards.variant}"
+        " transformer_core.certify.judge --variant {wildcards.variant}"
         " --equivalence {params.equivalence:q} {params.files} --output {output} 2>&1 | tee {log}"
 
 
@@ -99,4 +99,4 @@ rule certificates:
         "Put all certificates into a table"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.certify.certificates.certificate_table {input} --output {output} 2>&1 | tee {log}"
+        " transformer_core.certify.certificate_table {input} --output {output} 2>&1 | tee {log}"

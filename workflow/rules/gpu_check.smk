@@ -86,7 +86,7 @@ rule gpu_checks:
     message:
         "Hold what was found against what should be so"
     shell:
-        "python -m transformer_core.decide.gpu_check.lines --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.decide.gpu_check --output {output} 2>&1 | tee {log}"
 
 
 rule gpu_check_page:

@@ -69,5 +69,5 @@ rule link_error:
     message:
         "Compare the emulated link with the real one"
     shell:
-        "python -m transformer_core.decide.scaling.link_error {params.trials} --output {output}"
+        "python -m transformer_core.decide.link_error {params.trials} --output {output}"
         " 2>&1 | tee {log}"

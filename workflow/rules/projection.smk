@@ -47,6 +47,6 @@ rule projection:
     message:
         "Project step times to more devices"
     shell:
-        "python -m transformer_core.decide.scaling.project --compute {input.compute}"
+        "python -m transformer_core.decide.projection --compute {input.compute}"
         " --specs {input.specs} --results {input.results} --collectives {input.collectives}"
         " --settings {params.settings:q} --output {output} 2>&1 | tee {log}"

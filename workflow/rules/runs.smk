@@ -106,6 +106,6 @@ rule combine:
         "Combine the repeats of {wildcards.variant}"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.decide.comparisons.combine --variant {wildcards.variant}"
+        " transformer_core.decide.combine --variant {wildcards.variant}"
         " --spec {input.spec} --repeats {input.repeats} --evaluation {input.evaluation}"
         " --train-manifest {input.manifest} --output {output} 2>&1 | tee {log}"

@@ -45,5 +45,5 @@ rule self_test:
     message:
         "Judge the protocol of comparisons"
     shell:
-        "python -m transformer_core.decide.comparisons.self_test_report --sessions {input.sessions}"
+        "python -m transformer_core.decide.self_test_report --sessions {input.sessions}"
         " --together {params.together} --margin {params.margin} --output {output} 2>&1 | tee {log}"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_core.decide.claims import judge
-from transformer_core.decide.comparisons import family_curves
+from transformer_core.decide import claims as judge
+from transformer_core.decide import family_curves
 
 
 def _test(variant: str, direction: str = "more", **more: Any) -> dict[str, Any]:

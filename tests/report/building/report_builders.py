@@ -44,9 +44,9 @@ from schemas.results import (
     Window,
 )
 from schemas.results.checks import CheckedPoint, Checks, TensorDistance
-from transformer_core.certify.certificates.certify import certify, different
-from transformer_core.certify.certificates.weight_distance import Weights
-from transformer_core.decide.comparisons import combine, compare
+from transformer_core.certify.bounds import Weights
+from transformer_core.certify.judge import certify, different
+from transformer_core.decide import combine, compare
 from transformer_core.study.resolve import resolve_all
 
 EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"

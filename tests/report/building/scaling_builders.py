@@ -14,9 +14,9 @@ from schemas.results import (
     Status,
     VariantResult,
 )
-from transformer_core.decide.scaling import link_error
-from transformer_core.decide.scaling.measured_link import measured_link
-from transformer_core.decide.scaling.project import project
+from transformer_core.decide import link_error
+from transformer_core.decide.link_error import measured_link
+from transformer_core.decide.projection import project
 
 MIB = 2**20
 LAYERS = 4

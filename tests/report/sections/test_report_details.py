@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transformer_core.certify.certificates.deviations import in_short, nearest
+from transformer_core.certify.bounds import in_short, nearest
 from transformer_core.decide.study_results import StudyResults
 
 

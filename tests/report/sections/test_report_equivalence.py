@@ -3,7 +3,7 @@
 from typing import get_args
 
 from schemas.results.equivalence import DeviationOf
-from transformer_core.certify.certificates.deviations import WORDS
+from transformer_core.certify.bounds import WORDS
 from transformer_core.report.sections.equivalence import MARKERS
 
 

@@ -9,9 +9,9 @@ from schemas.config.equivalence import Different
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Session, Trajectory
 from schemas.results.search import BASELINE
-from transformer_core.certify.certificates.certify import certify
-from transformer_core.certify.certificates.timed_kernels import sessions_otherwise
-from transformer_core.certify.certificates.weight_distance import Weights, read_tensors
+from transformer_core.certify.bounds import Weights, read_tensors
+from transformer_core.certify.judge import certify
+from transformer_core.certify.kernels import sessions_otherwise
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.decide.search.trials import NAME, Bench, Trial
@@ -88,7 +88,7 @@ def _certificate(
         "output": folder,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "transformer_core.certify.trajectory.job", *words]
+    command = [sys.executable, "-m", "transformer_core.certify.short_run", *words]
     subprocess.run(command, check=True)
     return certify(
         equivalence,

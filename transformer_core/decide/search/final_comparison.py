@@ -8,10 +8,10 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Effect, Session
 from schemas.results.search import BASELINE, BEST, Stage
-from transformer_core.certify.certificates.timed_kernels import uncertified
+from transformer_core.certify.kernels import uncertified
 from transformer_core.decide.search.stages import stages
 from transformer_core.decide.search.trials import NAME, Bench, Parts, Trial
-from transformer_core.decide.statistics.verdicts import session_effects
+from transformer_core.decide.verdicts import session_effects
 from transformer_core.study.combinations import combine
 
 

@@ -2,7 +2,7 @@
 
 One run spec takes turns under several names: as it is, as it is once more, and with steps that are
 made longer on purpose. What must come out is known, and
-:mod:`transformer_core.decide.comparisons.self_test_report` says whether it does.
+:mod:`transformer_core.decide.self_test_report` says whether it does.
 
 Several sides in one session give a comparison of each kind at the price of fewer processes. Each
 comparison has as many sessions as those of a study have at least. A session that is complete is

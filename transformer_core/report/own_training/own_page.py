@@ -15,7 +15,7 @@ from schemas.results.profiles import Breakdown
 from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
 from transformer_core.common.seals import write_sealed
-from transformer_core.decide.statistics import medians
+from transformer_core.decide import intervals as medians
 from transformer_core.measure.turns import session_ratio
 from transformer_core.own_training.techniques import TECHNIQUES
 from transformer_core.report.contents import Section

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformer_core.certify.certificates.deviations import WORDS, nearest
+from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.decide.study_results import StudyResults
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.config.equivalence import Tolerance
 from schemas.results import Certificate, Deviation
-from transformer_core.certify.certificates.deviations import WORDS
+from transformer_core.certify.bounds import WORDS
 from transformer_core.decide.data_frames import training_loss_frame, validation_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row

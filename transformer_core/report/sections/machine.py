@@ -9,8 +9,8 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLoc
 from pandas import DataFrame
 
 from schemas.results import Interval, Utilisation
-from transformer_core.decide.comparisons.turn_throughput import throughputs
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows

@@ -3,8 +3,8 @@
 from typing import Any
 
 from transformer_core.common.study_clock import CLOCK, read_clock
-from transformer_core.decide.comparisons import compare
-from transformer_core.decide.statistics import medians
+from transformer_core.decide import compare
+from transformer_core.decide import intervals as medians
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.turns import session_ratio
 

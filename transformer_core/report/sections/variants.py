@@ -6,13 +6,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from schemas.results import EvaluationResult
-from transformer_core.decide.comparisons.turn_throughput import (
+from transformer_core.decide.data_frames import rounds_frame
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.turn_throughput import (
     epoch_seconds,
     session_rates,
     throughputs,
 )
-from transformer_core.decide.data_frames import rounds_frame
-from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, name_rows, nothing, rows

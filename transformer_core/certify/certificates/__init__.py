@@ -1,1 +1,0 @@
-"""Whether a variant trains the same model."""

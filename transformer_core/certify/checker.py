@@ -1,0 +1,359 @@
+"""Computes the losses, gradients and updates of a training once more, beside it.
+
+What is compared starts at every step from the run's own weights and gradients, not from those of
+another training, so that two trainings that drift apart by rounding can still be held to narrow
+bounds at any step.
+"""
+
+import math
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from schemas.config.batching import PaddedRows
+from schemas.config.decoder_only import DecoderOnly
+from schemas.config.model import TorchTransformer, Transformer
+from schemas.config.parallel import CompressHook, Ddp
+from schemas.config.run_spec import RunSpec
+from schemas.config.task import LanguageModel
+from schemas.results.checks import CheckedPoint, Checks, TensorDistance
+from transformer_core.certify.evaluation import checked_decoding, checked_validation
+from transformer_core.certify.number_formats import (
+    EXACT,
+    SINGLE,
+    Format,
+    format_of,
+    single_is_independent,
+    to_bf16,
+    to_fp16,
+)
+from transformer_core.certify.plain_models import OwnModel, Plain, PlainDecoder, PlainModel, Tokens
+from transformer_core.certify.tensors import CanonicalTensors, distance
+from transformer_core.certify.updates import CheckedUpdates, kept_moments, unit_of
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
+from transformer_core.training import checkpoint
+from transformer_core.training.assemble import Setup
+from transformer_core.training.precision.autocast import build_precision
+
+POINTS = 3
+"""Steps whose gradients are compared: the first, the last, and those between at even distances."""
+NEAR = 4.0
+"""Inputs of a ReLU within so many unit round-offs of 0, relative to their size, may fall on either
+side: as they are rounded, after sums in 32 bits."""
+NEAR_SINGLE = 16.0
+"""The same in 32 bits, where nothing but sums round. Added up one after the other, n products of
+any sign are off by sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; layers before add theirs.
+"""
+SMALL = 1e-4
+"""Errors of gradients that are below every bound, whatever the format."""
+SMALL_LOSS = 5e-5
+"""The same of losses."""
+NOTHING = {EXACT: 1e-9, SINGLE: 1e-6}
+"""Size of a gradient beside that of the largest tensor below which it is nothing but rounding, by
+the format in which it is computed."""
+CLIP_EPSILON = 1e-6
+"""What torch adds to the norm before it divides by it."""
+
+
+Tensors = Mapping[str, Tensor]
+
+
+class Checker:
+    """Compares every step of a training with what it should have been.
+
+    Every rank must call it; the main one does the work while the others wait at their next message.
+    """
+
+    def __init__(self, setup: Setup, vocabulary: int, folder: Path) -> None:
+        spec = setup.spec
+        self.folder = folder
+        self.spec, self.setup = spec, setup
+        self.tensors = CanonicalTensors(setup, vocabulary)
+        self.weights = self.tensors.weights()
+        published = spec.training.loss.kind == "kl_divergence"
+        self.exact = plain_function(spec, vocabulary, spec.training.label_smoothing, published)
+        self.unsmoothed = plain_function(spec, vocabulary, 0.0)
+        self.batches = _whole_batches(setup)
+        self.waiting = sorted(
+            {1 + round(i * (spec.training.steps - 1) / (POINTS - 1)) for i in range(POINTS)}
+        )
+        unit = unit_of(setup, own=isinstance(self.exact, Plain))
+        self.updates = (
+            CheckedUpdates(spec, self.weights, self.tensors.trained, unit) if self.weights else None
+        )
+        self.points: list[CheckedPoint] = []
+        self.gradients: list[TensorDistance] = []
+        self.skipped = 0
+        self.lost: list[str] = []
+        self.sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+
+    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
+        """Compare ``step``, which has just been done."""
+        loss = float(self.setup.strategy.sum(loss_sum.detach().double())) / target_tokens
+        before, self.weights = self.weights, self.tensors.weights()
+        taken, held_back = self.tensors.gradients(), self.tensors.held_back()
+        used = self.tensors.rounded_weights()
+        kept = kept_moments(self.setup)
+        moments = None if kept is None else [self.tensors.of_trained(each) for each in kept]
+        if step == self.spec.training.steps // 2 and self.setup.process.nodes == 1:
+            self.lost = resume(self.setup, step, self.folder)
+        if self.updates is None:
+            return  # not the main rank
+        tokens = _tokens(next(self.batches))
+        size = float(norm)
+        if not math.isfinite(size):
+            self.skipped += 1
+            self.updates.done(step, self.weights, None)
+            return
+        self.updates.done(step, self.weights, taken)
+        if used is not None:
+            self.updates.rounds(step, used)
+        if moments is not None:
+            self.updates.keeps(step, *moments)
+        # Before clipping: it would hide that all of them are too large.
+        limit = self.spec.training.clip_norm
+        scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
+        gradients = {name: tensor.double() * scale for name, tensor in taken.items()}
+        if held_back is not None:
+            self._returned(step, before, gradients, tokens, held_back)
+        elif self.waiting and step >= self.waiting[0]:
+            self.waiting.pop(0)
+            self._point(step, before, gradients, tokens, (loss, size))
+
+    def _point(
+        self,
+        step: int,
+        before: Tensors,
+        gradients: Tensors,
+        tokens: Tokens,
+        loss_and_norm: tuple[float, float],
+    ) -> None:
+        """Compare loss and gradients, in 64 bits where 32 leave a doubt.
+
+        32 bits differ from 64 by 1e-6, or 2e-4 where a ReLU falls on the other side, and take half
+        the time. What is nowhere near a bound in them is none in 64 bits either.
+        """
+        form = format_of(self.spec)
+        # Weights that the technique rounds are those that its gradient belongs to: many next to 1
+        # are rounded to the same side, which would hide other errors of that size.
+        before = form.weights_used(before)
+        rounded = None
+        if form is not SINGLE:
+            rounded = self.exact.loss_and_gradients(before, [tokens], form)
+        for numbers in (SINGLE, EXACT) if single_is_independent(self.spec) else (EXACT,):
+            right = self.exact.loss_and_gradients(before, [tokens], numbers)
+            point, found = self._compared(step, gradients, loss_and_norm, right, rounded or right)
+            near = _near_a_bound(found, NOTHING[numbers])
+            apart = abs(point.loss / point.expected_loss - 1)
+            if not near and apart < max(SMALL_LOSS, 3 * point.rounding):
+                break
+        if near:
+            kinks = self._kinks(before, tokens, right[1], form)
+            found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
+        self.points.append(point)
+        self.gradients += found
+
+    def _compared(
+        self,
+        step: int,
+        gradients: Tensors,
+        loss_and_norm: tuple[float, float],
+        right: tuple[float, Tensors],
+        rounded: tuple[float, Tensors],
+    ) -> tuple[CheckedPoint, list[TensorDistance]]:
+        """Loss, norm and ``gradients`` of the run beside those that are ``right``; ``rounded`` are
+        those of the run's format."""
+        point = CheckedPoint(
+            step=step,
+            loss=loss_and_norm[0],
+            expected_loss=right[0],
+            rounding=abs(rounded[0] / right[0] - 1),
+            norm=loss_and_norm[1],
+            expected_norm=math.sqrt(sum(float(g.square().sum()) for g in right[1].values())),
+        )
+        found = []
+        for name, gradient in right[1].items():
+            rounding = math.hypot(
+                distance(name, step, rounded[1][name], gradient, 0.0).error,
+                _message_rounding(self.spec, gradient),
+            )
+            found.append(distance(name, step, gradients[name], gradient, rounding))
+        return point, found
+
+    def _kinks(
+        self, weights: Tensors, tokens: Tokens, exact: Tensors, form: Format
+    ) -> dict[str, float]:
+        """By tensor, the error in its gradient where every ReLU whose input is next to 0 takes the
+        other side: half of them open too late, half too early."""
+        kinks = dict.fromkeys(exact, 0.0)
+        near = (NEAR_SINGLE if form is SINGLE else NEAR) * form.unit
+        if self.exact.nearest > near:
+            return kinks
+        # The effect of a wide gate is the same in 32 bits, and takes half the time.
+        numbers = EXACT if form is SINGLE else SINGLE
+        for gate in (near, -near):
+            _, shifted = self.exact.loss_and_gradients(
+                weights, [tokens], replace(numbers, gate=gate)
+            )
+            for name, gradient in exact.items():
+                kinks[name] += distance(name, 0, shifted[name], gradient, 0.0).error
+        return kinks
+
+    def _returned(
+        self, step: int, before: Tensors, gradients: Tensors, tokens: Tokens, held_back: Tensors
+    ) -> None:
+        """Compare the sums of the gradients since the start: what a message leaves out of one step
+        is in a later one, or still held back."""
+        _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT)
+        found_sum, expected_sum = self.sums
+        for name, gradient in expected.items():
+            found_sum[name] = found_sum.get(name, 0.0) + gradients[name].double()
+            expected_sum[name] = expected_sum.get(name, 0.0) + gradient
+        if self.waiting and step >= self.waiting[0]:
+            self.waiting.pop(0)
+            for name, total in expected_sum.items():
+                found = found_sum[name] + held_back[name].double()
+                self.gradients.append(distance(name, step, found, total, 0.0))
+
+    def read(self) -> Checks | None:
+        """What was found; null on ranks other than the main one."""
+        validation = checked_validation(self.setup, self.unsmoothed, self.weights)
+        if self.updates is None:
+            return None
+        self.batches.close()
+        return Checks(
+            points=self.points,
+            gradients=self.gradients,
+            updates=self.updates.read(),
+            skipped_steps=self.skipped,
+            not_resumed=self.lost,
+            validation=validation,
+            decoding=checked_decoding(
+                self.spec, self.tensors.pattern, self.weights, self.exact, self.setup.device
+            ),
+        )
+
+
+def plain_function(
+    spec: RunSpec, vocabulary: int, smoothing: float, published: bool = False
+) -> Plain | OwnModel:
+    """What ``spec`` trains, with so much label smoothing, perhaps as ``published``."""
+    if isinstance(spec.model, Transformer | TorchTransformer):
+        return PlainModel(spec.model, smoothing, published)
+    if isinstance(spec.model, DecoderOnly):
+        masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
+        return PlainDecoder(spec.model, smoothing, masked, published)
+    return OwnModel(spec.model, vocabulary, smoothing, spec.task)
+
+
+def _near_a_bound(gradients: Sequence[TensorDistance], nothing: float) -> bool:
+    """Whether any of ``gradients`` is so far off that 64 bits, or kinks, may matter. Kinks only
+    widen a bound: to look for them takes as long as all else. Gradients that are ``nothing`` beside
+    the largest are but rounding."""
+    # Of these are the gradients of biases of keys, which are compared by nobody.
+    least = nothing * max(g.size for g in gradients)
+    gradients = [g for g in gradients if g.size > least]
+    usual = median(g.rounding for g in gradients)
+    return any(
+        g.error > max(SMALL, 3 * usual, 3 * g.rounding)
+        or abs(g.ratio - 1) > max(SMALL, 3 * usual, 3 * g.rounding) / 4
+        for g in gradients
+    )
+
+
+def _whole_batches(setup: Setup) -> Generator[GlobalBatch, None, None]:
+    """The global batches in one piece each, every pair in a row of its own."""
+    batching = setup.spec.batching.model_copy(update={"rows": PaddedRows()})
+    seed = setup.spec.training.seed
+    feed = Feed(setup.train_store, batching, seed, 0, 1, 1, setup.device, prefetch=0)
+    return feed.batches()
+
+
+def _tokens(batch: GlobalBatch) -> Tokens:
+    (whole,) = batch.micro_batches
+    return whole.source.cpu(), whole.target_input.cpu(), whole.target_output.cpu()
+
+
+def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:
+    """The relative error that the message makes in ``gradient``; 0 for one in 32 bit.
+
+    Every rank rounds its own gradient, and the sum is rounded once more: errors of about the same
+    size that do not know of each other.
+    """
+    hook = spec.parallel.hook if isinstance(spec.parallel, Ddp) else None
+    if not isinstance(hook, CompressHook):
+        return 0.0
+    rounding = to_fp16 if hook.dtype == "fp16" else to_bf16
+    once = distance("", 0, rounding(gradient.float()), gradient, 0.0).error
+    return once * math.sqrt(spec.world_size + 1)
+
+
+@torch.no_grad()
+def resume(setup: Setup, step: int, folder: Path) -> list[str]:
+    """Save a checkpoint, lose everything that is in it, and go on from it. Every rank must call
+    this. Weights and optimizer state that do not come back are missing in the next update; what
+    else did not come back on any rank is returned."""
+    before = _beside(setup)
+    checkpoint.save(folder, setup, step, {})
+    setup.strategy.synchronise()  # until the main rank has renamed it
+    _lose(setup)
+    between = _beside(setup)
+    path = checkpoint.latest(folder, setup)
+    if path is None:
+        raise RuntimeError(f"the checkpoint that was written to {folder} is not there")
+    checkpoint.load(path, setup)
+    setup.strategy.synchronise()
+    if setup.process.is_main:
+        shutil.rmtree(folder)
+    after = _beside(setup)
+    # What could not even be lost is not taken up from anywhere either.
+    lost = [
+        float(not _same(kept, after[kind]) or (bool(kept) and _same(kept, between[kind])))
+        for kind, kept in before.items()
+    ]
+    everywhere = zip(before, zip(*setup.strategy.gather(lost), strict=True), strict=True)
+    return [kind for kind, of_ranks in everywhere if any(of_ranks)]
+
+
+def _beside(setup: Setup) -> dict[str, dict[str, object]]:
+    """What a checkpoint keeps beside weights and optimizer state, by kind."""
+    random: dict[str, object] = {"cpu": torch.get_rng_state()}
+    if setup.device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(setup.device)
+    # Copies: a strategy may give what it goes on working with.
+    messages = {name: tensor.clone() for name, tensor in setup.strategy.memory().items()}
+    return {
+        "random numbers": random,
+        "number format": setup.precision.state(),
+        "memory of messages": dict(messages),
+    }
+
+
+def _lose(setup: Setup) -> None:
+    for parameter in setup.model.parameters():
+        parameter.zero_()
+    setup.optimizer.state.clear()
+    torch.manual_seed(2**31 - 1)  # of no training
+    fresh = build_precision(
+        setup.spec.training.precision, setup.device, setup.spec.training.clipping
+    )
+    vars(setup.precision).update(vars(fresh))
+    memory = setup.strategy.memory()
+    setup.strategy.remember({name: torch.zeros_like(tensor) for name, tensor in memory.items()})
+
+
+def _same(one: dict[str, object], other: dict[str, object]) -> bool:
+    if one.keys() != other.keys():
+        return False
+    return all(_equal(one[name], other[name]) for name in one)
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one == other

@@ -1,0 +1,148 @@
+"""The verdict on dropout: whether every place drops what the study asks for, and nothing else.
+
+Counts of dropped elements are binomial; a place fails where its count is so far off that chance
+would explain it once in a million. What dropout does to loss and gradient is compared over draws:
+means by Welch's t test, spreads by an F test, each at a level at which healthy variants fail once in
+a hundred thousand.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from scipy import stats
+
+from schemas.results import Deviation
+from schemas.results.equivalence import Agreement, DeviationOf, DropoutMoments, DropoutPlace
+
+STANDARD_ERRORS = 5.0
+"""Deviation of a share that is allowed, in standard errors."""
+GRAIN = 0.004
+"""Deviation of a share that is allowed besides: probabilities are rounded to 1/256 in some fused
+kernels, and a few elements are taken for others."""
+FACTOR = 0.03
+"""Deviation of the factor of the kept that is allowed: the logits may have 8 significant bits."""
+
+
+def judge_dropout(places: Sequence[DropoutPlace], dropout: float) -> list[Deviation]:
+    """The place that is farthest off in each respect."""
+    respects = (_shares, _factors, _evaluations, _agreements)
+    found = [max(of(places, dropout), key=_excess, default=None) for of in respects]
+    return [deviation for deviation in found if deviation is not None]
+
+
+def _shares(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
+    for p in places:
+        if p.of == 0:
+            yield _deviation("dropout", 1.0, 0.0, f"{p.place}: nothing came through")
+            continue
+        share = p.dropped / p.of
+        bound = STANDARD_ERRORS * math.sqrt(dropout * (1 - dropout) / p.of) + GRAIN
+        yield _deviation(
+            "dropout", abs(share - dropout), bound, f"{p.place}: {share:.3f} of it dropped"
+        )
+
+
+def _factors(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
+    for p in places:
+        if p.factor is not None:
+            # An embedding is compared with what is dropped beside it, which has the same factor.
+            expected = 1.0 if p.place.endswith("embedding") else 1 / (1 - dropout)
+            apart = abs(p.factor / expected - 1)
+            yield _deviation("dropout", apart, FACTOR, f"{p.place}: kept times {p.factor:.3f}")
+
+
+def _evaluations(places: Sequence[DropoutPlace], _: float) -> Iterable[Deviation]:
+    for p in places:
+        count = p.dropped_in_evaluation
+        yield _deviation("dropout", float(count), 0.0, f"{p.place}: {count} dropped in evaluation")
+
+
+def _agreements(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
+    by_chance = dropout**2 + (1 - dropout) ** 2
+    for p in places:
+        between: dict[str, Agreement | None] = {
+            "steps": p.steps,
+            "rows": p.rows,
+            "layers": p.layers,
+            "ranks": p.ranks,
+            "tokens": p.tokens,
+            "elements": p.elements,
+        }
+        for name, agreement in between.items():
+            if agreement is not None and agreement.of:
+                # Alike everywhere is what is looked for; the half of that is proof enough.
+                alike = agreement.same / agreement.of
+                excess = (alike - by_chance) / (1 - by_chance)
+                noise = STANDARD_ERRORS / math.sqrt(agreement.of * (1 - by_chance))
+                yield _deviation(
+                    "dropout", max(0.0, excess), max(0.5, noise), f"{p.place}: masks of {name}"
+                )
+
+
+def _excess(deviation: Deviation) -> float:
+    return deviation.measured / deviation.bound if deviation.bound else deviation.measured * 1e6
+
+
+LEVEL = 1e-5
+"""Probability that a test fails by chance."""
+ALLOWED = 0.002
+"""Relative difference of means that is allowed besides: rounding to 8 significant bits."""
+EQUAL_DRAWS = 2
+"""Losses that may equal another one by chance, of a few dozen."""
+SLOPE = 0.005
+"""Allowed error of the slope: what bends the loss over so long a step, which grows with the square
+of its length."""
+SLOPE_ROUNDED = 0.1
+"""The same where losses have 8 significant bits, and their small differences few of those."""
+
+
+def judge_moments(
+    mine: DropoutMoments, theirs: DropoutMoments, reduced: bool
+) -> Iterator[Deviation]:
+    """The deviations of a training's draws from those of its reference; ``reduced`` where it may
+    compute with fewer bits than 32."""
+    losses, expected = _finite(mine.losses), _finite(theirs.losses)
+    yield _means("dropout_loss", losses, expected)
+    yield _spreads(losses, expected)
+    if len(mine.grad_norms) > 1 and len(theirs.grad_norms) > 1:
+        yield _means("dropout_gradient", mine.grad_norms, theirs.grad_norms)
+    again = len(losses) - len(set(losses))
+    yield _deviation(
+        "dropout_draws", float(again), EQUAL_DRAWS, f"of {len(losses)} draws, {again} twice"
+    )
+    if mine.slope is not None:
+        bound = SLOPE_ROUNDED if reduced else SLOPE
+        where = f"the loss changes {mine.slope:.3f} times as its gradient says"
+        yield _deviation("dropout_slope", abs(mine.slope - 1), bound, where)
+
+
+def _means(quantity: DeviationOf, mine: Sequence[float], theirs: Sequence[float]) -> Deviation:
+    errors = [float(np.var(side, ddof=1)) / len(side) for side in (mine, theirs)]
+    center = float(np.mean(theirs))
+    apart = abs(float(np.mean(mine)) - center) / abs(center)
+    allowed = ALLOWED
+    if total := sum(errors):
+        # Welch-Satterthwaite
+        freedom = total**2 / sum(
+            e**2 / (len(side) - 1) for e, side in zip(errors, (mine, theirs), strict=True)
+        )
+        allowed += float(stats.t.isf(LEVEL / 2, freedom)) * math.sqrt(total) / abs(center)
+    return _deviation(quantity, apart, allowed, f"mean of {len(mine)} draws")
+
+
+def _spreads(mine: Sequence[float], theirs: Sequence[float]) -> Deviation:
+    ours, expected = (float(np.std(side, ddof=1)) for side in (mine, theirs))
+    bound = math.sqrt(stats.f.isf(LEVEL / 2, len(mine) - 1, len(theirs) - 1)) - 1
+    low, high = sorted((ours, expected))
+    factor = high / low if low else 1e9
+    where = f"standard deviation {ours:.1e}, that of the reference {expected:.1e}"
+    return _deviation("dropout_spread", factor - 1, bound, where)
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _deviation(quantity: DeviationOf, measured: float, bound: float, where: str) -> Deviation:
+    return Deviation(quantity=quantity, measured=measured, bound=bound, where=where)

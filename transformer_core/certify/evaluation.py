@@ -1,0 +1,169 @@
+"""Decoding and validation beside the plain function.
+
+Decoding takes one token a step with what a cache keeps; the plain function takes whole prefixes.
+Tokens are given, not chosen: a training of a few steps hardly prefers one to another, while every
+number that decoding chooses by tells whether it has seen the right prefix and source. Sentences of
+several lengths, two hypotheses of each, which change places once as those of a beam do, and a
+sentence that leaves the batch: all that searches do with a cache.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schemas.config.decoder_only import DecoderOnly, LearnedPositions
+from schemas.config.parallel import Single
+from schemas.config.run_spec import RunSpec
+from schemas.results.checks import CheckedValidation, DecodedTokens
+from transformer_core.certify.number_formats import EXACT, SINGLE, format_of
+from transformer_core.certify.plain_models import OwnModel, Plain, Weights
+from transformer_core.data.batching.feeding import evaluation_batches
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD, UNK
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.training import evaluation
+from transformer_core.training.assemble import Setup
+from transformer_core.training.precision.autocast import build_precision
+
+SENTENCES, TOKENS, LONGEST = 3, 6, 5
+SWAPPED, SHORTENED = 1, 3
+"""Steps after which hypotheses change places, and the first sentence leaves."""
+
+Decoded = tuple[Tensor, list[Tensor], Tensor]
+"""Sources [b, s], the tokens so far of each row, and logits [b, v] of the next ones."""
+
+
+@torch.no_grad()
+def checked_decoding(
+    spec: RunSpec, model: nn.Module, weights: Weights, plain: Plain | OwnModel, device: torch.device
+) -> DecodedTokens | None:
+    """How far decoding with ``weights`` is off; ``model`` gives the code that does it. Null where
+    only that code itself can say what is right, and where texts have no room for so many tokens."""
+    positions = spec.model.positions if isinstance(spec.model, DecoderOnly) else None
+    short = isinstance(positions, LearnedPositions) and positions.length < LONGEST + TOKENS
+    if isinstance(plain, OwnModel) or short:
+        return None
+    decoding = copy.deepcopy(model).to(device).eval()
+    for name, tensor in canonical_state_dict(decoding).items():
+        tensor.copy_(weights[name])
+    # A model is evaluated in one process, whatever trained it.
+    form = format_of(spec.model_copy(update={"parallel": Single(kind="single")}))
+    precision = build_precision(spec.training.precision, device)
+    exact, rounded = (
+        {name: tensor.to(each.base) for name, tensor in weights.items()} for each in (EXACT, form)
+    )
+    steps = _texts if isinstance(spec.model, DecoderOnly) else _translations
+    worst = rounding = 0.0
+    vocabulary = weights[plain.embedding].size(0)
+    with precision.autocast():
+        found = list(steps(decoding, vocabulary, device))
+    for source, prefixes, logits in found:
+        expected = _whole(plain, exact, source, prefixes, EXACT)
+        worst = max(worst, _error(logits, expected))
+        if form is not SINGLE:
+            emulated = _whole(plain, rounded, source, prefixes, form)
+            rounding = max(rounding, _error(emulated, expected))
+    return DecodedTokens(error=worst, rounding=rounding)
+
+
+def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
+    """As :mod:`transformer_core.models.decoding.beam_search` goes on."""
+    source = _drawn(SENTENCES, LONGEST, vocabulary, device)
+    for row in range(SENTENCES):
+        source[row, LONGEST - row :] = PAD
+    source = source.repeat_interleave(2, dim=0)
+    target = _drawn(len(source), TOKENS, vocabulary, device)
+    target[:, 0] = BOS
+    memory, cache = model.encode(source), model.new_cache()
+    for step in range(TOKENS):
+        logits = model.decode(memory, source, target[:, step : step + 1], cache)[:, -1]
+        yield source, list(target[:, : step + 1].clone()), logits
+        rows = torch.arange(len(source), device=device)
+        if step == SWAPPED:
+            rows = rows.view(-1, 2).flip(1).flatten()
+            cache.reorder(rows)
+            target[:, : step + 1] = target[rows, : step + 1]
+        elif step == SHORTENED:
+            rows = rows[2:]
+            cache.select(rows)
+            memory, source, target = memory[rows], source[rows], target[rows]
+
+
+def _texts(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
+    """As :mod:`transformer_core.models.decoder_only.generation` goes on, from padded prompts."""
+    text = _drawn(SENTENCES, LONGEST + TOKENS, vocabulary, device)
+    column, begins = torch.arange(text.size(1), device=device), range(SENTENCES)
+    for row in begins:
+        text[row, :row], text[row, row] = PAD, BOS
+    real = column >= torch.tensor(begins, device=device)[:, None]
+    cache, start = model.new_cache(), 0
+    rows = torch.arange(SENTENCES, device=device)
+    for end in range(LONGEST, LONGEST + TOKENS):
+        logits = model.step(text[rows, start:end], real[rows, :end], cache)
+        yield text[:, :0], [text[row, row:end] for row in rows.tolist()], logits
+        start = end
+        if end == LONGEST + SHORTENED:
+            cache.select(rows[1:])
+            rows = rows[1:]
+
+
+def _drawn(rows: int, columns: int, vocabulary: int, device: torch.device) -> Tensor:
+    """Words, the same at every call."""
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randint(UNK + 1, vocabulary, (rows, columns), generator=generator).to(device)
+
+
+def _whole(
+    plain: Plain, weights: Weights, source: Tensor, prefixes: list[Tensor], form: Any
+) -> Tensor:
+    """Logits [b, v] after prefixes, each computed as a whole."""
+    source = source.cpu()
+    if source.size(1):
+        return plain.logits(weights, source, torch.stack(prefixes).cpu(), form)[:, -1]
+    each = [plain.logits(weights, source[:1], p[None].cpu(), form)[:, -1] for p in prefixes]
+    return torch.cat(each)
+
+
+def _error(logits: Tensor, expected: Tensor) -> float:
+    """The largest relative error of a row; what all logits share changes no choice."""
+    mine, right = (x.double().cpu() - x.double().cpu().mean(-1, True) for x in (logits, expected))
+    apart = (mine - right).norm(dim=-1) / right.norm(dim=-1)
+    worst = float(apart.max())
+    return worst if math.isfinite(worst) else 1e300
+
+
+PAIRS, TOGETHER = 4, 2
+"""Pairs of the validation split, and of a batch: several, which ranks share."""
+
+
+def checked_validation(
+    setup: Setup, plain: Plain | OwnModel, weights: Weights
+) -> CheckedValidation | None:
+    """A validation of ``setup``, whose weights these are; ``plain`` smooths no labels. Every rank
+    must call it; null on those without ``weights``."""
+    store = setup.validation_store
+    before = {name: part.training for name, part in setup.module.named_modules()}
+    few = list(evaluation_batches(store, PAIRS, pairs_per_batch=TOGETHER))
+    loss = evaluation.validation_loss(setup, few)
+    changed = [name for name, part in setup.module.named_modules() if part.training != before[name]]
+    if not weights:
+        return None
+    tokens = [(batch.source, batch.target_input, batch.target_output) for _, batch in few]
+    expected, _ = plain.loss_and_gradients(weights, tokens, EXACT)
+    form, rounding = format_of(setup.spec), 0.0
+    if form is not SINGLE:
+        # Of so few pairs the mean may be lucky: the batch that suffers most.
+        for part in tokens:
+            exact, rounded = (
+                plain.loss_and_gradients(weights, [part], each)[0] for each in (EXACT, form)
+            )
+            rounding = max(rounding, abs(rounded / exact - 1))
+    return CheckedValidation(
+        loss=loss,
+        expected_loss=expected,
+        rounding=rounding,
+        modes_changed=len(changed),
+    )

@@ -1,0 +1,457 @@
+"""The models once more, as plain functions of their weights: the Transformer, a language model, and
+a model that only its own code can compute (another library's, a user's).
+
+The first two follow their papers (arXiv 1706.03762 and those named in the code) and share no code with the models, the loss and the
+optimizers that are trained, so that a mistake in one of those does not hide here too. It takes
+weights by their canonical names, in any number format, and knows nothing of devices and ranks.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schemas.config.decoder_only import (
+    DecoderOnly,
+    Gelu,
+    LearnedPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+from schemas.config.model import TorchTransformer, Transformer
+from schemas.config.run_spec import AnyTrained
+from schemas.config.task import AnyTask, Translation
+from transformer_core.certify.number_formats import Format
+from transformer_core.certify.tensors import trained_names
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.objective import objective
+from transformer_core.models.registry import build_model
+
+PADDING = 0
+"""Token id of padding, as the tokenizer has it."""
+EPSILON = 1e-5
+"""Added to the variance by layer normalization."""
+SCORES_AT_ONCE = 2**26
+"""Logits that exist at a time: a batch is worked on in slices of so many rows."""
+
+Weights = Mapping[str, Tensor]
+Tokens = tuple[Tensor, Tensor, Tensor]
+"""source [b, s], target input [b, t] and labels [b, t]."""
+
+
+class Plain:
+    """Loss and gradients of a model without dropout, whose logits a class below computes."""
+
+    embedding: str
+    """Canonical name of a matrix with a row for each token."""
+
+    def __init__(self, label_smoothing: float, published_loss: bool = False) -> None:
+        self.smoothing = label_smoothing
+        self.published_loss = published_loss
+        self.nearest = math.inf
+        """The input of a ReLU that came nearest to 0 in the last pass, over the size of all."""
+
+    def loss_and_gradients(
+        self, weights: Weights, batches: Iterable[Tokens], number_format: Format
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bit."""
+        own = {
+            name: w.detach().to(number_format.base).requires_grad_() for name, w in weights.items()
+        }
+        self.nearest = math.inf
+        slices = [part for tokens in batches for part in self._slices(tokens, own)]
+        count = sum(int((labels != PADDING).sum()) for _, _, labels in slices)
+        total = 0.0
+        for part in slices:
+            used = {name: number_format.weight(w) for name, w in own.items()}
+            loss = self.loss_sum(used, *part, number_format)
+            (loss * (number_format.loss_scale / count)).backward()
+            total += float(loss.detach())
+        gradients = {
+            name: torch.zeros_like(w, dtype=torch.float64)
+            if w.grad is None
+            else w.grad.double() / number_format.loss_scale
+            for name, w in own.items()
+        }
+        return total / count, gradients
+
+    def loss_sum(
+        self, weights: Weights, source: Tensor, target: Tensor, labels: Tensor, form: Format
+    ) -> Tensor:
+        """:func:`smoothed_loss` of the logits."""
+        logits = self.logits(weights, source, target, form)
+        return smoothed_loss(logits, labels, self.smoothing, self.published_loss)
+
+    def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
+        """source [b, s], target [b, t] -> [b, t, v]."""
+        raise NotImplementedError
+
+    def _slices(self, tokens: Tokens, weights: Weights) -> list[Tokens]:
+        source, target, labels = tokens
+        vocabulary = weights[self.embedding].size(0)
+        rows = max(1, SCORES_AT_ONCE // (vocabulary * max(1, target.size(1))))
+        parts = zip(source.split(rows), target.split(rows), labels.split(rows), strict=True)
+        return list(parts)
+
+
+class PlainModel(Plain):
+    """A Transformer."""
+
+    embedding = "source_embedding.weight"
+
+    def __init__(
+        self,
+        spec: Transformer | TorchTransformer,
+        label_smoothing: float,
+        published_loss: bool = False,
+    ) -> None:
+        super().__init__(label_smoothing, published_loss)
+        self.spec = spec
+        self.published_norm = isinstance(spec, Transformer) and spec.norm_method.kind == "published"
+
+    def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
+        """source [b, s], target [b, t] -> [b, t, v]."""
+        memory = self._embedded(weights, "source_embedding", source, form)
+        hidden = (source == PADDING)[:, None, None, :]
+        for layer in range(self.spec.encoder_layers):
+            at = _Layer(self, weights, f"encoder.{layer}.", form)
+            memory = at.residual(0, memory, partial(at.self_attention, hidden=hidden))
+            memory = at.residual(1, memory, at.feed_forward)
+        if self.spec.norm == "pre":
+            memory = self.normalised(weights, "encoder_norm", memory, form)
+        tied = self.spec.tied_embeddings
+        x = self._embedded(
+            weights, "source_embedding" if tied else "target_embedding", target, form
+        )
+        length = target.size(1)
+        place = torch.arange(length, device=target.device)
+        later = place[None, :] > place[:, None]
+        for layer in range(self.spec.decoder_layers):
+            at = _Layer(self, weights, f"decoder.{layer}.", form)
+            x = at.residual(0, x, partial(at.self_attention, hidden=later))
+            x = at.residual(1, x, partial(at.cross_attention, memory=memory, hidden=hidden))
+            x = at.residual(2, x, at.feed_forward)
+        if self.spec.norm == "pre":
+            x = self.normalised(weights, "decoder_norm", x, form)
+        output = weights["source_embedding.weight" if tied else "output.weight"]
+        return form.product(x, output.T)
+
+    def _embedded(self, weights: Weights, name: str, tokens: Tensor, form: Format) -> Tensor:
+        d = self.spec.d_model
+        rows = form.between(weights[f"{name}.weight"][tokens])
+        place = torch.arange(tokens.size(1), device=tokens.device, dtype=torch.float64)
+        column = torch.arange(d // 2, device=tokens.device, dtype=torch.float64)
+        angle = place[:, None] / 10_000 ** (2 * column / d)
+        positions = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d).to(rows.dtype)
+        # Of weights of fewer bits, whatever is computed has them, step by step.
+        return form.between(form.weight(rows * math.sqrt(d)) + form.weight(positions))
+
+    def normalised(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
+        """Layer normalization (arXiv 1607.06450); the Annotated Transformer's divides by another
+        standard deviation."""
+        centred = x - x.mean(-1, keepdim=True)
+        if self.published_norm:
+            size = (centred.square().sum(-1, keepdim=True) / (x.size(-1) - 1)).sqrt() + 1e-6
+        else:
+            size = (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+        return form.between(centred / size * weights[f"{name}.weight"] + weights[f"{name}.bias"])
+
+
+def smoothed_loss(
+    logits: Tensor, labels: Tensor, smoothing: float, published: bool = False
+) -> Tensor:
+    """Label-smoothed cross-entropy (arXiv 1512.00567) in nats, summed over the labels [b, t] of
+    logits [b, t, v]; padding has no loss. As ``published`` in the Annotated Transformer, label and
+    padding have no share of the smoothing."""
+    log_probabilities = logits - logits.logsumexp(-1, keepdim=True)
+    right = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    others = log_probabilities.mean(-1)
+    if published:
+        every = log_probabilities.sum(-1) - right - log_probabilities[..., PADDING]
+        others = every / (logits.size(-1) - 2)
+    smoothed = (1 - smoothing) * right + smoothing * others
+    return -smoothed[labels != PADDING].sum()
+
+
+class _Layer:
+    """The sub-layers of a layer; x is [b, n, d]."""
+
+    def __init__(self, model: PlainModel, weights: Weights, prefix: str, form: Format) -> None:
+        self.model, self.spec = model, model.spec
+        self.weights, self.prefix, self.form = weights, prefix, form
+
+    def residual(self, number: int, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        norm = f"{self.prefix}residuals.{number}.norm"
+        if self.spec.norm == "pre":
+            inner = sublayer(self.model.normalised(self.weights, norm, x, self.form))
+            return self.form.between(x + inner)
+        return self.model.normalised(
+            self.weights, norm, self.form.between(x + sublayer(x)), self.form
+        )
+
+    def self_attention(self, x: Tensor, hidden: Tensor) -> Tensor:
+        project = "self_attention.project."
+        q, k, v = (self._heads(project + part, x) for part in ("query", "key", "value"))
+        return self._attended("self_attention", q, k, v, hidden)
+
+    def cross_attention(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+        q = self._heads("cross_attention.project_state.query", x)
+        k, v = (
+            self._heads(f"cross_attention.project_memory.{part}", memory)
+            for part in ("key", "value")
+        )
+        return self._attended("cross_attention", q, k, v, hidden)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        inner = self._linear("feed_forward.inner", x)
+        with torch.no_grad():
+            size = inner.square().mean().sqrt()
+            self.model.nearest = min(self.model.nearest, float(inner.abs().min() / size))
+            opened = inner > self.form.gate * size
+        return self._linear("feed_forward.outer", inner * opened)
+
+    def _attended(self, name: str, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        scores = self.form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
+        heads = Shared.apply(scores.masked_fill(hidden, -math.inf), v, self.form)
+        b, h, n, width = q.shape
+        return self._linear(f"{name}.output", heads.transpose(1, 2).reshape(b, n, h * width))
+
+    def _heads(self, name: str, x: Tensor) -> Tensor:
+        b, n, d = x.shape
+        heads = self.spec.heads
+        return self._linear(name, x).reshape(b, n, heads, d // heads).transpose(1, 2)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        weight = self.weights[f"{self.prefix}{name}.weight"]
+        bias = self.weights[f"{self.prefix}{name}.bias"]
+        return self.form.product(x, weight.T) + bias
+
+
+class Shared(torch.autograd.Function):
+    """softmax(scores [b, h, n, m]) v [b, h, m, k] -> [b, h, n, k].
+
+    Backward is that of FlashAttention (arXiv 2205.14135, algorithm 4), which takes the sum over
+    P dP from the output: of all ways to compute it, the one that suffers most from an output of
+    few bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, v: Tensor, form: Format) -> Tensor:
+        # Shifted by the largest score, so that none overflows.
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        shares = powers / powers.sum(-1, keepdim=True)
+        result = form.rounded(form.rounded(shares) @ form.rounded(v), result=True)
+        ctx.save_for_backward(shares, v, result)
+        ctx.form = form
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        shares, v, result = ctx.saved_tensors
+        form, grad = ctx.form, ctx.form.rounded(grad)
+        of_v = form.rounded(shares).transpose(-1, -2) @ grad
+        of_shares = grad @ form.rounded(v).transpose(-1, -2)
+        of_scores = shares * (of_shares - (grad * result).sum(-1, keepdim=True))
+        return form.rounded(of_scores, result=True), form.rounded(of_v, result=True), None
+
+
+BEGIN = 1
+"""Token id that every text begins with, as batches have it."""
+
+
+class PlainDecoder(Plain):
+    """A decoder alone; with ``masked`` attention keeps within a text, and places begin anew."""
+
+    embedding = "embedding.weight"
+
+    def __init__(
+        self,
+        spec: DecoderOnly,
+        label_smoothing: float,
+        masked: bool,
+        published_loss: bool = False,
+    ) -> None:
+        super().__init__(label_smoothing, published_loss)
+        self.spec = spec
+        self.masked = masked
+
+    def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
+        """target [b, t] -> [b, t, v]; there is no source [b, 0]."""
+        length = target.size(1)
+        column = torch.arange(length, device=target.device)
+        hidden = (column[None, :] > column[:, None])[None]
+        place = column.expand_as(target)
+        if self.masked:
+            begins = target == BEGIN
+            number = begins.cumsum(1)
+            hidden = hidden | (number[:, :, None] != number[:, None, :])
+            # The column where the text of each token begins: the last one so far.
+            place = column - (column * begins).cummax(1).values
+        x = form.between(self._embedded(weights, target, place, form))
+        for layer in range(self.spec.layers):
+            at = f"layers.{layer}."
+            attended = self._attention(
+                weights,
+                at,
+                self._norm(weights, f"{at}attention_norm", x, form),
+                place,
+                hidden,
+                form,
+            )
+            x = form.between(x + attended)
+            inner = self._norm(weights, f"{at}feed_forward_norm", x, form)
+            x = form.between(x + self._feed_forward(weights, at, inner, form))
+        x = self._norm(weights, "norm", x, form)
+        output = weights["embedding.weight" if self.spec.tied_embeddings else "output.weight"]
+        return form.product(x, output.T)
+
+    def _embedded(self, weights: Weights, tokens: Tensor, place: Tensor, form: Format) -> Tensor:
+        """tokens [b, t] at ``place`` [b, t] -> [b, t, d]."""
+        x = weights["embedding.weight"][tokens]
+        if isinstance(self.spec.positions, LearnedPositions):
+            return x + weights["places.weight"][place]
+        if isinstance(self.spec.positions, SinusoidalPositions):
+            d = self.spec.d_model
+            column = torch.arange(d // 2, device=x.device, dtype=torch.float64)
+            angle = place[..., None] / 10_000 ** (2 * column / d)
+            # Scaled (arXiv 1706.03762, 3.4).
+            sines = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)
+            return form.weight(x * math.sqrt(d)) + form.weight(sines)
+        return x
+
+    def _norm(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
+        """RMS normalization (arXiv 1910.07467), or that of layers (arXiv 1607.06450)."""
+        norm = self.spec.norm
+        if norm.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        scaled = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        scaled = scaled * weights[f"{name}.weight"]
+        return form.between(self._biased(weights, name, scaled))
+
+    def _attention(
+        self, weights: Weights, at: str, x: Tensor, place: Tensor, hidden: Tensor, form: Format
+    ) -> Tensor:
+        heads, kv_heads = self.spec.heads, self.spec.kv_heads or self.spec.heads
+        project = f"{at}self_attention.project."
+        q, k, v = (
+            self._linear(weights, project + part, x, form)
+            .unflatten(-1, (count, -1))
+            .transpose(1, 2)
+            for part, count in (("query", heads), ("key", kv_heads), ("value", kv_heads))
+        )
+        if isinstance(self.spec.positions, RotaryPositions):
+            q, k = (self._turned(part, place, self.spec.positions.base) for part in (q, k))
+        # Each head of keys serves heads // kv_heads heads of queries, which are neighbours.
+        serving = torch.arange(heads, device=x.device) // (heads // kv_heads)
+        k, v = k[:, serving], v[:, serving]
+        scores = form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
+        seen = Shared.apply(scores.masked_fill(hidden[:, None], -math.inf), v, form)
+        together = seen.transpose(1, 2).flatten(2)
+        return self._linear(weights, f"{at}self_attention.output", together, form)
+
+    @staticmethod
+    def _turned(x: Tensor, place: Tensor, base: float) -> Tensor:
+        """x [b, h, t, k] as k / 2 complex numbers, times one of size 1 (arXiv 2104.09864): element
+        i is the real part, and i + k / 2 the imaginary one, as in Llama."""
+        half = x.size(-1) // 2
+        wave = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+        angle = (place[:, None, :, None] * wave).to(x.dtype)
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+            torch.ones_like(angle), angle
+        )
+        return torch.cat([turned.real, turned.imag], -1)
+
+    def _feed_forward(self, weights: Weights, at: str, x: Tensor, form: Format) -> Tensor:
+        inner = self._linear(weights, f"{at}feed_forward.inner", x, form)
+        kind = self.spec.feed_forward
+        if kind.kind == "swiglu":
+            gate, value = inner.chunk(2, -1)
+            inner = gate / (1 + (-gate).exp()) * value
+        elif isinstance(kind, Gelu):
+            inner = inner * _normal_share(inner, kind.approximate == "tanh")
+        else:
+            with torch.no_grad():
+                size = inner.square().mean().sqrt()
+                self.nearest = min(self.nearest, float(inner.abs().min() / size))
+                opened = inner > form.gate * size
+            inner = inner * opened
+        return self._linear(weights, f"{at}feed_forward.outer", form.between(inner), form)
+
+    def _linear(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
+        return self._biased(weights, name, form.product(x, weights[f"{name}.weight"].T))
+
+    @staticmethod
+    def _biased(weights: Weights, name: str, x: Tensor) -> Tensor:
+        return x + weights[f"{name}.bias"] if f"{name}.bias" in weights else x
+
+
+def _normal_share(x: Tensor, approximate: bool) -> Tensor:
+    """The share of a normal distribution below x (arXiv 1606.08415)."""
+    if approximate:
+        return (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()) / 2
+    return (1 + (x / math.sqrt(2)).erf()) / 2
+
+
+_TRANSLATION = Translation()
+
+
+class OwnModel:
+    """The counterpart of :class:`PlainModel` for any model: built anew, in one process, without
+    dropout. What it computes is checked by nobody; only how a variant computes it is."""
+
+    def __init__(
+        self,
+        spec: AnyTrained,
+        vocabulary: int,
+        label_smoothing: float,
+        task: AnyTask = _TRANSLATION,
+    ) -> None:
+        self.smoothing = label_smoothing
+        self.nearest = math.inf  # nobody knows where its kinks are
+        with torch.random.fork_rng(devices=[]):
+            self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
+        self.logits = objective(task, self.model).logits
+        self.trained = trained_names(self.model)
+
+    def loss_and_gradients(
+        self, weights: Weights, batches: Iterable[Tokens], number_format: Format
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bit."""
+        batches = list(batches)
+        device = batches[0][0].device
+        model = self.model.to(device, number_format.base).train()
+        with torch.no_grad():
+            for name, tensor in canonical_state_dict(model).items():
+                tensor.copy_(number_format.weight(weights[name].to(number_format.base)))
+        model.zero_grad()
+        count = sum(int((labels != PADDING).sum()) for _, _, labels in batches)
+        total = 0.0
+        for source, target, labels in batches:
+            with self._autocast(device, number_format):
+                logits = self.logits(source, target)
+            loss = smoothed_loss(logits.to(number_format.base), labels, self.smoothing)
+            (loss / count).backward()
+            total += float(loss.detach())
+        # Under their canonical names, which only the model itself can tell: in the weights' place.
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+        gradients = {
+            name: tensor.to(torch.float64, copy=True)
+            for name, tensor in canonical_state_dict(model).items()
+            if name in self.trained
+        }
+        return total / count, gradients
+
+    @staticmethod
+    def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:
+        if form.rounding is None:
+            return contextlib.nullcontext()
+        # One element is enough to tell which format it is rounded to.
+        third = form.rounding(torch.tensor([1 / 3]))
+        dtype = torch.bfloat16 if third == torch.tensor([1 / 3]).bfloat16() else torch.float16
+        return torch.autocast(device.type, dtype=dtype)

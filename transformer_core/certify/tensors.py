@@ -1,0 +1,148 @@
+"""Weights and gradients of a training as whole tensors under their canonical names, and how far a
+tensor is from the one that it should be."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from schemas.results.checks import TensorDistance
+from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.registry import build_model
+from transformer_core.parallel.strategies.sharded_weights import (
+    divided_like,
+    named_tensors,
+    whole_tensors,
+)
+from transformer_core.training.assemble import Setup
+from transformer_core.training.optimization.master_weights import masters_of
+
+
+def trained_names(model: nn.Module) -> set[str]:
+    """Canonical names of the tensors that ``model`` trains; its parameters are overwritten."""
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.zero_()
+        for parameter in model.parameters():
+            parameter.fill_(float(parameter.requires_grad))
+    # A canonical name may be a part of a parameter, and a model may rename what it likes.
+    return {name for name, tensor in canonical_state_dict(model).items() if bool(tensor.all())}
+
+
+class CanonicalTensors:
+    """Reads whole tensors of a training. Every rank must call its methods; on ranks other than the
+    main one they give nothing."""
+
+    def __init__(self, setup: Setup, vocabulary: int) -> None:
+        self.setup = setup
+        self.keep = setup.process.is_main
+        with torch.random.fork_rng(devices=[]):
+            self.pattern = build_model(setup.spec.model, vocabulary)
+        self.trained = trained_names(self.pattern)
+        # Both share memory with the pattern: what is written to one is read from the other.
+        self._written = dict(self.pattern.state_dict())
+        self._canonical = canonical_state_dict(self.pattern)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers, on the CPU: as the optimizer keeps them, where it does."""
+        masters = masters_of(self.setup.optimizer)
+        named = named_tensors(self.setup.model)
+        return self._read({name: masters.get(tensor, tensor) for name, tensor in named.items()})
+
+    def rounded_weights(self) -> dict[str, Tensor] | None:
+        """The weights that steps compute with, where the optimizer keeps others of more bits."""
+        if not masters_of(self.setup.optimizer):
+            return None
+        return self._read(named_tensors(self.setup.model))
+
+    def pattern_weights(self) -> dict[str, Tensor]:
+        """Tensors of the names and shapes of the weights, on every rank."""
+        return self._canonical
+
+    @torch.no_grad()
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite the training's weights; every rank gives the same."""
+        for name, tensor in self._canonical.items():
+            tensor.copy_(weights[name])
+        masters = masters_of(self.setup.optimizer)
+        for name, tensor in named_tensors(self.setup.model).items():
+            tensor.copy_(divided_like(self._written[name], tensor))
+            if (master := masters.get(tensor)) is not None:
+                master.copy_(self._written[name])
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What the optimizer took, of every trained tensor; zeros where it has no gradient."""
+        found = {
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in named_tensors(self.setup.model).items()
+            if tensor.requires_grad
+        }
+        return self._read(found, zero=True)
+
+    def held_back(self) -> dict[str, Tensor] | None:
+        """What messages have left out of the gradients so far and will return; null where they
+        leave out nothing."""
+        kept = self.setup.strategy.held_back()
+        if kept is None:
+            return None
+        found = {
+            name: kept.get(tensor, torch.zeros_like(tensor))
+            for name, tensor in named_tensors(self.setup.model).items()
+            if tensor.requires_grad
+        }
+        return self._read(found, zero=True)
+
+    def of_trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A tensor for every parameter that is trained, by the names that the model itself has."""
+        return self._read(tensors, zero=True)
+
+    @torch.no_grad()
+    def _read(self, tensors: Mapping[str, Tensor], zero: bool = False) -> dict[str, Tensor]:
+        if zero:
+            for tensor in self._written.values():
+                tensor.zero_()
+        # A tied tensor has one of its names here, and shares its memory with the others.
+        for name, one in whole_tensors(tensors):
+            if not self.keep:
+                continue
+            if name not in self._written:
+                raise RuntimeError(f"the strategy renamed the weights: {name}")
+            self._written[name].copy_(one)
+        if not self.keep:
+            return {}
+        return {
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in self._canonical.items()
+            if name in self.trained or not zero
+        }
+
+
+def distance(
+    name: str, step: int, found: Tensor, expected: Tensor, rounding: float
+) -> TensorDistance:
+    """``found`` compared with ``expected``; for ``rounding`` see :class:`TensorDistance`.
+
+    A tensor that is missing, of another shape or not finite is as far off as one of zeros.
+    """
+    if found.shape != expected.shape:
+        found = torch.zeros_like(expected)
+    a, b = found.double().flatten(), expected.double().flatten()
+    size, right = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
+    if not math.isfinite(size):
+        a, size = torch.zeros_like(b), 0.0
+    apart = float(torch.linalg.vector_norm(a - b))
+    if right == 0:
+        error, ratio, cosine = float(apart > 0), 1.0 + float(apart > 0), 1.0 - float(apart > 0)
+    else:
+        error, ratio = apart / right, size / right
+        cosine = float(a @ b) / (size * right) if size else 0.0
+    return TensorDistance(
+        tensor=name,
+        step=step,
+        error=error,
+        ratio=ratio,
+        cosine=min(1.0, cosine),
+        size=right,
+        rounding=rounding if math.isfinite(rounding) else 1e300,
+    )

@@ -1,1 +1,0 @@
-"""Short trainings whose every step is kept, for the certificates."""

@@ -1,1 +1,0 @@
-"""What dropout does: known inputs tell masks, draws tell means and spreads."""

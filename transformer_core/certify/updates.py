@@ -1,0 +1,253 @@
+"""Every update of a training beside what its optimizer's rule should have made of its gradients.
+
+The rule runs once more in 64 bits and keeps a state of its own, made from every gradient that the
+training's optimizer took, so that a state that is lost, reset, rounded or shared out wrongly shows
+at the step where it is used.
+
+Moments of 8 bits are rounded in blocks, each divided by its largest element, to the numbers of
+*dynamic tree quantization* (Dettmers et al., ICLR 2022, arXiv 2110.02861, sections 2.1 and 2.2):
+leading zero bits count decades, a bit that is set ends them, and the bits that are left divide the
+decade. The rounding is emulated without the code of the optimizer that is trained with.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from schemas.config.facts import AdamRule, MomentumRule, UpdateRule
+from schemas.config.run_spec import RunSpec
+from schemas.config.training import AnySchedule, Constant, Cosine, Linear, Noam
+from schemas.results.checks import TensorDistance
+from transformer_core.certify.number_formats import to_bf16
+from transformer_core.parallel.strategies.sharded_weights import named_tensors
+from transformer_core.training.assemble import Setup
+from transformer_core.training.optimization.master_weights import masters_of
+
+SINGLE_UNIT = 2.0**-24
+"""Unit round-off of 32 bits: of what a sum of weight and change loses at the least."""
+
+UNIT = {torch.float32: SINGLE_UNIT, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
+"""Unit round-off of the formats in which weights are kept."""
+
+Tensors = Mapping[str, Tensor]
+Numbers = NDArray[np.float64]
+
+
+def unit_of(setup: Setup, own: bool) -> float:
+    """The unit round-off of the weights that the optimizer of ``setup`` keeps. Of the project's
+    ``own`` models these have 32 bits, whatever a run has made of them; users' may have fewer."""
+    if own:
+        return SINGLE_UNIT
+    masters = masters_of(setup.optimizer)
+    return max(UNIT.get(masters.get(p, p).dtype, 0.0) for p in setup.model.parameters())
+
+
+class CheckedUpdates:
+    """Compares the change of all trained tensors at every step; ``unit`` is the unit round-off of
+    the format in which weights are kept.
+
+    All tensors are one vector: a step of many small ones costs a few operations.
+    """
+
+    def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str], unit: float) -> None:
+        self.spec, self.unit = spec, unit
+        self.expected = ExpectedUpdates(spec.training.optimizer.rule)
+        self.names = [name for name in initial if name in trained]
+        self.sizes = [initial[name].numel() for name in self.names]
+        self.before = self._vector(initial)
+        self.rounded = to_bf16(self.before)
+        self.worst: dict[tuple[str, int], TensorDistance] = {}
+
+    def done(self, step: int, after: Tensors, gradients: Tensors | None) -> None:
+        """Compare ``step``, which led to the weights ``after``; it should have changed nothing
+        where there are no ``gradients``, because they had overflowed."""
+        before, self.before = self.before, self._vector(after)
+        change = torch.zeros_like(before)
+        if gradients is not None:
+            training, width = self.spec.training, self.spec.model.d_model
+            rate = expected_rate(training.schedule, step, training.steps, width)
+            change = self.expected.next(before, self._vector(gradients), rate)
+        lost = self.unit * self._norms(before)
+        self._compare("", step, lost, self.before - before, change)
+
+    def rounds(self, step: int, used: Tensors) -> None:
+        """Compare the change of the weights of 8 bits that the next step computes with: after every
+        update they must be those of 32 bits, rounded anew to the nearest."""
+        before, self.rounded = self.rounded, to_bf16(self.before)
+        nothing = np.zeros(len(self.names))
+        found, expected = self._vector(used) - before, self.rounded - before
+        self._compare(", rounded", step, nothing, found, expected)
+
+    def keeps(self, step: int, first: Tensors, second: Tensors) -> None:
+        """Compare the moments of 8 bits that the optimizer keeps after ``step`` with those that it
+        should, and go on from what it keeps: the next update follows from that."""
+        kept = self._vector(first), self._vector(second)
+        right = self.expected.first, self.expected.second
+        for which, mine, moments in zip(("first", "second"), kept, right, strict=True):
+            assert moments is not None, "a step has been done"
+            emulated = rounded(moments, self.sizes, signed=which == "first")
+            rounding = self._norms(emulated - moments)
+            self._compare(f", {which} moment", step, rounding, mine, moments)
+        self.expected.first, self.expected.second = kept
+
+    def _compare(
+        self, what: str, step: int, rounding: Numbers, found: Tensor, expected: Tensor
+    ) -> None:
+        """Keep of every tensor what is farthest off, ``rounding`` (2-norms) considered."""
+        own, size = self._norms(found), self._norms(expected)
+        lost = ~np.isfinite(own)
+        product = np.where(lost, 0.0, self._products(found, expected))
+        # What is not finite is as far off as no change.
+        apart = np.where(lost, size, self._norms(found - expected))
+        own = np.where(lost, 0.0, own)
+        moved = (apart > 0).astype(float)
+        still, safe = size == 0, np.where(size == 0, 1.0, size)
+        error = np.where(still, moved, apart / safe)
+        ratio = np.where(still, 1 + moved, own / safe)
+        cosine = product / (safe * np.where(own == 0, 1.0, own))
+        cosine = np.where(still, 1 - moved, cosine)
+        rounding = np.where(still, 0.0, rounding / safe)
+        for at, name in enumerate(self.names):
+            known = self.worst.get((what, at))
+            if known is None or error[at] / (rounding[at] + SINGLE_UNIT) > _excess(known):
+                self.worst[what, at] = TensorDistance(
+                    tensor=name + what,
+                    step=step,
+                    error=float(error[at]),
+                    ratio=float(ratio[at]),
+                    cosine=min(1.0, float(cosine[at])),
+                    size=float(size[at]),
+                    rounding=float(rounding[at]),
+                )
+
+    def read(self) -> list[TensorDistance]:
+        """Of every trained tensor the update that was farthest off."""
+        return list(self.worst.values())
+
+    def _vector(self, tensors: Tensors) -> Tensor:
+        return torch.cat([tensors[name].double().flatten() for name in self.names])
+
+    def _products(self, one: Tensor, other: Tensor) -> Numbers:
+        """Of every tensor the scalar product."""
+        pairs = zip(one.split(self.sizes), other.split(self.sizes), strict=True)
+        return np.array([float(torch.dot(a, b)) for a, b in pairs])
+
+    def _norms(self, values: Tensor) -> Numbers:
+        return np.sqrt(self._products(values, values))
+
+
+def _excess(update: TensorDistance) -> float:
+    return update.error / (update.rounding + SINGLE_UNIT)
+
+
+class ExpectedUpdates:
+    """The changes of the weights, step by step, by ``rule``: one vector of all."""
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self.rule = rule
+        self.steps = 0
+        self.first: Tensor | None = None
+        self.second: Tensor | None = None
+
+    def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
+        """The change of ``weights`` by ``gradients``, both in 64 bit, at learning rate ``rate``."""
+        self.steps += 1
+        match self.rule:
+            case AdamRule():
+                return self._adam(self.rule, weights, gradients, rate)
+            case MomentumRule(momentum, factor):
+                old = self.first
+                self.first = gradients if old is None else momentum * old + gradients
+                return -rate * factor * self.first
+
+    def _adam(self, rule: AdamRule, w: Tensor, g: Tensor, rate: float) -> Tensor:
+        one, two = rule.betas
+        if self.first is None or self.second is None:
+            self.first, self.second = torch.zeros_like(w), torch.zeros_like(w)
+        # In place: all weights of a model are one vector, and memory is what takes the time.
+        self.first.mul_(one).add_(g, alpha=1 - one)
+        self.second.mul_(two).addcmul_(g, g, value=1 - two)
+        size = (self.second / (1 - two**self.steps)).sqrt_().add_(rule.eps)
+        change = self.first.div(size).mul_(-rate / (1 - one**self.steps))
+        return change.add_(w, alpha=-rate * rule.decay)
+
+
+def expected_rate(schedule: AnySchedule, step: int, steps: int, d_model: int) -> float:
+    """Learning rate of ``step``, from 1, of ``steps``: straight from the sources that
+    :mod:`schemas.config.training` names."""
+    if isinstance(schedule, Noam):
+        rising, falling = step / schedule.warmup**1.5, 1 / math.sqrt(step)
+        return schedule.factor / math.sqrt(d_model) * min(rising, falling)
+    if step <= schedule.warmup:
+        return schedule.peak * (step / schedule.warmup)
+    done = (step - schedule.warmup) / (steps - schedule.warmup)
+    match schedule:
+        case Constant():
+            return schedule.peak
+        case Linear():
+            return schedule.peak * (1 - done)
+        case Cosine():
+            return schedule.peak * (1 + math.cos(math.pi * done)) / 2
+
+
+BLOCK = 256
+"""Elements that share a scale."""
+SMALLEST = 4096
+"""Elements below which a tensor keeps moments of 32 bits."""
+
+
+def levels(signed: bool) -> Tensor:
+    """The numbers of 8 bits between -1, or 0, and 1, sorted; in 64 bit."""
+    bits = 7 if signed else 8
+    found = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    for zeros in range(7):
+        parts = 2 ** (bits - 1 - zeros)
+        edges = torch.linspace(0.1, 1.0, parts + 1, dtype=torch.float64)
+        middles = (edges[:-1] + edges[1:]) / 2
+        found += [middles * 10.0**-zeros, -middles * 10.0**-zeros][: 1 + signed]
+    return torch.cat(found).sort().values
+
+
+def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
+    """``values``, tensors of these sizes one after the other, each element as the nearest level of
+    its block."""
+    known = levels(signed)
+    parts = []
+    for tensor in values.split(list(sizes)):
+        if tensor.numel() < SMALLEST:
+            parts.append(tensor)
+            continue
+        blocks = torch.nn.functional.pad(tensor, (0, -tensor.numel() % BLOCK)).view(-1, BLOCK)
+        largest = blocks.abs().amax(1, keepdim=True)
+        scaled = blocks / torch.where(largest == 0, 1.0, largest)
+        above = torch.searchsorted(known, scaled).clamp(1, len(known) - 1)
+        low, high = known[above - 1], known[above]
+        nearest = torch.where(scaled - low < high - scaled, low, high)
+        parts.append((nearest * largest).flatten()[: tensor.numel()])
+    return torch.cat(parts)
+
+
+def kept_moments(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+    """First and second moment of every parameter as its optimizer keeps them, by the parameter's
+    name; null where they are not kept in 8 bits, or there are none yet."""
+    if setup.spec.training.optimizer.state.moment_bits != 8:
+        return None
+    parameters = {n: p for n, p in named_tensors(setup.model).items() if p.requires_grad}
+    first, second = (
+        {name: _kept(setup.optimizer.state[p], number, p) for name, p in parameters.items()}
+        for number in (1, 2)
+    )
+    return first, second
+
+
+def _kept(state: dict[str, Tensor], number: int, parameter: Tensor) -> Tensor:
+    moments = state[f"state{number}"]
+    if moments.dtype != torch.uint8:
+        return moments
+    values = state[f"qmap{number}"][moments.flatten().long()]
+    scales = state[f"absmax{number}"].repeat_interleave(BLOCK)[: values.numel()]
+    return (values * scales).view_as(parameter)

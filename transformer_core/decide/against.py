@@ -1,0 +1,236 @@
+"""These results against earlier ones, or against those of another machine.
+
+    python -m transformer_core.decide.against --here results \
+        --there docs/records/<...> \
+        --output against.json
+
+Both were measured at another time, perhaps on another machine, so a throughput is compared with a
+throughput only on the same kind of device, and with the ends of both intervals combined to the
+widest: nothing cancels. A speed-up does better: each was measured side by side with its baseline,
+and is compared as a number of its own.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from schemas.base import Schema
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import (
+    Against,
+    Certificate,
+    Change,
+    ClaimResult,
+    Comparison,
+    Hardware,
+    Interval,
+    Lost,
+    Origin,
+    Quantity,
+    SearchResult,
+    VariantResult,
+)
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_as, read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.intervals import exact, quotient
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.turn_throughput import throughputs
+from transformer_core.decide.verdicts import verdict_of
+
+Record = TypeVar("Record", bound=Schema)
+
+MEMORY_RESOLUTION = 0.05
+"""Peaks of memory of single runs that differ by less are not told apart."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two sets of results: a folder laid out like results/."""
+
+    folder: Path
+    study: Study
+    hardware: Hardware
+    specs: dict[str, RunSpec]
+    variants: dict[str, VariantResult]
+    certificates: dict[str, Certificate]
+    comparisons: dict[str, Comparison]
+    claims: dict[str, str]
+    rates: dict[str, Interval]
+    """Tokens per second from the turns; empty where the folder does not hold them."""
+    search: SearchResult | None
+
+    @property
+    def device(self) -> str:
+        """What trains: all GPUs by name, or the CPU."""
+        return ", ".join(gpu.name for gpu in self.hardware.gpus) or self.hardware.cpu
+
+    def origin(self) -> Origin:
+        """Where these results come from."""
+        searched = self.search if self.search and self.search.status != "not_searched" else None
+        stages = searched.waterfall if searched and searched.parts else []
+        best = next((s for s in stages if searched and set(s.parts) == set(searched.parts)), None)
+        repeats = [repeat for result in self.variants.values() for repeat in result.repeats]
+        commits = {repeat.provenance.commit for repeat in repeats}
+        return Origin(
+            folder=str(self.folder),
+            study=self.study.name,
+            commit=commits.pop() if len(commits) == 1 else None,
+            device=self.device,
+            packages=repeats[0].provenance.packages if repeats else {},
+            recommended=None if not searched else searched.parts,
+            speedup=best.effect.ratio if best else None,
+        )
+
+
+def read_side(folder: Path) -> Side:
+    """The results in ``folder``; ConfigError if it holds none that this version can read."""
+    if not (folder / "study.json").is_file():
+        message = "is no folder of results: it has no study.json"
+        remedy = "name one with --config against=FOLDER, for instance a folder of docs/records/"
+        raise ConfigError([ConfigProblem("command line", "against", str(folder), message, remedy)])
+    study = read_record(folder / "study.json", Study)
+    names = [name for name in study.variants if (folder / "runs" / name / "spec.json").is_file()]
+    comparisons: list[Comparison] = read_as(folder / "comparisons.json", list[Comparison])
+    claims: list[ClaimResult] = []
+    if (folder / "claims.json").is_file():
+        claims = read_as(folder / "claims.json", list[ClaimResult])
+
+    search = folder / "search.json"
+
+    def each(pattern: str, model: type[Record]) -> dict[str, Record]:
+        return {name: read_record(folder / pattern.format(name), model) for name in names}
+
+    return Side(
+        folder=folder,
+        study=study,
+        hardware=read_record(folder / "machine/hardware.json", Hardware),
+        specs=each("runs/{}/spec.json", RunSpec),
+        variants=each("runs/{}/metrics.json", VariantResult),
+        certificates=each("equivalence/{}.json", Certificate),
+        comparisons={c.variant: c for c in comparisons if c.reference == study.baseline},
+        claims={claim.claim: claim.verdict for claim in claims},
+        rates=_rates(folder, study, names),
+        search=read_record(search, SearchResult) if search.is_file() else None,
+    )
+
+
+def _rates(folder: Path, study: Study, names: Sequence[str]) -> dict[str, Interval]:
+    """Throughputs over all that the machine did in the sessions of the baseline."""
+    pairs = folder / "pairs" / study.baseline
+    if not all((pairs / f"{n}.json").is_file() for n in names if n != study.baseline):
+        return {}
+    results = StudyResults(folder)
+    base = throughputs(results).get(study.baseline)
+    if base is None:
+        return {}
+    return {study.baseline: base} | {
+        name: Interval(
+            median=base.median * ratio.median,
+            low=base.low * ratio.low,
+            high=base.high * ratio.high,
+            samples=ratio.samples,
+        )
+        for name, comparison in results.comparisons.items()
+        if (ratio := comparison.speedup) is not None
+    }
+
+
+def against(here: Side, there: Side) -> Against:
+    """What changed from ``there`` to ``here``, for every variant of the same run spec."""
+    shared = [name for name in here.variants if name in there.variants]
+    same = [name for name in shared if here.specs[name] == there.specs[name]]
+    same_device = here.device == there.device
+    return Against(
+        here=here.origin(),
+        there=there.origin(),
+        same_device=same_device,
+        throughput_from="turns" if here.rates and there.rates else "runs",
+        changes=[change for name in same for change in _changes(here, there, name, same_device)],
+        other_specs=[name for name in shared if name not in same],
+        only_here=[name for name in here.variants if name not in there.variants],
+        only_there=[name for name in there.variants if name not in here.variants],
+        statuses=_lost(*({n: s.variants[n].status for n in same} for s in (here, there))),
+        certificates=_lost(*({n: s.certificates[n].status for n in same} for s in (here, there))),
+        claims=_lost(here.claims, there.claims),
+    )
+
+
+def _changes(here: Side, there: Side, name: str, same_device: bool) -> Iterator[Change]:
+    margin = here.study.comparison.margin
+    if here.study.baseline == there.study.baseline != name:
+        ours, theirs = (
+            side.comparisons[name].speedup if name in side.comparisons else None
+            for side in (here, there)
+        )
+        yield _change(name, "speedup", ours, theirs, margin)
+    turns = bool(here.rates and there.rates)
+    ours, theirs = (
+        side.rates.get(name) if turns else side.variants[name].tokens_per_second
+        for side in (here, there)
+    )
+    change = _change(name, "throughput", ours, theirs, margin)
+    if not same_device and change.verdict is not None:
+        change = change.model_copy(update={"verdict": None, "reason": "measured on another device"})
+    yield change
+    peaks = [side.variants[name].peak_memory_bytes for side in (here, there)]
+    ours, theirs = (exact(peak) if peak else None for peak in peaks)
+    change = _change(name, "peak_memory", ours, theirs, max(margin, MEMORY_RESOLUTION))
+    coarse = f"peaks of single runs: what differs by less than {MEMORY_RESOLUTION:.0%} is the same"
+    reason = coarse if change.ratio else change.reason
+    yield change.model_copy(update={"reason": reason})
+
+
+def _change(
+    name: str, quantity: str, here: Interval | None, there: Interval | None, margin: float
+) -> Change:
+    ratio = quotient(here, there) if here and there else None
+    missing = [where for where, value in (("here", here), ("there", there)) if value is None]
+    kind: Quantity = "peak_memory" if quantity == "peak_memory" else "throughput"
+    return Change.model_validate(
+        {
+            "variant": name,
+            "quantity": quantity,
+            "here": here,
+            "there": there,
+            "ratio": ratio,
+            "verdict": verdict_of(kind, ratio, margin) if ratio else None,
+            "reason": f"not measured {' and '.join(missing)}" if missing else "",
+        }
+    )
+
+
+def _lost(here: Mapping[str, str], there: Mapping[str, str]) -> list[Lost]:
+    return [
+        Lost(variant=name, here=here[name], there=there[name])
+        for name in here
+        if name in there and here[name] != there[name]
+    ]
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.against",
+        description="Compare the results of a study with those of another commit or machine.",
+    )
+    parser.add_argument("--here", type=Path, default=Path("results"), help="these results")
+    parser.add_argument("--there", type=Path, required=True, help="the others: a folder like it")
+    parser.add_argument("--output", type=Path, required=True, help="against.json")
+    options = parser.parse_args(arguments)
+    try:
+        found = against(read_side(options.here), read_side(options.there))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    write_sealed(options.output, found.model_dump_json(indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

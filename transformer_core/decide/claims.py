@@ -1,0 +1,117 @@
+"""What a study says of claims.
+
+    python -m transformer_core.decide.claims --claims '{"C1": {...}}' \
+        --study results/study.json \
+        --results results --output results/claims.json
+
+The tests of a claim are judged one by one, and make one verdict: REFUTED if any contradicts it;
+else UNDECIDED if any settles nothing; else PARTLY if the direction holds everywhere and a size does
+not; else REPRODUCED. Tests that this machine or this study cannot make are left out and named; a
+claim of which no test can be made is NOT_TESTABLE.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.config.claims import (
+    Claim,
+    Claims,
+)
+from schemas.errors import ConfigError
+from schemas.results import ClaimResult, ClaimVerdict, Evidence, FamilyCurve
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_option, read_as
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.claim_tests import Findings, judge
+from transformer_core.decide.study_results import StudyResults
+
+REASONS: dict[ClaimVerdict, str] = {
+    "REPRODUCED": "Every test that could be made agrees",
+    "PARTLY": "The direction is as claimed, the size is not",
+    "REFUTED": "A test contradicts it",
+    "UNDECIDED": "No test contradicts it, and not every one is settled",
+    "NOT_TESTABLE": "No test could be made here",
+}
+
+
+def verdict_of(evidence: Sequence[Evidence]) -> ClaimVerdict:
+    """The one verdict of the tests of a claim."""
+    outcomes = {item.outcome for item in evidence} - {"not_testable"}
+    if not outcomes:
+        return "NOT_TESTABLE"
+    if "contradicted" in outcomes:
+        return "REFUTED"
+    if "undecided" in outcomes:
+        return "UNDECIDED"
+    return "PARTLY" if "size_differs" in outcomes else "REPRODUCED"
+
+
+def judge_claim(name: str, claim: Claim, findings: Findings, command: str) -> ClaimResult:
+    """Every test of ``claim``, and the verdict that they make."""
+    evidence = [judge(test, [claim.needs, test.needs], findings) for test in claim.tests]
+    verdict = verdict_of(evidence)
+    return ClaimResult(
+        claim=name,
+        statement=claim.statement,
+        source=claim.source,
+        verdict=verdict,
+        reason=_reason(verdict, evidence),
+        evidence=evidence,
+        command=command,
+    )
+
+
+def _reason(verdict: ClaimVerdict, evidence: Sequence[Evidence]) -> str:
+    missing = [item for item in evidence if item.outcome == "not_testable"]
+    if verdict == "NOT_TESTABLE":
+        first, *others = dict.fromkeys(item.reason for item in missing)
+        return f"{first}; more beside the tests" if others else first
+    made = len(evidence) - len(missing)
+    left_out = f" ({made} of {len(evidence)})" if missing else ""
+    return f"{REASONS[verdict]}{left_out}"
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.claims",
+        description="Test claims on the results of a study: reproduced, refuted, partly, undecided "
+        "or not testable here, each with its numbers.",
+    )
+    parser.add_argument("--claims", required=True, help="the claims by id, as JSON")
+    parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        help="folder of the results, with families.json (default: %(default)s)",
+    )
+    parser.add_argument("--output", required=True, type=Path, help="claims.json")
+    options = parser.parse_args(arguments)
+    try:
+        claims: dict[str, Claim] = check_option("--claims", options.claims, Claims)
+        results = StudyResults(options.results, options.study)
+        curves: list[FamilyCurve] = read_as(options.results / "families.json", list[FamilyCurve])
+        # Within: what a claim needs of the results is read when it is asked for.
+        findings = Findings(
+            results=results,
+            curves={curve.family: curve for curve in curves},
+            folder=options.results,
+            margin=results.study.comparison.margin,
+        )
+        command = reproducing_command(options.output)
+        judged = [judge_claim(name, claim, findings, command) for name, claim in claims.items()]
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    text = json.dumps([item.model_dump(mode="json") for item in judged], indent=1)
+    write_sealed(options.output, text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""What this machine says of the claims of a study."""

@@ -1,0 +1,174 @@
+"""The repeats and the evaluation of a variant in one record.
+
+    python -m transformer_core.decide.combine --variant single --spec spec.json \
+        --repeats repeat-1/metrics.json repeat-2/metrics.json --evaluation evaluation.json \
+        --train-manifest shards/train/manifest.json --output metrics.json
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import EvaluationResult, Interval, Repeat, ShardManifest, VariantResult, Window
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_together, read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.intervals import median_interval
+
+
+def combine(
+    variant: str,
+    repeats: Sequence[Repeat],
+    evaluation: EvaluationResult,
+    train: ShardManifest,
+) -> VariantResult:
+    """One record of all ``repeats``, ordered by their number.
+
+    Throughputs and the time per epoch are null unless every repeat is ok. The rest is null only
+    where no repeat measured it. Raises ValueError without a repeat.
+    """
+    if not repeats:
+        raise ValueError(f"{variant} has no repeat")
+    repeats = sorted(repeats, key=lambda repeat: repeat.repeat)
+    ended = next((repeat for repeat in repeats if repeat.status != "ok"), None)
+    tokens = pairs = None
+    if ended is None:
+        tokens = _interval(rates(repeats, "tokens"))
+        pairs = _interval(rates(repeats, "pairs"))
+    windows = [window for repeat in repeats for window in repeat.windows]
+    validations = repeats[0].validations
+    return VariantResult(
+        variant=variant,
+        status=ended.status if ended else "ok",
+        reason=ended.reason if ended else None,
+        repeats=list(repeats),
+        evaluation=evaluation,
+        tokens_per_second=tokens,
+        pairs_per_second=pairs,
+        padding_share=padding_share(windows),
+        input_wait_share=input_wait_share(windows),
+        validation_loss=validations[-1].loss if validations else None,
+        peak_memory_bytes=peak_memory(repeats),
+        epoch_seconds=epoch_tokens(train) / tokens.median if tokens else None,
+    )
+
+
+def epoch_tokens(train: ShardManifest) -> int:
+    """Non-padding tokens that a pass over the split trains on: each side of a pair ends with one
+    more."""
+    tokens = train.source_tokens + train.target_tokens
+    return tokens if train.texts else tokens + 2 * train.pairs
+
+
+def peak_memory(repeats: Sequence[Repeat]) -> int | None:
+    """Largest peak of any rank of any repeat, in bytes; null where none was measured."""
+    peaks = [memory.peak_bytes for repeat in repeats for memory in repeat.memory]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def check(
+    spec_file: str,
+    variant: str,
+    repeat_files: Sequence[str],
+    evaluation_file: str,
+) -> tuple[list[Repeat], EvaluationResult]:
+    """The records of ``variant``; ConfigError if one belongs to another variant or run spec."""
+    spec = read_record(spec_file, RunSpec)
+    repeats = [read_record(file, Repeat) for file in repeat_files]
+    evaluation = read_record(evaluation_file, EvaluationResult)
+    names = [
+        (spec_file, spec.variant),
+        *zip(repeat_files, (repeat.variant for repeat in repeats), strict=True),
+        (evaluation_file, evaluation.variant),
+    ]
+    problems = [
+        ConfigProblem(file, "variant", name, f"is not {variant}", f"give the file of {variant}")
+        for file, name in names
+        if name != variant
+    ]
+    digest = spec.digest()
+    problems += [
+        ConfigProblem(
+            file,
+            "provenance.spec_sha256",
+            repeat.provenance.spec_sha256,
+            f"is not the hash of {spec_file} ({digest}): the run is of another run spec",
+            f"run it again: snakemake --cores all --force {file}",
+        )
+        for file, repeat in zip(repeat_files, repeats, strict=True)
+        if repeat.provenance.spec_sha256 != digest
+    ]
+    numbers = [repeat.repeat for repeat in repeats]
+    problems += [
+        ConfigProblem(file, "repeat", number, "is given twice", "give every repeat once")
+        for position, (file, number) in enumerate(zip(repeat_files, numbers, strict=True))
+        if number in numbers[:position]
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return repeats, evaluation
+
+
+def _interval(groups: list[list[float]]) -> Interval | None:
+    return median_interval(groups) if any(groups) else None
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.combine",
+        description="Combine the repeats and the evaluation of a variant: medians with 95 % "
+        "intervals over the timed windows, peak memory, time per epoch.",
+    )
+    parser.add_argument("--variant", required=True, help="name of the variant")
+    parser.add_argument("--spec", required=True, help="its run spec, spec.json")
+    parser.add_argument(
+        "--repeats", required=True, nargs="+", metavar="FILE", help="metrics.json of every repeat"
+    )
+    parser.add_argument("--evaluation", required=True, help="its evaluation.json")
+    parser.add_argument(
+        "--train-manifest", required=True, help="manifest.json of the training shards"
+    )
+    parser.add_argument("--output", required=True, type=Path, help="metrics.json of the variant")
+    options = parser.parse_args(arguments)
+    files = [Path(options.spec), *map(Path, options.repeats)]
+    files += [Path(options.evaluation), Path(options.train_manifest)]
+    try:
+        check_together(files)
+        repeats, evaluation = check(
+            options.spec, options.variant, options.repeats, options.evaluation
+        )
+        train = read_record(options.train_manifest, ShardManifest)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    result = combine(options.variant, repeats, evaluation, train)
+    write_sealed(options.output, result.model_dump_json(indent=1) + "\n", files)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+def rates(repeats: Iterable[Repeat], count: Literal["tokens", "pairs"]) -> list[list[float]]:
+    """Non-padding tokens or sentence pairs per second of every timed window, by repeat."""
+    return [
+        [getattr(window, count) / window.seconds for window in repeat.windows] for repeat in repeats
+    ]
+
+
+def padding_share(windows: Sequence[Window]) -> float | None:
+    """Share of padding among the tokens of the windows, 0 to 1; null without a token."""
+    padded = sum(window.padded_tokens for window in windows)
+    return 1 - sum(window.tokens for window in windows) / padded if padded else None
+
+
+def input_wait_share(windows: Sequence[Window]) -> float | None:
+    """Share of the windows' time spent waiting for input, 0 to 1; null without a window."""
+    seconds = sum(window.seconds for window in windows)
+    return sum(window.input_wait_seconds for window in windows) / seconds if seconds else None

@@ -1,0 +1,277 @@
+"""All comparisons of a study: ratios, verdicts, and what a reader must know beside them.
+
+    python -m transformer_core.decide.compare --margin 0.02 \
+        --pairs pairs/single/ddp.json pairs/single/amp_bf16.json \
+        --results runs/single/metrics.json runs/ddp/metrics.json runs/amp_bf16/metrics.json \
+        --certificates equivalence/single.json equivalence/ddp.json equivalence/amp_bf16.json \
+        --output comparisons.json
+
+Throughput and memory come from the paired runs. Memory from there too, because the largest peak of
+a process is another one in each process, and they have several of each side. Traffic is counted in
+the run of a variant.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import log
+from pathlib import Path
+
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import (
+    Certificate,
+    CertificateStatus,
+    Comparison,
+    Effect,
+    PairedRun,
+    Quantity,
+    Session,
+    Side,
+    VariantResult,
+)
+from transformer_core.certify.kernels import turns_otherwise
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_together, read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.decide.verdicts import counted, judge, not_measured
+from transformer_core.measure.turns.session_ratio import LogRatio, session_ratio
+
+INPUT_WAIT_LIMIT = 0.05
+"""Share of the time spent waiting for input above which a throughput says little about training."""
+FOREIGN_LIMIT = 0.05
+"""Share of the machine's CPU time that others took above which a note says so."""
+PROBE_LIMIT = 0.1
+"""Change of the machine's speed during a session above which a note says so."""
+
+NO_SPEEDUP: dict[CertificateStatus, str] = {
+    "not_equivalent": "{} does not train the same model: no speed-up",
+    "different": "{} trains a different model by design: no speed-up of the same training",
+}
+"""What is said of a ratio with a side that has no certificate; otherwise its status."""
+
+
+def compare(
+    runs: Sequence[PairedRun],
+    results: Mapping[str, VariantResult],
+    certificates: Mapping[str, Certificate],
+    margin: float,
+) -> list[Comparison]:
+    """A comparison for each paired run, in their order; intervals of all of them hold at once."""
+    timed = [run for run in runs if run.status == "ok"]
+    speed = _effects("throughput", timed, [speed_ratios(run) for run in timed], margin)
+    weighed = [run for run in timed if all(map(_peaks, run.sessions))]
+    memory = _effects(
+        "peak_memory",
+        weighed,
+        [[_memory_ratio(session) for session in run.sessions] for run in weighed],
+        margin,
+    )
+    comparisons = []
+    for run in runs:
+        key = run.variant, run.reference
+        ended = f"{run.ended_by} ended {run.status}"
+        unknown = ended if run.status != "ok" else "the peak of memory of a side is not known"
+        traffic = _traffic(results[run.variant], results[run.reference])
+        sides = (run.reference, run.variant)
+        said = {name: _about_certificate(run, name, certificates[name]) for name in sides}
+        notes = [ended]
+        if run.status == "ok":
+            notes = [*filter(None, (note for _, note in said.values())), *about_sessions(run)]
+        comparisons.append(
+            Comparison(
+                variant=run.variant,
+                reference=run.reference,
+                effects=[
+                    speed.get(key) or not_measured("throughput", ended),
+                    memory.get(key) or not_measured("peak_memory", unknown),
+                    traffic,
+                ],
+                certificate=said[run.variant][0],
+                counts=run.status == "ok"
+                and all(status == "equivalent" for status, _ in said.values()),
+                note="; ".join(dict.fromkeys(notes)),
+            )
+        )
+    return comparisons
+
+
+def speed_ratios(run: PairedRun) -> list[LogRatio]:
+    """The ratio of the throughputs in each session."""
+    return [session_ratio(s.rounds, run.reference, run.variant) for s in run.sessions]
+
+
+def _effects(
+    quantity: Quantity,
+    runs: Sequence[PairedRun],
+    ratios: Sequence[Sequence[LogRatio]],
+    margin: float,
+) -> dict[tuple[str, str], Effect]:
+    """The effects of paired runs, by variant and reference."""
+    intervals = simultaneous_ratios(ratios, [run.looks for run in runs])
+    return {
+        (run.variant, run.reference): judge(quantity, interval, margin, len(run.sessions))
+        for run, interval in zip(runs, intervals, strict=True)
+    }
+
+
+def _peaks(session: Session) -> bool:
+    return all(side.peak_memory_bytes for side in session.sides)
+
+
+def _memory_ratio(session: Session) -> LogRatio:
+    """Of the largest peaks of both sides: a number per session, without an error of its own."""
+    reference, variant = (side.peak_memory_bytes or 1 for side in session.sides)
+    return LogRatio(estimate=log(variant / reference), error=0.0, freedom=0, pairs=1)
+
+
+def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
+    """Bytes that all ranks send in an optimizer step."""
+    for result in (reference, variant):
+        if result.status != "ok":
+            return not_measured("traffic", f"{result.variant} ended {result.status}")
+    sent, base = _bytes_sent(variant), _bytes_sent(reference)
+    if sent is None or base is None:
+        name = (variant if sent is None else reference).variant
+        return not_measured("traffic", f"the traffic of {name} is not counted")
+    # Steps may differ between variants; whole numbers keep equal traffic equal.
+    steps, base_steps = variant.repeats[0].steps, reference.repeats[0].steps
+    return counted("traffic", sent * base_steps, base * steps, "traffic between processes")
+
+
+def _bytes_sent(result: VariantResult) -> int | None:
+    """Bytes that all ranks of the first repeat sent; null where they are not counted."""
+    repeat = result.repeats[0]
+    traffic = (repeat.communication or {}).get("traffic")
+    if traffic is not None:
+        return sum(sum(operation["sent_bytes"]) for operation in traffic.values())
+    alone = repeat.topology is not None and repeat.topology.world_size == 1
+    # One process that drives several devices moves data between them, which nobody counts.
+    return 0 if alone and len({memory.device for memory in repeat.memory}) <= 1 else None
+
+
+def _about_certificate(
+    run: PairedRun, name: str, certificate: Certificate
+) -> tuple[CertificateStatus, str]:
+    """What the certificate of a side is worth in this comparison, and what is said of it."""
+    status = certificate.status
+    if status != "equivalent":
+        said = NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up")
+        return status, said.format(name)
+    if otherwise := turns_otherwise(run, name, certificate):
+        return "inconclusive", (
+            f"{name} took its turns otherwise than it was certified ({'; '.join(otherwise)}): "
+            "no speed-up"
+        )
+    return status, ""
+
+
+def about_sessions(run: PairedRun) -> Iterator[str]:
+    """What a reader of a ratio must know of the sessions that it is from."""
+    for name in (run.reference, run.variant):
+        windows = [w for s in run.sessions for r in s.rounds for w in r.windows if w.side == name]
+        waited = sum(window.input_wait_seconds for window in windows)
+        share = waited / sum(window.seconds for window in windows)
+        if share > INPUT_WAIT_LIMIT:
+            yield f"{name} waited for input {share:.0%} of the time"
+    cores = run.provenance[run.reference].hardware.logical_cpus
+    foreign = [
+        s.foreign_cpu_seconds / s.rounds_seconds / cores
+        for s in run.sessions
+        if s.foreign_cpu_seconds is not None
+    ]
+    if foreign and max(foreign) > FOREIGN_LIMIT:
+        yield f"other processes took up to {max(foreign):.0%} of the CPUs"
+    if changes := [change for session in run.sessions if (change := _probe_change(session))]:
+        worst = max(changes, key=lambda change: abs(log(change)))
+        if abs(log(worst)) > log(1 + PROBE_LIMIT):
+            yield f"the machine's own speed changed by a factor of {worst:.2f} within a session"
+    throttled = {
+        reason
+        for session in run.sessions
+        for state in (session.before, session.after)
+        for gpu in state.gpus
+        for reason in gpu.throttled or []
+    }
+    if throttled:
+        yield f"the GPU's clock was held down: {', '.join(sorted(throttled))}"
+    labels = {"device": "{} against {}", "world_size": "{} against {} ranks"}
+    labels["threads_per_rank"] = "{} against {} threads per rank"
+    first, second = run.sessions[0].sides
+    for field, label in labels.items():
+        theirs, ours = _topology(first, field), _topology(second, field)
+        if ours and theirs and ours != theirs:
+            yield label.format(ours, theirs)
+
+
+def _probe_change(session: Session) -> float | None:
+    """The largest change of a probe from before a session to after it, as a factor."""
+    before = {probe.device: probe for probe in session.before.probes}
+    changes = [
+        getattr(after, rate) / getattr(before[after.device], rate)
+        for after in session.after.probes
+        if after.device in before
+        for rate in ("matmul_flops_per_second", "copy_bytes_per_second")
+    ]
+    return max(changes, key=lambda change: abs(log(change)), default=None)
+
+
+def _topology(side: Side, field: str) -> str:
+    return str(getattr(side.topology, field)) if side.topology is not None else ""
+
+
+def _missing(option: str, names: Iterable[str], known: Mapping[str, object], file: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                [
+                    ConfigProblem(
+                        "command line",
+                        option,
+                        None,
+                        f"has no file of {name}",
+                        f"add {file.format(name)}",
+                    )
+                ]
+            )
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.compare",
+        description="Compare variants with their references: ratios of throughput, memory and "
+        "traffic with intervals that hold all at once, and verdicts.",
+    )
+    parser.add_argument(
+        "--margin", required=True, type=float, help="ratios up to 1 + MARGIN are the same"
+    )
+    files = {"nargs": "+", "metavar": "FILE"}
+    parser.add_argument("--pairs", nargs="*", metavar="FILE", default=[], help="paired runs")
+    parser.add_argument("--results", required=True, help="metrics.json of every variant", **files)
+    parser.add_argument("--certificates", required=True, help="and its certificate", **files)
+    parser.add_argument("--output", required=True, type=Path, help="comparisons.json")
+    options = parser.parse_args(arguments)
+    try:
+        made_from = [Path(f) for f in (*options.pairs, *options.results, *options.certificates)]
+        check_together(made_from)
+        runs = [read_record(file, PairedRun) for file in options.pairs]
+        read = [read_record(file, VariantResult) for file in options.results]
+        certified = [read_record(file, Certificate) for file in options.certificates]
+        results = {result.variant: result for result in read}
+        certificates = {certificate.variant: certificate for certificate in certified}
+        names = [name for run in runs for name in (run.reference, run.variant)]
+        _missing("--results", names, results, "results/runs/{}/metrics.json")
+        _missing("--certificates", names, certificates, "results/equivalence/{}.json")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    comparisons = compare(runs, results, certificates, options.margin)
+    text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
+    write_sealed(options.output, text + "\n", made_from)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""What the comparisons of a study show."""

@@ -1,0 +1,170 @@
+"""Curves over the families of a study, and their knees.
+
+    python -m transformer_core.decide.family_curves \
+        --families '{"batch_size": {...}}' \
+        --study results/study.json --results results --output results/families.json
+
+The knee is the smallest value whose throughput is not shown to be below that of the best value:
+their intervals overlap. Intervals of comparisons hold for all comparisons of a study at once, so
+two that do not overlap show a difference.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.config.families import Families, Family, Member
+from schemas.errors import ConfigError
+from schemas.results import FamilyCurve, FamilyPoint, Interval, VariantResult
+from transformer_core.common.endings import program
+from transformer_core.common.records import check_option
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.intervals import exact
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.verdicts import ONE_SESSION
+from transformer_core.study.compared_pairs import members_in
+
+FEWEST_MEMBERS = 2
+"""One variant alone makes no curve."""
+
+
+def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
+    """The curve over the members of ``family`` that the study runs with their references."""
+    members = members_in(family, results.study)
+    points = []
+    if len(members) >= FEWEST_MEMBERS:
+        points = [_point(member, family.reference_of(member), results) for member in members]
+    best = _best(points)
+    knee = _knee(points, best)
+    return FamilyCurve(
+        family=name,
+        title=family.title,
+        unit=family.unit,
+        summary=family.summary,
+        scale=family.scale,
+        points=points,
+        best=best.value if best else None,
+        knee=knee,
+        note=_note(family, members, points, best, knee),
+    )
+
+
+def all_reduces_per_step(result: VariantResult) -> float | None:
+    """All-reduces of gradients in an optimizer step; null where no strategy counts them."""
+    first = result.repeats[0]
+    if result.status != "ok" or not first.steps or not first.communication:
+        return None
+    count = first.communication.get("all_reduces")
+    return None if count is None else count / first.steps
+
+
+def _point(member: Member, reference: str | None, results: StudyResults) -> FamilyPoint:
+    assert reference is not None, "the families file was checked"
+    result = results.variants[member.variant]
+    certificate = results.certificates[member.variant].status
+    throughput = peak_memory = traffic = verdict = None
+    reason = ""
+    if result.status != "ok":
+        reason = f"ended {result.status}: {result.reason or 'no reason was given'}"
+    elif member.variant == reference:
+        throughput = peak_memory = traffic = exact(1.0)
+    elif comparison := results.by_pair.get((member.variant, reference)):
+        effect = comparison.effect("throughput")
+        throughput, verdict = effect.ratio, effect.verdict
+        peak_memory = comparison.effect("peak_memory").ratio
+        traffic = comparison.effect("traffic").ratio
+        reason = effect.reason if throughput is None or effect.reason == ONE_SESSION else ""
+    else:
+        reason = f"was not compared with {reference}"
+    if not reason and certificate not in ("equivalent", "different"):
+        reason = f"has no certificate that it trains the same model ({certificate})"
+    return FamilyPoint(
+        value=member.value,
+        variant=member.variant,
+        reference=reference,
+        throughput=throughput,
+        peak_memory=peak_memory,
+        traffic=traffic,
+        all_reduces=all_reduces_per_step(result),
+        verdict=verdict,
+        certificate=certificate,
+        counts=not reason,
+        reason=reason,
+    )
+
+
+def _best(points: Sequence[FamilyPoint]) -> FamilyPoint | None:
+    counted = [point for point in points if point.counts]
+    return max(counted, key=lambda point: _ratio(point).median, default=None)
+
+
+def _ratio(point: FamilyPoint) -> Interval:
+    assert point.throughput is not None, "the point counts"
+    return point.throughput
+
+
+def _knee(points: Sequence[FamilyPoint], best: FamilyPoint | None) -> float | None:
+    if best is None:
+        return None
+    counted = [point for point in points if point.counts]
+    level = [p.value for p in counted if _ratio(p).high >= _ratio(best).low]
+    return min(level) if len(level) < len(counted) else None
+
+
+def _note(
+    family: Family,
+    members: Sequence[Member],
+    points: Sequence[FamilyPoint],
+    best: FamilyPoint | None,
+    knee: float | None,
+) -> str:
+    if not points:
+        missing = ", ".join(m.variant for m in family.members if m not in members)
+        runs = f"only {members[0].variant}" if members else "none"
+        return f"The study runs {runs} of this family, with what it is compared with; add {missing}"
+    counted = [point for point in points if point.counts]
+    if best is None or len(counted) < FEWEST_MEMBERS:
+        return f"Only {len(counted)} of {len(points)} values could be compared"
+    if knee is None:
+        return "No value is shown to be slower than another"
+    place = f"{knee:g}" + (f" {family.unit}" if family.unit else "")
+    if knee != best.value:
+        return f"{place} is the smallest value not shown to be slower than the best, {best.value:g}"
+    if knee == counted[0].value:
+        return f"{place}, the smallest value, is the best"
+    return f"{place} is the best value, and every smaller one is shown to be slower"
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.family_curves",
+        description="Curves over variants that differ in one number, and their knees.",
+    )
+    parser.add_argument("--families", required=True, help="the families by name, as JSON")
+    parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        help="folder of the results (default: %(default)s)",
+    )
+    parser.add_argument("--output", required=True, type=Path, help="families.json")
+    options = parser.parse_args(arguments)
+    try:
+        families: dict[str, Family] = check_option("--families", options.families, Families)
+        results = StudyResults(options.results, options.study)
+        # Within: what a curve needs of the results is read when it is asked for.
+        curves = [curve(name, family, results) for name, family in families.items()]
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    text = json.dumps([item.model_dump(mode="json") for item in curves], indent=1)
+    write_sealed(options.output, text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,380 @@
+"""What should hold on a GPU, line by line: ``python -m transformer_core.decide.gpu_check``.
+
+A line says what was expected, what was found, and why it does not hold. It is made from what the
+jobs of an ordinary study left, and from the tests and the kernels of attention, which only the
+check of a GPU looks at. Where the jobs say that this machine cannot, so does the line.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from schemas.base import Schema
+from schemas.errors import ConfigError
+from schemas.results import (
+    Capture,
+    LargestBatchResult,
+    PairedRun,
+    PredictedMemory,
+    Prediction,
+    Repeat,
+    Roofline,
+    Status,
+)
+from schemas.results.gpu_check import (
+    AttentionTruths,
+    Check,
+    DeviceFacts,
+    GpuCheck,
+    GpuTests,
+    LogEnd,
+    Outcome,
+)
+from transformer_core.common.files import write_text
+from transformer_core.common.records import read_record
+from transformer_core.measure.turns.session_ratio import session_ratio
+
+PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
+REFERENCE = "single"
+SLACK = 0.02
+"""By so much a ratio may lie beyond what is expected of it: the margin of comparisons."""
+DROPPED_BY_CHANCE = 0.01
+"""By so much the share that is dropped may differ from what was asked: with some 250,000 weights
+six standard deviations are 0.004; a share rounded to a sixteenth is 0.0375 off."""
+LARGEST_ERROR = 0.02
+"""Relative error of attention in bfloat16, whose numbers have 8 bits."""
+LEAST_STEPS, LEAST_SECONDS = 20, 0.8
+"""Of the windows of comparisons; a little less than was asked for, since steps vary."""
+
+Record = TypeVar("Record", bound=Schema)
+
+
+def lines(results: Path) -> Iterator[Check]:
+    """All lines, in the order of the page; ConfigError if a file is missing."""
+
+    def read(file: str, kind: type[Record]) -> Record:
+        return read_record(results / file, kind)
+
+    yield tests(read("gpu_check/tests.json", GpuTests))
+    yield from device(read("gpu_check/device.json", DeviceFacts))
+    yield roofline(read("machine/roofline.json", Roofline))
+    yield from attention(read("gpu_check/attention.json", AttentionTruths))
+    runs = {name: read(f"runs/{name}/repeat-1/metrics.json", Repeat) for name in PRECISIONS}
+    yield from (trained(name, run) for name, run in runs.items())
+    pairs = {
+        path.stem: read_record(path, PairedRun)
+        for path in sorted((results / "pairs" / REFERENCE).glob("*.json"))
+    }
+    yield windows(pairs)
+    yield from (comparison(pairs, *asked) for asked in COMPARISONS)
+    predicted = {p.variant: p for p in read("memory/predicted.json", PredictedMemory).predictions}
+    yield from (against_nvml(name, predicted[name], runs[name]) for name in PRECISIONS)
+    searched = sorted((results / "memory/largest_batch").glob("*.json"))
+    yield from (largest_batch(read_record(path, LargestBatchResult)) for path in searched)
+    profiled = sorted((results / "profiles").glob("*/capture.json"))
+    yield from (profile(read_record(path, Capture)) for path in profiled)
+
+
+def tests(found: GpuTests) -> Check:
+    """All tests that need a GPU pass."""
+    outcome, reason = outcome_of(found.status), found.reason
+    if found.status == "ok":
+        outcome = judged(found.passed > 0 and not found.failed)
+        failed = "; ".join(f"{test.name}: {test.text.splitlines()[-1]}" for test in found.failed)
+        reason = failed or None
+    text = f"{found.passed} passed, {len(found.failed)} failed, {len(found.skipped)} skipped"
+    expected = "The tests that need a GPU pass."
+    return line("tests", expected, outcome, text, reason, "gpu_check/tests.json")
+
+
+def roofline(found: Roofline) -> Check:
+    """The device multiplies faster in 16 bits than in 32."""
+    rates = {rate.format: rate.flops_per_second for rate in found.matrix}
+    bf16, fp32 = rates.get("bf16"), rates.get("fp32")
+    outcome, reason = outcome_of(found.status), found.reason
+    if found.status == "ok":
+        outcome = judged(bf16 is not None and fp32 is not None and bf16 > 2 * fp32)
+    told = [f"{name} {rate / 1e12:.1f} TFLOP/s" for name, rate in rates.items() if rate]
+    told += [f"{m.operation} {m.bytes_per_second / 1e12:.2f} TB/s" for m in found.memory]
+    expected = "Matrix products in bfloat16 are more than twice as fast as in 32 bits."
+    return line("roofline", expected, outcome, ", ".join(told), reason, "machine/roofline.json")
+
+
+def attention(found: AttentionTruths) -> Iterator[Check]:
+    """Each backend drops what was asked, and is as exact as its format."""
+    expected = "Attention by {}: the share asked for is dropped, and values are those of 64 bits."
+    file = "gpu_check/attention.json"
+    if found.status != "ok":
+        outcome = outcome_of(found.status)
+        yield line("attention", expected.format("any kernel"), outcome, "", found.reason, file)
+        return
+    for backend in dict.fromkeys(case.backend for case in found.cases):
+        cases = [case for case in found.cases if case.backend == backend]
+        ran = [case for case in cases if case.status == "ok"]
+        wrong = [
+            f"dropped {case.dropped:.4f} of the weights where {case.dropout:g} was asked for"
+            for case in ran
+            if case.dropped is not None and abs(case.dropped - case.dropout) > DROPPED_BY_CHANCE
+        ]
+        wrong += [f"an error of {c.error:.3g}" for c in ran if (c.error or 0.0) > LARGEST_ERROR]
+        wrong += ["numbers that are not finite" for case in ran if not case.finite]
+        others = sorted({case.reason for case in cases if case.status != "ok" and case.reason})
+        outcome = judged(not wrong) if ran else "unsupported"
+        if any(case.status == "failed" for case in cases):
+            outcome = "failed"
+        text = "; ".join(
+            f"{'mask' if case.masked else 'no mask'}, dropout {case.dropout:g}: {case.kernels[0]}"
+            for case in ran
+            if case.kernels
+        )
+        reason = "; ".join([*wrong, *others]) or None
+        yield line(f"attention {backend}", expected.format(backend), outcome, text, reason, file)
+
+
+def trained(name: str, run: Repeat) -> Check:
+    """A training in each precision ends with a finite loss."""
+    outcome, text = outcome_of(run.status), ""
+    if run.validations:
+        loss = run.validations[-1].loss
+        finite = loss is not None and math.isfinite(loss)
+        text = f"validation loss {loss} after {run.steps} steps"
+        outcome = judged(finite)
+    expected = f"{name} trains to its end on CUDA."
+    if run.topology is not None and run.topology.device != "cuda":
+        outcome = "not_held"
+        text += f", on {run.topology.device}"
+    file = f"runs/{name}/repeat-1/metrics.json"
+    return line(f"training {name}", expected, outcome, text, run.reason, file)
+
+
+def windows(pairs: dict[str, PairedRun]) -> Check:
+    """Windows are long enough to show what the host costs."""
+    found = [
+        (window.steps, window.seconds)
+        for run in pairs.values()
+        for session in run.sessions
+        for rnd in session.rounds
+        for window in rnd.windows
+        if window.side == REFERENCE
+    ]
+    expected = f"Windows of comparisons have {LEAST_STEPS} steps and about a second at least."
+    if not found:
+        reasons = sorted({run.reason for run in pairs.values() if run.reason})
+        statuses: set[Status] = {run.status for run in pairs.values()}
+        outcome: Outcome = "unsupported" if statuses <= {"unsupported"} else "failed"
+        return line("windows", expected, outcome, "", "; ".join(reasons) or None, "pairs")
+    steps, seconds = (min(values) for values in zip(*found, strict=True))
+    outcome = judged(steps >= LEAST_STEPS and seconds >= LEAST_SECONDS)
+    text = f"the shortest of {len(found)}: {steps} steps, {seconds:.2f} s"
+    return line("windows", expected, outcome, text, None, "pairs")
+
+
+Expected = Callable[[float], bool]
+
+COMPARISONS: tuple[tuple[str, str, str, Expected], ...] = (
+    ("amp_bf16", REFERENCE, "bfloat16 is faster than 32 bits.", lambda r: r > 1),
+    ("amp_fp16", REFERENCE, "float16 is faster than 32 bits.", lambda r: r > 1),
+    ("tf32", REFERENCE, "TensorFloat-32 is faster than 32 bits.", lambda r: r > 1),
+    (
+        "log_every_1",
+        "log_every_100",
+        "Reading the loss at every step is not faster than at every hundredth.",
+        lambda r: r <= 1 + SLACK,
+    ),
+    (
+        "qkv_streams_as_published",
+        "qkv_streams",
+        "Streams that are made anew and wait for the device are slower than those with events.",
+        lambda r: r < 1,
+    ),
+    (
+        "attention_flash",
+        "attention_math",
+        "FlashAttention without padding is faster than attention step by step.",
+        lambda r: r > 1,
+    ),
+)
+"""Variant, what it is compared with, what is expected, and of which ratios of throughputs it
+holds."""
+
+
+def comparison(
+    pairs: dict[str, PairedRun], variant: str, other: str, expected: str, holds: Expected
+) -> Check:
+    """A variant against another, both through their ratios to the reference."""
+    name = f"{variant} against {other}"
+    file = f"pairs/{REFERENCE}/{variant}.json"
+    ratios = []
+    for side in (variant, other):
+        run = pairs.get(side)
+        if side == REFERENCE:
+            ratios.append(0.0)
+        elif run is None or run.status != "ok":
+            status: Status = "failed" if run is None else run.status
+            reason = f"{side} was not timed" if run is None else run.reason
+            return line(name, expected, outcome_of(status), "", reason, file)
+        else:
+            found = [session_ratio(session.rounds, REFERENCE, side) for session in run.sessions]
+            ratios.append(sum(one.estimate for one in found) / len(found))
+    ratio = math.exp(ratios[0] - ratios[1])
+    return line(name, expected, judged(holds(ratio)), f"{ratio:.3f} times as fast", None, file)
+
+
+def profile(found: Capture) -> Check:
+    """A profile has kernels."""
+    expected = f"The profile of {found.variant} has CUDA kernels."
+    text = f"{found.profiler}: {found.profiler_reason}" if found.profiler else ""
+    file = f"profiles/{found.variant}/capture.json"
+    return line(
+        f"profile {found.variant}", expected, outcome_of(found.status), text, found.reason, file
+    )
+
+
+def check(results: Path) -> GpuCheck:
+    """All lines, with the machine and the versions that they come from."""
+    first = read_record(results / f"runs/{REFERENCE}/repeat-1/metrics.json", Repeat).provenance
+    return GpuCheck(
+        checks=list(lines(results)),
+        hardware=first.hardware,
+        packages=first.packages | {"python": first.python},
+        commit=first.commit,
+        logs=list(ends_of_logs(results)),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.gpu_check",
+        description="Hold what the jobs of a check of a GPU found against what should be so.",
+    )
+    parser.add_argument("--results", type=Path, default=Path("results"), help="their folder")
+    parser.add_argument("--output", type=Path, required=True, help="checks.json to write")
+    given = parser.parse_args(arguments)
+    try:
+        found = check(given.results)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    write_text(given.output, found.model_dump_json(indent=1) + "\n")
+    for one in found.checks:
+        print(f"{one.outcome:12} {one.name}: {one.found or one.reason or ''}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+TOLERANCE = 0.15
+"""By so much a prediction may differ from what torch's allocator handed out."""
+GIB = 2**30
+
+
+def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
+    """The tensors are as many bytes as predicted, and with the context as NVML says."""
+    files = ["results/memory/predicted.json", f"results/runs/{name}/repeat-1/metrics.json"]
+    expected = (
+        f"The memory of {name} is predicted to {TOLERANCE:.0%} of what torch hands out, and NVML "
+        "counts that, what is cached and the context of the process."
+    )
+    memory = run.memory[0] if run.memory else None
+    outcome: Outcome = "unsupported" if run.status == "unsupported" else "failed"
+    found, reason = _predicted(predicted), run.reason or predicted.reason
+    if memory is not None and memory.allocated_bytes is None:
+        reason = f"{name} ran on {memory.device}"
+        outcome = "unsupported"
+    elif memory is not None and memory.allocated_bytes and predicted.peak_bytes:
+        ratio = predicted.peak_bytes / memory.allocated_bytes
+        found += f", {memory.allocated_bytes / GIB:.2f} GiB handed out ({ratio:.2f} times)"
+        found += f", {(memory.reserved_bytes or 0) / GIB:.2f} GiB reserved"
+        outcome = "held" if abs(ratio - 1) <= TOLERANCE else "not_held"
+        if memory.nvml_bytes is not None:
+            found += f", {memory.nvml_bytes / GIB:.2f} GiB by NVML"
+            outside = memory.nvml_bytes - (memory.reserved_bytes or 0)
+            if outside < 0:
+                outcome, reason = "not_held", "NVML counts less than torch has reserved"
+    return Check(
+        name=f"memory {name}",
+        expected=expected,
+        outcome=outcome,
+        found=found,
+        reason=reason,
+        files=files,
+    )
+
+
+def _predicted(prediction: Prediction) -> str:
+    if prediction.peak_bytes is None:
+        return "nothing predicted"
+    context = prediction.context_bytes
+    beside = "" if context is None else f" beside a context of {context / GIB:.2f} GiB"
+    return f"{prediction.peak_bytes / GIB:.2f} GiB predicted{beside}"
+
+
+def largest_batch(found: LargestBatchResult) -> Check:
+    """The search ends with an answer that is confirmed."""
+    outcome: Outcome = "unsupported" if found.status == "unsupported" else "failed"
+    text = f"{len(found.trials)} trials"
+    if found.status == "ok":
+        outcome = "held" if found.confirmed else "not_held"
+        text = f"{found.largest_pairs} pairs fit, {found.step_pairs} more do not; {text}"
+    elif found.status == "oom":
+        outcome = "not_held"
+    return Check(
+        name=f"largest batch {found.variant}",
+        expected="The largest batch that fits is found, runs again, and a larger one fails again.",
+        outcome=outcome,
+        found=text,
+        reason=found.reason,
+        files=[f"results/memory/largest_batch/{found.variant}.json"],
+    )
+
+
+_OUTCOMES: dict[Status, Outcome] = {"unsupported": "unsupported", "ok": "held"}
+
+
+def outcome_of(status: Status) -> Outcome:
+    """Of a job that ended like this: a mistake unless it is ok, or this machine cannot."""
+    return _OUTCOMES.get(status, "failed")
+
+
+def judged(holds: bool) -> Outcome:
+    """Whether what was expected is so."""
+    return "held" if holds else "not_held"
+
+
+def line(
+    name: str, expected: str, outcome: Outcome, found: str, reason: str | None, file: str
+) -> Check:
+    """A line of the page that comes from one file, named from the folder of results."""
+    return Check(
+        name=name,
+        expected=expected,
+        outcome=outcome,
+        found=found,
+        reason=reason,
+        files=[f"results/{file}"],
+    )
+
+
+LOG_CHARACTERS = 2000
+"""Characters that the page shows of a log: the end, where the error is."""
+
+
+def device(found: DeviceFacts) -> Iterator[Check]:
+    """What beside the device should work does."""
+    for one in found.facts:
+        outcome = judged(bool(one.holds)) if one.status == "ok" else outcome_of(one.status)
+        file = "gpu_check/device.json"
+        yield line(one.name, one.expected, outcome, one.found, one.reason, file)
+
+
+def ends_of_logs(results: Path) -> Iterator[LogEnd]:
+    """Of all jobs that have said something."""
+    for path in sorted((results / "logs").rglob("*.log")):
+        text = path.read_text(errors="replace").strip()
+        if text:
+            yield LogEnd(file=f"results/{path.relative_to(results)}", text=text[-LOG_CHARACTERS:])

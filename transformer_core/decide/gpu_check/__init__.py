@@ -1,1 +1,0 @@
-"""What a check of a GPU found, line by line."""

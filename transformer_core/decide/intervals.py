@@ -1,0 +1,274 @@
+"""Ratios with intervals that hold all at once.
+
+Each session of a comparison gives the logarithm of a ratio, and its standard error from the
+windows (see :mod:`transformer_core.measure.turns.session_ratio`). A session has few windows and a
+comparison has
+few sessions, a study has many of both. So the errors of all sessions of a study moderate one
+another (Smyth, Linear models and empirical Bayes methods for assessing differential expression,
+2004). Sessions differ by more than their windows tell, since processes do (Georges, Buytaert and
+Eeckhout, Statistically rigorous Java performance evaluation, 2007; Kalibera and Jones, Rigorous
+benchmarking in reasonable time, 2013): that variance is estimated from all comparisons together
+(Paule and Mandel, Consensus values and weighting factors, 1982) and added to each session's own.
+The ratio of a comparison is the mean of its sessions, each weighted by the inverse of its variance:
+a session in a noisy minute says less (for what it costs that these weights are estimates: Meier,
+Variance of a weighted mean, 1953). The interval takes Student's t with as many degrees
+of freedom as there are sessions beyond the first of each comparison, or as the moderated errors
+have if these are fewer, at a level at which *all* intervals of the study hold together with 95 %
+(Sidak, Rectangular confidence regions, 1967).
+
+Who looks at a verdict and measures further where it settles nothing gives chance one more try at
+each look. So a comparison that was looked at j times has the j-th part 1 / (j (j + 1)) of its share
+of the 5 %: these parts add up to 1, so that all intervals of all looks hold together, whenever one
+stops and for whatever reason (a union bound over looks, as alpha is spent in group sequential
+tests: Lan and DeMets, Discrete sequential boundaries for clinical trials, 1983).
+
+Assumed: processes differ about as much in one comparison as in another. How noisy the windows
+are may differ, and does between one process and several.
+"""
+
+from collections.abc import Sequence
+from math import exp, inf, sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+from schemas.results import Interval
+from transformer_core.measure.turns.session_ratio import LogRatio
+
+Values = NDArray[np.float64]
+"""[sessions] a number for each session, of one comparison or of several in a row."""
+
+
+def part_of_look(looks: int) -> float:
+    """The share of a comparison's probability of error that its last of ``looks`` may take: all of
+    it where nobody looked."""
+    return 1 / (looks * (looks + 1)) if looks else 1.0
+
+
+def simultaneous_ratios(
+    comparisons: Sequence[Sequence[LogRatio]], looks: Sequence[int] | None = None
+) -> list[Interval]:
+    """The ratio of each comparison, with intervals that all hold together with 95 %.
+
+    A comparison is a list of sessions; ``looks`` says how often each was looked at to decide
+    whether it goes on, never if not given. Without a second session in any comparison there is no
+    variance between sessions: the intervals then tell of the windows alone, and are too narrow.
+    ``samples`` counts pairs of windows. Raises ValueError for a comparison without a session.
+    """
+    if not all(comparisons):
+        raise ValueError("a comparison needs at least one session")
+    if not comparisons:
+        return []
+    squares, known = _moderated_by_comparison(comparisons)
+    between = variance_between_sessions(comparisons, squares)
+    repeated = sum(len(sessions) - 1 for sessions in comparisons)
+    error = 1 - CONFIDENCE ** (1 / max(1, len(comparisons)))
+    intervals = []
+    for sessions, square, of_each, seen in zip(
+        comparisons, squares, known, looks or [0] * len(comparisons), strict=True
+    ):
+        # The fewer of the two: the sum of both variances is known no worse than that.
+        freedom = min(float(of_each.sum()), repeated or inf)
+        factor = float(stats.t.ppf(1 - error * part_of_look(seen) / 2, max(1, freedom)))
+        center, weights = _weighted_mean(_estimates(sessions), between + square)
+        variance = float(weights**2 @ (between + square))
+        variance *= 1 + 4 * float(np.sum(weights * (1 - weights) / of_each))
+        reach = factor * sqrt(variance)
+        intervals.append(
+            Interval(
+                median=exp(center),
+                low=exp(center - reach),
+                high=exp(center + reach),
+                samples=sum(session.pairs for session in sessions),
+            )
+        )
+    return intervals
+
+
+def _weighted_mean(values: Values, variances: Values) -> tuple[float, Values]:
+    """The mean of the values, weighted by the inverse of their variances; and the weights."""
+    # What is counted has no variance.
+    weights = np.ones_like(values) if variances.min() <= 0 else 1 / variances
+    weights /= weights.sum()
+    return float(weights @ values), weights
+
+
+def _moderated_by_comparison(
+    comparisons: Sequence[Sequence[LogRatio]],
+) -> tuple[list[Values], list[Values]]:
+    """Of each comparison the moderated squared errors of its sessions, and their degrees of
+    freedom."""
+    squares, freedom = _moderated(
+        np.concatenate([_squares(sessions) for sessions in comparisons]),
+        np.array([s.freedom for sessions in comparisons for s in sessions], np.float64),
+    )
+    cuts = np.cumsum([len(sessions) for sessions in comparisons])[:-1]
+    return np.split(squares, cuts), np.split(freedom, cuts)
+
+
+def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:
+    """Squared errors drawn towards what is usual in the study, the more the more alike they are,
+    and their degrees of freedom then.
+
+    Fewer than three are left as they are, and so are errors of what is counted, which are 0.
+    """
+    if len(squares) < 3 or squares.min() <= 0:
+        return squares, np.where(squares > 0, freedom, inf)
+    # Section 6.2 of Smyth (2004): the logarithms vary by this beyond what their freedom explains.
+    logs = np.log(squares) - special.digamma(freedom / 2) + np.log(freedom / 2)
+    beyond = float(np.var(logs, ddof=1) - np.mean(special.polygamma(1, freedom / 2)))
+    if beyond <= 0:
+        return np.full_like(squares, squares.mean()), np.full_like(squares, inf)
+    prior = 2 * optimize.brentq(lambda x: special.polygamma(1, x) - beyond, 1e-6, 1e9)
+    usual = np.exp(np.mean(logs) + special.digamma(prior / 2) - np.log(prior / 2))
+    return (prior * usual + freedom * squares) / (prior + freedom), prior + freedom
+
+
+def variance_between_sessions(
+    comparisons: Sequence[Sequence[LogRatio]], squares: Sequence[Values] | None = None
+) -> float:
+    """Variance between the sessions of a comparison beyond their errors, the same for all of them;
+    0 where no comparison has a second session. ``squares`` are the squared errors of the sessions,
+    if not their own."""
+    if squares is None:
+        squares = [_squares(sessions) for sessions in comparisons]
+    estimates = [_estimates(sessions) for sessions in comparisons]
+    freedom = sum(len(values) - 1 for values in estimates)
+
+    def excess(variance: float) -> float:
+        """How much more the estimates scatter than they would with this variance."""
+        total = 0.0
+        for values, square in zip(estimates, squares, strict=True):
+            center, _ = _weighted_mean(values, variance + square)
+            total += float(np.sum((values - center) ** 2 / (variance + square)))
+        return total - freedom
+
+    # A little more than would do without any error, where rounding decides on which side it lies.
+    spread = sum(float(np.var(values)) * len(values) for values in estimates)
+    most = spread / max(1, freedom) * (1 + 1e-9)
+    least = most * 1e-9  # not 0, where an error of 0 would divide by it
+    if not most or excess(least) <= 0:
+        return 0.0
+    return float(optimize.brentq(excess, least, most))
+
+
+def _estimates(sessions: Sequence[LogRatio]) -> Values:
+    return np.array([session.estimate for session in sessions], np.float64)
+
+
+def _squares(sessions: Sequence[LogRatio]) -> Values:
+    return np.array([session.error**2 for session in sessions], np.float64)
+
+
+Groups = Sequence[Sequence[float]]
+"""Samples by repeat."""
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+FEWEST_SAMPLES = 3
+"""With fewer samples than this, the interval is their range: a bootstrap would pretend to know."""
+
+_SEED = 20_170_612
+_CHUNK_VALUES = 2_000_000
+
+
+def median_interval(groups: Groups) -> Interval:
+    """Median over all samples and its interval.
+
+    With fewer than FEWEST_SAMPLES samples ``low`` and ``high`` are the smallest and the largest.
+    Raises ValueError without a sample.
+    """
+    values = _pool(groups)
+    if values.size < FEWEST_SAMPLES:
+        low, high = values.min(), values.max()
+    else:
+        low, high = _limits(_bootstrap_medians(groups, _SEED))
+    return Interval(
+        median=float(np.median(values)), low=float(low), high=float(high), samples=values.size
+    )
+
+
+def _pool(groups: Groups) -> NDArray[np.float64]:
+    values = np.array([value for group in groups for value in group], dtype=np.float64)
+    if not values.size:
+        raise ValueError("a median needs at least one sample")
+    return values
+
+
+def _limits(medians: NDArray[np.float64]) -> tuple[float, float]:
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(medians, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _bootstrap_medians(groups: Groups, seed: int) -> NDArray[np.float64]:
+    """Medians of RESAMPLES two-level resamples, shape (RESAMPLES,)."""
+    groups = [group for group in groups if len(group)]
+    sizes_r = np.array([len(group) for group in groups])
+    longest = int(sizes_r.max())
+    values_rw = np.zeros((len(groups), longest))
+    for row, group in zip(values_rw, groups, strict=True):
+        row[: len(group)] = group
+
+    generator = np.random.default_rng(seed)
+    chunk = max(1, _CHUNK_VALUES // values_rw.size)
+    medians = []
+    for start in range(0, RESAMPLES, chunk):
+        count = min(chunk, RESAMPLES - start)
+        repeats_br = generator.integers(len(groups), size=(count, len(groups)))
+        sizes_br = sizes_r[repeats_br]
+        fractions_brw = generator.random((count, len(groups), longest))
+        windows_brw = (fractions_brw * sizes_br[..., None]).astype(np.int64)
+        drawn_brw = values_rw[repeats_br[..., None], windows_brw]
+        # A short repeat fills only part of its row: the rest sorts behind every drawn value.
+        drawn_brw[np.arange(longest) >= sizes_br[..., None]] = np.inf
+        drawn_bn = np.sort(drawn_brw.reshape(count, -1), axis=1)
+        totals_b = sizes_br.sum(axis=1)
+        rows_b = np.arange(count)
+        lower_b = drawn_bn[rows_b, (totals_b - 1) // 2]
+        upper_b = drawn_bn[rows_b, totals_b // 2]
+        medians.append((lower_b + upper_b) / 2)
+    return np.concatenate(medians)
+
+
+def exact(value: float) -> Interval:
+    """A number without uncertainty: counted, or measured once."""
+    return Interval(median=value, low=value, high=value, samples=1)
+
+
+def range_of(values: Sequence[float]) -> Interval:
+    """The median of repeated measurements and their range."""
+    return Interval(median=median(values), low=min(values), high=max(values), samples=len(values))
+
+
+def widened(interval: Interval, share: float) -> Interval:
+    """``interval`` with each end moved outwards by a share of itself."""
+    low = interval.low - share * abs(interval.low)
+    high = interval.high + share * abs(interval.high)
+    return interval.model_copy(update={"low": low, "high": high})
+
+
+def quotient(above: Interval, below: Interval) -> Interval:
+    """One number over another; ValueError unless both are 0 or more, and the second is above 0."""
+    if above.low < 0 or below.low <= 0:
+        raise ValueError(f"{above.low:g} over {below.low:g} is no ratio of two sizes")
+    return Interval(
+        median=above.median / below.median,
+        low=above.low / below.high,
+        high=above.high / below.low,
+        samples=min(above.samples, below.samples),
+    )
+
+
+def product(first: Interval, second: Interval) -> Interval:
+    """One number times another; ValueError unless both are 0 or more."""
+    if first.low < 0 or second.low < 0:
+        raise ValueError(f"{first.low:g} times {second.low:g} is no product of two sizes")
+    return Interval(
+        median=first.median * second.median,
+        low=first.low * second.low,
+        high=first.high * second.high,
+        samples=min(first.samples, second.samples),
+    )

@@ -1,0 +1,163 @@
+"""How far the emulated link is from the real one, over runs that took turns on both.
+
+    python -m transformer_core.decide.link_error --trial ddp 1e8 links/ddp/0.json \
+        --trial ddp 1e9 links/ddp/1.json --output links/error.json
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from math import exp
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from scipy.optimize import nnls
+
+from schemas.config.link import LinkModel, show_bandwidth
+from schemas.errors import ConfigError
+from schemas.results import CollectiveRun, LinkError, LinkTrial, MeasuredLink, PairedRun
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.common.tables import read_table
+from transformer_core.measure.turns.session_ratio import log_ratios
+
+REAL, EMULATED = "real_link", "emulated_link"
+"""Names of the two sides of a trial."""
+
+
+def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
+    """One configuration; ``name`` is that of the change, ``bandwidth`` in bits per second."""
+    links = [
+        side.topology.link
+        for session in run.sessions
+        for side in session.sides
+        if side.name == REAL and side.topology is not None
+    ]
+    status, reason = run.status, run.reason
+    if links and any(link is None or link.kind != "namespaces" for link in links):
+        status, reason = "unsupported", "a limited link cannot be made on this machine"
+    if status != "ok":
+        return LinkTrial(
+            name=name,
+            bandwidth=bandwidth,
+            status=status,
+            reason=reason,
+            real_seconds=None,
+            emulated_seconds=None,
+            error=None,
+        )
+    ratios = [
+        value for session in run.sessions for value in log_ratios(session.rounds, REAL, EMULATED)
+    ]
+    return LinkTrial(
+        name=name,
+        bandwidth=bandwidth,
+        status="ok",
+        reason=None,
+        real_seconds=_step_seconds(run, REAL),
+        emulated_seconds=_step_seconds(run, EMULATED),
+        # Of throughputs: a longer step is a smaller one.
+        error=exp(-median(ratios)) - 1,
+    )
+
+
+def summarise(trials: Sequence[LinkTrial]) -> LinkError:
+    """All trials, with the median and the largest error."""
+    errors = [abs(trial.error) for trial in trials if trial.error is not None]
+    return LinkError(
+        trials=list(trials),
+        median_error=median(errors) if errors else None,
+        worst_error=max(errors, default=None),
+    )
+
+
+def _step_seconds(run: PairedRun, side: str) -> float:
+    return median(
+        window.seconds / window.steps
+        for session in run.sessions
+        for rnd in session.rounds
+        for window in rnd.windows
+        if window.side == side
+    )
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.link_error",
+        description="The error of the emulated link against the real one.",
+    )
+    parser.add_argument(
+        "--trial",
+        nargs=3,
+        action="append",
+        required=True,
+        metavar=("NAME", "BANDWIDTH", "FILE"),
+        help="a change, bits per second, and the record of its runs over both links",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="error.json")
+    options = parser.parse_args(arguments)
+    try:
+        trials = [
+            judge(name, float(bandwidth), read_record(file, PairedRun))
+            for name, bandwidth, file in options.trial
+        ]
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for found in trials:
+        said = "not measured" if found.error is None else f"{found.error:+.1%}"
+        print(f"{found.name} at {show_bandwidth(found.bandwidth)}: {said}")
+    write_sealed(options.output, summarise(trials).model_dump_json(indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+MEASURED = "measured"
+"""The name of the link that was measured, beside those that a study describes."""
+FEWEST_SIZES = 3
+
+
+def fit_link(sizes: Sequence[float], seconds: Sequence[float], devices: int) -> MeasuredLink | None:
+    """The latency and bandwidth with which a ring explains the times of ``sizes`` bytes.
+
+    seconds = 2 (p - 1) latency + 2 (p - 1) / p bytes / bandwidth. Least squares of the relative
+    errors, so that small messages count as much as large ones, and neither is negative (Lawson and
+    Hanson, Solving Least Squares Problems, 1974). Null with fewer than three sizes or one device.
+    """
+    if len(set(sizes)) < FEWEST_SIZES or devices < 2:
+        return None
+    steps = 2 * (devices - 1)
+    bits = 8 * np.asarray(sizes) / devices
+    times = np.asarray(seconds)
+    matrix = steps * np.column_stack([np.ones_like(bits), bits])
+    (latency, per_bit), _ = nnls(matrix / times[:, None], np.ones_like(times))
+    if per_bit == 0:
+        return None
+    fitted = matrix @ np.array([latency, per_bit])
+    return MeasuredLink(
+        bandwidth=float(1 / per_bit),
+        latency=float(latency),
+        world_size=devices,
+        sizes=len(set(sizes)),
+        worst_residual=float(np.abs(fitted / times - 1).max()),
+    )
+
+
+def as_model(link: MeasuredLink) -> LinkModel:
+    """The fitted link as the model takes it."""
+    return LinkModel(bandwidth=link.bandwidth, latency=link.latency)
+
+
+def measured_link(collectives: Path) -> MeasuredLink | None:
+    """The link that the measured all-reduces fit; null where there are none."""
+    table = read_table(collectives)
+    run = CollectiveRun.model_validate_json((table.schema.metadata or {})[b"study"])
+    rows = [row for row in table.to_pylist() if row["collective"] == "all_reduce"]
+    sizes, seconds = ([row[name] for row in rows] for name in ("bytes", "seconds"))
+    return fit_link(sizes, seconds, run.world_size)

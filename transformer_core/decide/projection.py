@@ -1,0 +1,298 @@
+"""Step times of more devices than there are, held against every run of several processes.
+
+    python -m transformer_core.decide.projection --compute compute.json \
+        --specs runs/*/spec.json --results runs/*/metrics.json \
+        --collectives machine/collectives.parquet --settings '{"devices": 1024}' \
+        --output projection.json
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+from schemas.config.link import LinkModel
+from schemas.config.parallel import Central, CompressHook, Ddp, EmulatedLinkHook, Fsdp, PowerSgdHook
+from schemas.config.projection import Projecting
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import (
+    BestBucket,
+    ComputeRecord,
+    ComputeTimes,
+    MeasuredLink,
+    ProjectedCurve,
+    ProjectedPoint,
+    ProjectedStrategy,
+    Projection,
+    ProjectionCheck,
+    TriedBucket,
+    VariantResult,
+)
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.link_error import MEASURED, as_model, measured_link
+from transformer_core.decide.step_model import Compute, step_seconds, worked_example
+from transformer_core.measure.compute.job import work
+from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE
+
+
+def project(
+    record: ComputeRecord,
+    specs: Mapping[str, RunSpec],
+    results: Mapping[str, VariantResult],
+    link: MeasuredLink | None,
+    settings: Projecting,
+) -> Projection:
+    """Curves, buckets and checks; without a measured device there are only the reasons."""
+    times = [t for t in record.times if t.status == "ok"]
+    links = ({MEASURED: as_model(link)} if link else {}) | settings.links
+    plain = next((t for t in times if t.micro_batches == 1), None)
+    reason = None
+    if not record.times:
+        reason = "no variant of the study runs on several devices"
+    elif not times:
+        ended = record.times[0]
+        reason = f"the work of one device could not be timed: {ended.status}, {ended.reason}"
+    found = list(checks(specs, results, times, link))
+    errors = [abs(check.error) for check in found if check.error is not None]
+    return Projection(
+        reason=reason,
+        compute=plain or (times[0] if times else None),
+        measured_link=link,
+        curves=list(curves(times, links, settings.devices)),
+        buckets=list(best_buckets(Compute.of(plain), links, settings.devices)) if plain else [],
+        checks=found,
+        median_error=median(errors) if errors else None,
+        worst_error=max(errors, default=None),
+        original=worked_example(),
+    )
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.projection",
+        description="Project step times to more devices, and check them against measured runs.",
+    )
+    parser.add_argument("--compute", required=True, help="compute.json")
+    parser.add_argument("--specs", nargs="*", required=True, help="spec.json of each variant")
+    parser.add_argument("--results", nargs="*", required=True, help="metrics.json of each variant")
+    parser.add_argument("--collectives", type=Path, required=True, help="collectives.parquet")
+    parser.add_argument("--settings", required=True, help="projection of the study, as JSON")
+    parser.add_argument("--output", type=Path, required=True, help="projection.json")
+    options = parser.parse_args(arguments)
+    try:
+        record = read_record(options.compute, ComputeRecord)
+        specs = [read_record(file, RunSpec) for file in options.specs]
+        results = [read_record(file, VariantResult) for file in options.results]
+        missing = {spec.variant for spec in specs} - {result.variant for result in results}
+        if missing:
+            name, remedy = min(missing), f"add results/runs/{min(missing)}/metrics.json"
+            problem = ConfigProblem("command line", "--results", name, "is missing", remedy)
+            raise ConfigError([problem])
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    projection = project(
+        record,
+        {spec.variant: spec for spec in specs},
+        {result.variant: result for result in results},
+        measured_link(options.collectives),
+        Projecting.model_validate_json(options.settings),
+    )
+    write_sealed(options.output, projection.model_dump_json(indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+DEFAULT_BUCKET_MB = 25.0
+
+BUCKETS_MB = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)
+"""Sizes of which the best is looked for."""
+
+CURVE_BUCKETS_MB = (0.25, 1, 5, DEFAULT_BUCKET_MB, 100)
+"""Sizes with a curve of their own."""
+
+BUCKET_DEVICES = (2, 8, 64, 512)
+
+EQUAL = 1.001
+"""Steps that differ by less than this factor are equally good."""
+
+
+def curves(
+    times: Sequence[ComputeTimes], links: Mapping[str, LinkModel], most: int
+) -> Iterator[ProjectedCurve]:
+    """Every strategy with every bucket size on every link, from 1 device on in powers of two up
+    to ``most``."""
+    for name, link in links.items():
+        for strategy in get_args(ProjectedStrategy):
+            accumulates = strategy.startswith("accumulation")
+            found = [t for t in times if (t.micro_batches > 1) == accumulates]
+            if not found:
+                continue
+            compute = Compute.of(found[0])
+            sizes = (None,) if strategy in ("fsdp", "central") else CURVE_BUCKETS_MB
+            for bucket_mb in sizes:
+                yield _curve(strategy, name, link, compute, most, bucket_mb)
+
+
+def _curve(
+    strategy: ProjectedStrategy,
+    name: str,
+    link: LinkModel,
+    compute: Compute,
+    most: int,
+    bucket_mb: float | None,
+) -> ProjectedCurve:
+    points = []
+    devices = 1
+    while devices <= most:
+        # Strategies without buckets take no notice of their size.
+        size = DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb
+        seconds = step_seconds(strategy, compute, link, devices, size)
+        points.append(
+            ProjectedPoint(
+                devices=devices,
+                step_seconds=seconds,
+                exposed_seconds=seconds - compute.alone,
+                efficiency=compute.alone / seconds,
+            )
+        )
+        devices *= 2
+    return ProjectedCurve(
+        strategy=strategy,
+        link=name,
+        bucket_mb=bucket_mb,
+        points=points,
+        knee=next((p.devices for p in points if p.exposed_seconds > p.step_seconds / 2), None),
+    )
+
+
+def best_buckets(
+    compute: Compute, links: Mapping[str, LinkModel], most: int
+) -> Iterator[BestBucket]:
+    """The best bucket size of DistributedDataParallel on each link, for some numbers of devices."""
+    for name, link in links.items():
+        for devices in BUCKET_DEVICES:
+            if devices > most:
+                continue
+            seconds = {
+                size: step_seconds("ddp", compute, link, devices, size) for size in BUCKETS_MB
+            }
+            shortest = min(seconds.values())
+            best = next(size for size in BUCKETS_MB if seconds[size] <= EQUAL * shortest)
+            yield BestBucket(
+                link=name,
+                devices=devices,
+                bucket_mb=best,
+                step_seconds=seconds[best],
+                default_step_seconds=seconds[DEFAULT_BUCKET_MB],
+                tried=[
+                    TriedBucket(bucket_mb=size, step_seconds=value)
+                    for size, value in seconds.items()
+                ],
+            )
+
+
+def checks(
+    specs: Mapping[str, RunSpec],
+    results: Mapping[str, VariantResult],
+    times: Sequence[ComputeTimes],
+    measured: MeasuredLink | None,
+) -> Iterator[ProjectionCheck]:
+    """Every variant of several processes that ran, predicted and measured."""
+    by_work = {work(specs[t.variant]): t for t in times if t.status == "ok"}
+    for name, spec in specs.items():
+        windows = [window for repeat in results[name].repeats for window in repeat.windows]
+        if spec.world_size < 2 or results[name].status != "ok" or not windows:
+            continue
+        yield _check(spec, windows, by_work.get(work(spec)), measured)
+
+
+def _check(
+    spec: RunSpec,
+    windows: Sequence[Any],
+    times: ComputeTimes | None,
+    measured: MeasuredLink | None,
+) -> ProjectionCheck:
+    seconds = median(w.seconds / (w.last_step - w.first_step + 1) for w in windows)
+    link, name = _link_of(spec, measured)
+    described = _strategy_of(spec)
+    note = ""
+    if isinstance(described, str):
+        note = described
+    elif link is None:
+        note = "the link between its processes was not measured"
+    elif times is None:
+        note = "its work on one device was not measured"
+    predicted = None
+    if not note:
+        assert link is not None
+        assert times is not None
+        assert not isinstance(described, str)
+        strategy, manner = described
+        devices = spec.world_size
+        if isinstance(spec.parallel, Ddp) and isinstance(spec.parallel.hook, EmulatedLinkHook):
+            devices = spec.parallel.hook.devices or devices
+        gloo = times.topology is not None and times.topology.device == "cpu"
+        predicted = step_seconds(
+            strategy,
+            Compute.of(times),
+            link,
+            devices,
+            **manner,
+            backend="gloo" if gloo else "nccl",
+        )
+    return ProjectionCheck(
+        variant=spec.variant,
+        devices=spec.world_size,
+        link=name,
+        strategy=None if isinstance(described, str) else described[0],
+        predicted_seconds=predicted,
+        measured_seconds=seconds,
+        error=None if predicted is None else predicted / seconds - 1,
+        note=note,
+    )
+
+
+def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, dict[str, Any]] | str:
+    """Strategy of a spec and its manner as :func:`step_seconds` takes them, or why it has none."""
+    parallel, accumulation = spec.parallel, spec.training.accumulation
+    if isinstance(parallel, Fsdp):
+        if parallel.bf16:
+            return "the model knows FSDP in 32 bits only"
+        return "fsdp", {"reshard": parallel.reshard_after_forward}
+    if isinstance(parallel, Central):
+        return "central", {"local_loss": parallel.local_loss}
+    if not isinstance(parallel, Ddp):
+        return f"the model does not know {parallel.kind}"
+    if isinstance(parallel.hook, PowerSgdHook):
+        return "the model does not know what PowerSGD computes"
+    manner = {
+        "bucket_mb": parallel.bucket_mb,
+        "payload": 0.5 if isinstance(parallel.hook, CompressHook) else 1.0,
+        "overlap": parallel.overlap,
+    }
+    if accumulation.micro_batches == 1:
+        return "ddp" if parallel.overlap else "ddp_no_overlap", manner
+    every = accumulation.synchronise == "every"
+    return "accumulation_sync" if every else "accumulation_no_sync", manner
+
+
+def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | None, str]:
+    """The link between the processes of a run, and its name."""
+    if isinstance(spec.parallel, Ddp) and isinstance(spec.parallel.hook, EmulatedLinkHook):
+        return spec.parallel.hook, "emulated"
+    if spec.machine.link is not None:
+        return LinkModel(bandwidth=PAYLOAD_SHARE * spec.machine.link.bandwidth), "limited"
+    # What was measured is the link within one host.
+    if measured is None or spec.machine.nodes > 1:
+        return None, MEASURED
+    return as_model(measured), MEASURED

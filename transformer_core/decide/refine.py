@@ -1,0 +1,379 @@
+"""Comparisons that are undecided go on until the time of the study is spent:
+``python -m transformer_core.decide.refine``.
+
+It begins when all else is done that does not rest on comparisons. What is left of the study's time,
+but for what verdicts, search and report take, goes to one undecided comparison after the other, the
+one first whose verdict matters most for the time that it is expected to take. Nothing is trained
+anew, and sessions that were added stay: with a larger ``time`` the job adds to them.
+
+A comparison that is measured until it says something says too much, unless its interval knows of
+it: see the note on looks in :mod:`transformer_core.decide.intervals`.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from schemas.base import seconds_of
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.results import Certificate, PairedRun, Refinement, Session, Stint, Unsettled
+from transformer_core.common.endings import program
+from transformer_core.common.progress import SessionLines, log, log_to
+from transformer_core.common.records import check_option, read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import check, write_sealed
+from transformer_core.common.study_clock import CLOCK, JobTimes, read_clock
+from transformer_core.decide.next_sessions import (
+    Limits,
+    Pair,
+    Plan,
+    Standing,
+    next_plan,
+    standings,
+    weights,
+)
+from transformer_core.measure.turns.kept_sessions import Kept
+from transformer_core.measure.turns.session import SessionEndedError, Sessions
+from transformer_core.measure.turns.sides import Side, for_devices
+from transformer_core.run.coordinator import COORDINATOR, Coordinator
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job_options import add_data, add_log_file
+from transformer_core.run.launcher import spans_machines
+from transformer_core.run.order import shard_manifests
+from transformer_core.run.supervisor import end_on_request
+
+Measure = Callable[[Plan, int], Session]
+"""Makes a session of a plan, by its number; SessionEndedError if a side ends before it."""
+Key = tuple[str, str]
+"""A comparison: its variant and its reference."""
+
+
+class KeptStints:
+    """Sessions of several comparisons in ``folder``, a file each, numbered in order.
+
+    ``keys`` says by comparison what its sessions must be sessions of: those with another key are of
+    another run spec, other settings or other code, and count no more.
+    """
+
+    def __init__(self, folder: Path, keys: Mapping[Key, str]) -> None:
+        self._folder = folder
+        self._keys = keys
+        files = self._files()
+        self.last = max(files, default=0)
+        """Number of the last session; 0 for none."""
+        self.last_stint = 0
+        """Number of the last stint; 0 for none."""
+
+    def read_into(self, pairs: Iterable[Pair]) -> None:
+        """Give every comparison the sessions that were added to it."""
+        by_name = {(pair.variant, pair.reference): pair for pair in pairs}
+        for _, path in sorted(self._files().items()):
+            try:
+                check(path)
+                kept = json.loads(path.read_text())
+                session = Session.model_validate(kept["session"])
+                stint, keys = int(kept["stint"]), dict(kept["keys"])
+            except (OSError, ValueError, KeyError, TypeError, ValidationError):
+                continue
+            self.last_stint = max(self.last_stint, stint)
+            for variant, key in keys.items():
+                name = variant, session.sides[0].name
+                if name in by_name and self._keys.get(name) == key:
+                    by_name[name].add(session, stint)
+
+    def add(self, session: Session, stint: int) -> None:
+        """Keep a session of a stint."""
+        reference, *variants = (side.name for side in session.sides)
+        self.last += 1
+        self.last_stint = stint
+        kept = {
+            "stint": stint,
+            "keys": {variant: self._keys[variant, reference] for variant in variants},
+            "session": session.model_dump(mode="json"),
+        }
+        write_sealed(self._folder / f"session-{self.last}.json", json.dumps(kept))
+
+    def _files(self) -> dict[int, Path]:
+        found = self._folder.glob("session-*.json")
+        numbered = ((path.stem.removeprefix("session-"), path) for path in found)
+        return {int(number): path for number, path in numbered if number.isdigit()}
+
+
+Claimed = list[tuple[str, str]]
+
+
+def first_round(file: Path) -> PairedRun:
+    """results/turns/<group>/<reference>/<variant>.json, which is sealed as the target that it was
+    going to be."""
+    content = file.read_bytes()
+    check(file, content, of=Path("results/pairs", file.parent.name, file.name))
+    return PairedRun.model_validate_json(content)
+
+
+def sessions_of(
+    specs: dict[str, RunSpec], comparing: Comparing, data: Path, folder: Path, command: str
+) -> Measure:
+    """What makes the sessions of a plan, with processes of these run specs."""
+
+    def measure(plan: Plan, number: int) -> Session:
+        sides = [Side(name, specs[name]) for name in (plan.reference, *plan.variants)]
+        lines = SessionLines(f"{', '.join(plan.variants)} against {plan.reference}")
+        lines.session = number
+        asked = for_devices(comparing, [side.spec for side in sides])
+        with Coordinator(folder / COORDINATOR, several_hosts=False) as coordinator:
+            sessions = Sessions(
+                sides, asked, data, folder, coordinator, command, datetime.now(UTC), lines
+            )
+            return sessions.run(number, lambda rounds, _: len(rounds) >= plan.rounds)
+
+    return measure
+
+
+def comparisons(
+    runs: Sequence[PairedRun],
+    specs: dict[str, RunSpec],
+    certificates: Sequence[Certificate],
+    claimed: Claimed,
+    baseline: str,
+) -> list[Pair]:
+    """The comparisons with how much each matters, and why one cannot go on."""
+    certified = {one.variant: one.status == "equivalent" for one in certificates}
+    matters = weights(runs, claimed, baseline, certified)
+    pairs = [Pair(run, matters[run.variant, run.reference]) for run in runs]
+    for pair in pairs:
+        if any(spans_machines(specs[name]) for name in (pair.variant, pair.reference)):
+            pair.stuck = "sides on several hosts are timed in their first round only"
+    return pairs
+
+
+def keys(
+    pairs: Sequence[Pair], specs: dict[str, RunSpec], comparing: Comparing, code: str
+) -> dict[tuple[str, str], str]:
+    """What sessions of each comparison are sessions of: as its first round has it."""
+    found = {}
+    for pair in pairs:
+        sides = [Side(name, specs[name]) for name in (pair.reference, pair.variant)]
+        asked = for_devices(comparing, [side.spec for side in sides])
+        found[pair.variant, pair.reference] = Kept(Path(), sides, asked, code).key
+    return found
+
+
+def refine(
+    pairs: Sequence[Pair],
+    study: Study,
+    kept: KeptStints,
+    measure: Measure,
+    spent: Callable[[], float],
+    rest: float,
+) -> Refinement:
+    """Spend the time of the study but for ``rest`` seconds; ``spent`` is what its clock says."""
+    asked = seconds_of(study.time) if study.time else 0.0
+    comparing = study.comparison
+    limits = Limits(comparing.margin, comparing.pairs, comparing.together)
+    kept.read_into(pairs)
+    began = spent()
+    log.info("%.0f s of %.0f s are spent, %.0f s are kept for the report", began, asked, rest)
+    stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent(), spent)
+    return Refinement(
+        asked_seconds=asked,
+        began_at_seconds=began,
+        kept_seconds=rest,
+        ended_at_seconds=spent(),
+        stints=stints,
+        unsettled=unsettled(pairs, limits),
+    )
+
+
+def spend(
+    pairs: Sequence[Pair],
+    limits: Limits,
+    kept: KeptStints,
+    measure: Measure,
+    left: Callable[[], float],
+    now: Callable[[], float] = time.monotonic,
+) -> list[Stint]:
+    """Add sessions to ``pairs`` until ``left`` seconds are over, or nothing is undecided.
+
+    Verdicts are looked at between stints only; whether a stint is cut short depends on the clock
+    alone.
+    """
+    done: list[Stint] = []
+    while plan := next_plan(open_standings(pairs, limits), left(), limits):
+        stint = _stint(plan, pairs, kept, measure, left, now)
+        done.append(stint)
+        names = ", ".join(plan.variants)
+        log.info(
+            "%s against %s: %d more sessions in %.0f s, %.0f s left",
+            *(names, plan.reference, stint.sessions, stint.seconds, left()),
+        )
+    return done
+
+
+def open_standings(pairs: Sequence[Pair], limits: Limits) -> list[Standing]:
+    """Where the comparisons stand that can go on."""
+    stuck = {(pair.variant, pair.reference) for pair in pairs if pair.stuck}
+    found = standings(pairs, limits.margin)
+    return [one for one in found if (one.variant, one.reference) not in stuck]
+
+
+def _stint(
+    plan: Plan,
+    pairs: Sequence[Pair],
+    kept: KeptStints,
+    measure: Measure,
+    left: Callable[[], float],
+    now: Callable[[], float],
+) -> Stint:
+    crew = [p for p in pairs if p.reference == plan.reference and p.variant in plan.variants]
+    number, began, made, reason = kept.last_stint + 1, now(), 0, ""
+    while made < plan.sessions and (not made or plan.session_seconds <= left()):
+        try:
+            session = measure(plan, kept.last + 1)
+        except SessionEndedError as error:
+            reason = str(error)
+            log.info("%s", reason)
+            for pair in crew:
+                if error.side in (pair.variant, pair.reference):
+                    pair.stuck = reason
+            break
+        kept.add(session, number)
+        made += 1
+        for pair in crew:
+            pair.add(session, number)
+    return Stint(
+        reference=plan.reference,
+        variants=list(plan.variants),
+        sessions=made,
+        seconds=now() - began,
+        reason=reason,
+    )
+
+
+def unsettled(pairs: Sequence[Pair], limits: Limits) -> list[Unsettled]:
+    """The comparisons without a verdict, and about how much longer each would take."""
+    reasons = {(pair.variant, pair.reference): pair.stuck for pair in pairs}
+    found = []
+    for standing in standings(pairs, limits.margin):
+        if standing.decided:
+            continue
+        reason = reasons[standing.variant, standing.reference]
+        found.append(
+            Unsettled(
+                variant=standing.variant,
+                reference=standing.reference,
+                seconds=None if reason else limits.seconds(standing),
+                reason=reason,
+            )
+        )
+    return sorted(found, key=lambda one: (one.seconds is None, one.seconds))
+
+
+FOLLOWING = ("compare", "families", "claims", "search", "tables", "figures", "page")
+"""Rules whose jobs come after the comparisons."""
+LIGHT = ("combine", "certify", "breakdown", "utilisation")
+"""Rules whose jobs read results and compute little, like most of those that follow."""
+HEAVIER = {"figures": 5.0, "tables": 2.0, "page": 2.0}
+"""Those that take longer than the others, and about how much, until one has been timed."""
+
+
+def kept_for_the_rest(study: Study, pairs: int, jobs: Mapping[str, JobTimes]) -> float:
+    """Seconds that are kept for what follows ``pairs`` comparisons: as long as it took before on
+    this machine, else as the jobs before it suggest."""
+    light = max((jobs[rule].mean for rule in LIGHT if rule in jobs), default=1.0)
+    total = pairs * jobs["pair"].mean if "pair" in jobs else 0.1 * pairs * light
+    for rule in FOLLOWING:
+        if rule in jobs:
+            total += jobs[rule].mean
+        elif rule == "search":
+            total += _search(study, jobs)
+        else:
+            total += HEAVIER.get(rule, 1.0) * light
+    return total + _quality(study, jobs)
+
+
+def _search(study: Study, jobs: Mapping[str, JobTimes]) -> float:
+    """Its budget, the short runs of a certificate, and a profile."""
+    if study.search is None or not study.search.budget:
+        return 0.0
+    runs = [jobs[rule].mean for rule in ("short_run", "profile") if rule in jobs]
+    return study.search.budget + 2 * sum(runs)
+
+
+def _quality(study: Study, jobs: Mapping[str, JobTimes]) -> float:
+    """The trainings to a quality, which begin anew with another recommendation: half of their
+    budget, until one has been timed."""
+    if study.quality is None:
+        return 0.0
+    return jobs["quality"].mean if "quality" in jobs else study.quality.budget / 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.refine",
+        description="Go on with undecided comparisons until the time of a study is spent.",
+    )
+    parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
+    parser.add_argument("--specs", required=True, type=Path, nargs="+", help="every spec.json")
+    parser.add_argument("--pairs", required=True, type=Path, nargs="+", help="the first rounds")
+    parser.add_argument(
+        "--certificates", required=True, type=Path, nargs="+", help="certificate of every variant"
+    )
+    parser.add_argument(
+        "--claimed", required=True, help="comparisons [variant, reference] of claims, as JSON"
+    )
+    add_data(parser)
+    parser.add_argument("--clock", type=Path, default=CLOCK, help="the clock of the study")
+    parser.add_argument("--code", default="", help="what the sources of comparisons say")
+    parser.add_argument("--sessions", type=Path, required=True, help="folder of added sessions")
+    parser.add_argument("--records", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--output", type=Path, required=True, help="refinement.json")
+    add_log_file(parser)
+    return parser
+
+
+@program
+def main() -> None:
+    options = _parser().parse_args()
+    log_to(options.log_file)
+    end_on_request()
+    study = read_record(options.study, Study)
+    claimed: Claimed = check_option("--claimed", options.claimed, Claimed)
+    files = {file.parent.name: file for file in options.specs}
+    specs = {name: read_record(file, RunSpec) for name, file in files.items()}
+    runs = [first_round(file) for file in options.pairs]
+    certificates = [read_record(file, Certificate) for file in options.certificates]
+    pairs = comparisons(runs, specs, certificates, claimed, study.baseline)
+    clock = partial(read_clock, options.clock)
+
+    def spent() -> float:
+        return max(0.0, clock().spent(time.time()))  # clocks may be set back
+
+    with exclusive(options.sessions):
+        command = reproducing_command(options.output)
+        made = sessions_of(specs, study.comparison, options.data, options.sessions, command)
+        kept = KeptStints(options.sessions, keys(pairs, specs, study.comparison, options.code))
+        rest = kept_for_the_rest(study, len(pairs), clock().jobs)
+        result = refine(pairs, study, kept, made, spent, rest)
+        for path in options.sessions.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+    for pair in pairs:
+        place = f"{pair.reference}/{pair.variant}.json"
+        inputs = [files[pair.variant], files[pair.reference], *shard_manifests(options.data)]
+        text = pair.record().model_dump_json(indent=1) + "\n"
+        write_sealed(options.records / place, text, inputs, of=Path("results/pairs") / place)
+    write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

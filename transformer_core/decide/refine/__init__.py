@@ -1,1 +1,0 @@
-"""More time for the comparisons that are undecided, those that matter most first."""

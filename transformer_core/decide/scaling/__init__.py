@@ -1,1 +1,0 @@
-"""From measured steps to more devices and other links."""

@@ -1,0 +1,157 @@
+"""What the protocol of comparisons finds where the truth is known.
+
+    python -m transformer_core.decide.self_test_report \
+        --sessions self_test/sessions.json \
+        --together 13 --margin 0.02 --output self_test/report.json
+
+The sessions are cut into comparisons, and these into studies of as many comparisons as the study at
+hand has: intervals are made for each such study by itself, as they are for a real one.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from statistics import median
+
+from scipy import stats
+
+from schemas.errors import ConfigError
+from schemas.results import Interval, Session
+from schemas.results.self_test import SelfTestKind, SelfTestReport, SelfTestRun, Share
+from transformer_core.common.endings import program
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.intervals import simultaneous_ratios, variance_between_sessions
+from transformer_core.decide.verdicts import verdict_of
+from transformer_core.measure.turns.session_ratio import LogRatio, session_ratio
+
+FALSE_ALARMS = 0.05
+"""Share of comparisons of equal sides that may be called different."""
+DETECTED = ((0.10, 1.0), (0.05, 0.9))
+"""Planted slow-downs, and the least share of them that must be found."""
+
+
+def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
+    """What all comparisons of each kind came to, ``together`` of them at a time."""
+    groups = [
+        run.sessions[first : first + run.sessions_each]
+        for first in range(0, len(run.sessions), run.sessions_each)
+    ]
+    planted = {side.name: side.planted for side in run.sessions[0].sides}
+    names = [name for name in planted if name != run.reference]
+    ratios = [{name: _ratios(group, run.reference, name) for name in names} for group in groups]
+    size = max(1, round(together / len(names)))
+    intervals: dict[str, list[Interval]] = {name: [] for name in names}
+    for part in _parts(ratios, size):
+        flat = [(name, group[name]) for group in part for name in names]
+        found = simultaneous_ratios([sessions for _, sessions in flat])
+        for (name, _), interval in zip(flat, found, strict=True):
+            intervals[name].append(interval)
+    kinds = sorted(
+        (_kind(planted[name], intervals[name], margin) for name in names),
+        key=lambda kind: kind.planted,
+    )
+    everything = [group[name] for group in ratios for name in names]
+    shares = [
+        session.foreign_cpu_seconds / session.rounds_seconds / run.provenance.hardware.logical_cpus
+        for session in run.sessions
+        if session.foreign_cpu_seconds is not None
+    ]
+    failed = [kind.required for kind in kinds if not kind.holds]
+    return SelfTestReport(
+        holds=not failed,
+        reason=f"not shown: {'; '.join(failed)}" if failed else "everything that is required holds",
+        kinds=kinds,
+        comparisons_together=size * len(names),
+        error_within=median(ratio.error for sessions in everything for ratio in sessions),
+        deviation_between=sqrt(variance_between_sessions(everything)),
+        foreign_share=median(shares) if shares else None,
+        margin=margin,
+        sessions_each=run.sessions_each,
+        comparing=run.comparing,
+        seconds=run.seconds,
+        provenance=run.provenance,
+    )
+
+
+def _ratios(sessions: Sequence[Session], reference: str, name: str) -> list[LogRatio]:
+    return [session_ratio(session.rounds, reference, name) for session in sessions]
+
+
+def _parts(
+    groups: Sequence[dict[str, list[LogRatio]]], size: int
+) -> list[Sequence[dict[str, list[LogRatio]]]]:
+    """The groups in parts of ``size``; what is left over goes to the last."""
+    cuts = [*range(0, max(1, len(groups) - size + 1), size), len(groups)]
+    return [groups[start:end] for start, end in pairwise(cuts)]
+
+
+def _kind(planted: float, intervals: Sequence[Interval], margin: float) -> SelfTestKind:
+    expected = 1 / (1 + planted)
+    verdicts = [verdict_of("throughput", interval, margin) for interval in intervals]
+    different = [verdict in ("FASTER", "SLOWER") for verdict in verdicts]
+    rate, detected = sum(different) / len(verdicts), verdicts.count("SLOWER") / len(verdicts)
+    least = next((least for share, least in DETECTED if planted >= share), 0.0)
+    if not planted:
+        required = f"at most {FALSE_ALARMS:.0%} of equal sides called different"
+        holds = rate <= FALSE_ALARMS
+    else:
+        required = f"at least {least:.0%} of {planted:.0%} called SLOWER" if least else ""
+        holds = detected >= least
+    beyond = expected < 1 / (1 + margin)
+    false = {"FASTER", "SLOWER"} if not planted else {"FASTER"} | ({"SAME"} if beyond else set())
+    return SelfTestKind(
+        planted=planted,
+        expected=expected,
+        ratio=median(interval.median for interval in intervals),
+        verdicts=dict(Counter(verdicts)),
+        covered=_share([interval.low <= expected <= interval.high for interval in intervals]),
+        called_different=_share(different),
+        wrong=sum(verdict in false for verdict in verdicts),
+        required=required,
+        holds=holds,
+    )
+
+
+def _share(found: Sequence[bool]) -> Share:
+    interval = stats.binomtest(sum(found), len(found)).proportion_ci(0.95, "exact")
+    return Share(
+        count=sum(found), total=len(found), low=float(interval.low), high=float(interval.high)
+    )
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.self_test_report",
+        description="Say what the protocol of comparisons finds where the truth is known.",
+    )
+    parser.add_argument("--sessions", required=True, help="sessions.json of the self-test")
+    parser.add_argument(
+        "--together", required=True, type=int, help="comparisons of a study, corrected for"
+    )
+    parser.add_argument(
+        "--margin", required=True, type=float, help="ratios up to 1 + MARGIN are the same"
+    )
+    parser.add_argument("--output", required=True, type=Path, help="report.json")
+    options = parser.parse_args(arguments)
+    try:
+        run = read_record(options.sessions, SelfTestRun)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    found = report(run, options.together, options.margin)
+    for kind in found.kinds:
+        said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(kind.verdicts.items()))
+        print(f"planted {kind.planted:.0%}: ratio {kind.ratio:.3f}; {said}")
+    print(found.reason)
+    write_sealed(options.output, found.model_dump_json(indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""From an interval to a word: FASTER, SLOWER, LESS, MORE, SAME or UNDECIDED."""
+
+from collections.abc import Sequence
+
+from schemas.config.measurement import Comparing
+from schemas.results import Effect, Interval, Quantity, Session, Verdict
+from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.measure.turns.session_ratio import session_ratio
+
+_WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
+    "throughput": ("FASTER", "SLOWER"),
+    "peak_memory": ("MORE", "LESS"),
+    "traffic": ("MORE", "LESS"),
+}
+"""What is said of a ratio above 1, and of one below."""
+ONE_SESSION = "one session does not show how much processes differ"
+"""Why an interval settles nothing, however narrow it is."""
+
+
+def verdict_of(quantity: Quantity, ratio: Interval, margin: float) -> Verdict:
+    """SAME if the interval lies within the margin, another word if it leaves out 1, else
+    UNDECIDED."""
+    above, below = _WORDS[quantity]
+    if 1 / (1 + margin) <= ratio.low and ratio.high <= 1 + margin:
+        return "SAME"
+    return above if ratio.low > 1 else below if ratio.high < 1 else "UNDECIDED"
+
+
+def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> Effect:
+    """The effect with its verdict: UNDECIDED after a single session, whatever its interval is."""
+    verdict, reason = verdict_of(quantity, ratio, margin), ""
+    if sessions < 2:
+        verdict = "UNDECIDED"
+        reason = ONE_SESSION
+    elif verdict == "UNDECIDED":
+        reason = f"the interval holds 1 and reaches beyond the margin of {margin:.1%}"
+    return Effect(quantity=quantity, ratio=ratio, verdict=verdict, reason=reason)
+
+
+def session_effects(
+    sessions: Sequence[Session], reference: str, variants: Sequence[str], comparing: Comparing
+) -> dict[str, Effect]:
+    """What sessions of several sides say of the throughput of each against ``reference``, with
+    intervals that hold for all of them at once."""
+    ratios = [
+        [session_ratio(session.rounds, reference, variant) for session in sessions]
+        for variant in variants
+    ]
+    return {
+        variant: judge("throughput", interval, comparing.margin, len(sessions))
+        for variant, interval in zip(variants, simultaneous_ratios(ratios), strict=True)
+    }
+
+
+def not_measured(quantity: Quantity, reason: str) -> Effect:
+    """The effect of which nothing is known."""
+    return Effect(quantity=quantity, ratio=None, verdict=None, reason=reason)
+
+
+def counted(quantity: Quantity, variant: int, reference: int, what: str) -> Effect:
+    """The effect on what is counted and not sampled: its ratio is exact.
+
+    ``what`` names the unit, for the sentence where the reference has none of it.
+    """
+    above, below = _WORDS[quantity]
+    verdict: Verdict = "SAME" if variant == reference else above if variant > reference else below
+    if not reference:
+        reason = f"the reference has no {what}" if variant else f"neither has any {what}"
+        return Effect(quantity=quantity, ratio=None, verdict=verdict, reason=reason)
+    ratio = variant / reference
+    interval = Interval(median=ratio, low=ratio, high=ratio, samples=1)
+    return Effect(quantity=quantity, ratio=interval, verdict=verdict)
