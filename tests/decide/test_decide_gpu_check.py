@@ -30,7 +30,8 @@ from schemas.results.gpu_check import (
     GpuTests,
     LogEnd,
 )
-from transformer_core.decide.gpu_check import against_nvml, largest_batch, lines, surroundings
+from transformer_core.decide import gpu_check as lines
+from transformer_core.decide.gpu_check import against_nvml, largest_batch
 from transformer_core.report.gpu_check_page import render
 
 GIB = 2**30
@@ -297,7 +298,7 @@ def test_the_ends_of_all_logs_are_kept(tmp_path: Path) -> None:
     (end,) = lines.ends_of_logs(tmp_path)
     assert end.file == "results/logs/run/single.log"
     assert end.text.endswith("RuntimeError: at the end")
-    assert len(end.text) == surroundings.LOG_CHARACTERS
+    assert len(end.text) == lines.LOG_CHARACTERS
 
 
 def test_the_page_has_all_that_is_needed_to_mend_it_from_afar() -> None:

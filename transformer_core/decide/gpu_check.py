@@ -37,6 +37,7 @@ from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.measure.turns.session_ratio import session_ratio
 
+
 PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
 REFERENCE = "single"
 SLACK = 0.02
@@ -48,7 +49,6 @@ LARGEST_ERROR = 0.02
 """Relative error of attention in bfloat16, whose numbers have 8 bits."""
 LEAST_STEPS, LEAST_SECONDS = 20, 0.8
 """Of the windows of comparisons; a little less than was asked for, since steps vary."""
-
 Record = TypeVar("Record", bound=Schema)
 
 
@@ -173,7 +173,6 @@ def windows(pairs: dict[str, PairedRun]) -> Check:
 
 
 Expected = Callable[[float], bool]
-
 COMPARISONS: tuple[tuple[str, str, str, Expected], ...] = (
     ("amp_bf16", REFERENCE, "bfloat16 is faster than 32 bits.", lambda r: r > 1),
     ("amp_fp16", REFERENCE, "float16 is faster than 32 bits.", lambda r: r > 1),
@@ -243,29 +242,6 @@ def check(results: Path) -> GpuCheck:
         commit=first.commit,
         logs=list(ends_of_logs(results)),
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.gpu_check",
-        description="Hold what the jobs of a check of a GPU found against what should be so.",
-    )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="their folder")
-    parser.add_argument("--output", type=Path, required=True, help="checks.json to write")
-    given = parser.parse_args(arguments)
-    try:
-        found = check(given.results)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_text(given.output, found.model_dump_json(indent=1) + "\n")
-    for one in found.checks:
-        print(f"{one.outcome:12} {one.name}: {one.found or one.reason or ''}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 TOLERANCE = 0.15
@@ -378,3 +354,26 @@ def ends_of_logs(results: Path) -> Iterator[LogEnd]:
         text = path.read_text(errors="replace").strip()
         if text:
             yield LogEnd(file=f"results/{path.relative_to(results)}", text=text[-LOG_CHARACTERS:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.gpu_check",
+        description="Hold what the jobs of a check of a GPU found against what should be so.",
+    )
+    parser.add_argument("--results", type=Path, default=Path("results"), help="their folder")
+    parser.add_argument("--output", type=Path, required=True, help="checks.json to write")
+    given = parser.parse_args(arguments)
+    try:
+        found = check(given.results)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    write_text(given.output, found.model_dump_json(indent=1) + "\n")
+    for one in found.checks:
+        print(f"{one.outcome:12} {one.name}: {one.found or one.reason or ''}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
