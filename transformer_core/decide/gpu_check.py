@@ -37,7 +37,6 @@ from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.measure.turns.session_ratio import session_ratio
 
-
 PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
 REFERENCE = "single"
 SLACK = 0.02
