@@ -31,7 +31,7 @@ from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.corpus_rows import Pair, Row
 from transformer_core.data.corpus.line_rows import line_rows, read_object, split_columns, text_rows
 from transformer_core.data.corpus.table_rows import one_table, table_rows
-from transformer_core.data.grammar import stream
+from transformer_core.data.grammar.stream import CHUNK, generate, generate_chunk
 from transformer_core.data.in_order import in_order
 from transformer_core.data.texts.documents import file_texts, grammar_texts
 
@@ -125,7 +125,7 @@ def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:
     name = f"grammar (seed {corpus.seed})"
 
     def rows() -> Iterator[Row]:
-        made = stream.generate(corpus.seed, split, count, corpus.names)
+        made = generate(corpus.seed, split, count, corpus.names)
         return (Pair(line, *pair) for line, pair in enumerate(made, start=1))
 
     columns = partial(_grammar_columns, corpus, split, count, processes)
@@ -147,12 +147,12 @@ def _grammar_columns(
 
 def _generated(corpus: GrammarCorpus, split: Split, numbers: range) -> pa.RecordBatch:
     """The generated pairs of these ``numbers``, from 0."""
-    first = numbers.start // stream.CHUNK
-    chunks = range(first, -(-numbers.stop // stream.CHUNK))
+    first = numbers.start // CHUNK
+    chunks = range(first, -(-numbers.stop // CHUNK))
     made = chain.from_iterable(
-        stream.generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in chunks
+        generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in chunks
     )
-    before = first * stream.CHUNK
+    before = first * CHUNK
     sides = zip(*islice(made, numbers.start - before, numbers.stop - before), strict=True)
     texts = [pa.array(side, pa.large_string()) for side in sides]
     return pa.record_batch(texts, names=["source", "target"])

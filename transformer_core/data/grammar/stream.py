@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.config.corpus import Split
-from transformer_core.data.grammar import phrases
+from transformer_core.data.grammar.phrases import Random as Draw
 from transformer_core.data.grammar.sentences import capital, pattern_table
 from transformer_core.data.grammar.words import CITIES, FIRST_NAMES, Pair, words
 
@@ -88,7 +88,7 @@ def _up_to(count: int) -> NDArray[np.float64]:
     return np.array(list(accumulate(1 / rank for rank in range(1, count + 1))))
 
 
-def draw_names(random: phrases.Random, count: int) -> Iterator[str]:
+def draw_names(random: Draw, count: int) -> Iterator[str]:
     """Names without end, of the first ``count`` invented ones, by Zipf's law."""
     names, sums = invented_names(count), _up_to(count)
     while True:

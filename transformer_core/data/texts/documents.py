@@ -12,7 +12,7 @@ from transformer_core.data.corpus.corpus_rows import Invalid, Pair, Row, not_utf
 from transformer_core.data.corpus.line_rows import line_rows, read_object
 from transformer_core.data.corpus.table_rows import one_table
 from transformer_core.data.corpus.text_lines import read_lines
-from transformer_core.data.grammar import stream
+from transformer_core.data.grammar.stream import generate_chunk
 
 
 def file_texts(corpus: TextsCorpus, split: Split) -> Iterator[Row]:
@@ -35,7 +35,7 @@ def grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
     # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
     random = Random(f"{corpus.seed}/{split}/texts").random
     side = ("en", "de").index(corpus.language)
-    chunks = (stream.generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in count())
+    chunks = (generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in count())
     sentences = (pair[side] for pair in chain.from_iterable(chunks))
     for number in range(1, getattr(corpus, f"{split}_texts") + 1):
         length = 1 + int(random() * (2 * corpus.sentences - 1))
