@@ -24,7 +24,7 @@ from schemas.config.corpus import Filter, TextCorpus, TextPair
 from schemas.config.tokenizer import Tokenizer
 from transformer_core.common.files import sha256, write_text
 from transformer_core.data.corpus.job import read_split
-from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.tokenizing.encoding import Encoder
 from transformer_core.data.tokenizing.job import load_tokenizer, train

@@ -26,8 +26,8 @@ from transformer_core.certify import judge as certify
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import seal_file
 from transformer_core.common.tables import read_table
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.corpus.pairs import PairFile
+from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding.shard_store import open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer
 from transformer_core.decide import combine, compare

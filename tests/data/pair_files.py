@@ -13,7 +13,7 @@ from schemas.config.corpus import Filter
 from schemas.config.tokenizer import Tokenizer
 from schemas.results import CorpusSplit, LengthHistogram
 from transformer_core.common.files import sha256
-from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.data.tokenizing.job import load_tokenizer, train

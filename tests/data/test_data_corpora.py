@@ -11,11 +11,10 @@ from pydantic import TypeAdapter
 
 from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
 from schemas.results import CorpusSplit
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.corpus_rows import Pair
 from transformer_core.data.corpus.job import SCHEMA, main, read_split
-from transformer_core.data.corpus.pair_filter import PairFilter
+from transformer_core.data.corpus.pairs import PairFilter
 from transformer_core.data.corpus.readers import open_split
+from transformer_core.data.corpus.rows import CorpusError, Pair
 
 
 def corpus(folder: Path, source: str, target: str) -> AnyCorpus:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from schemas.config.corpus import RemoteFile
-from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.download import base_name, fetch, find
+from transformer_core.data.corpus.rows import CorpusError
 
 CONTENT = bytes(number * 31 % 251 for number in range(400_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -14,19 +14,19 @@ from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import PIECES, adversarial_lines
 from transformer_core.data.arrays import evenly_spaced, ranges, utf8
-from transformer_core.data.tokenizing.described import Described
-from transformer_core.data.tokenizing.distinct_words import distinct_words
 from transformer_core.data.tokenizing.encoding import (
     Encoded,
     Encoder,
     concatenate,
 )
+from transformer_core.data.tokenizing.existing import Described
 from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.data.tokenizing.word_boundaries import (
+from transformer_core.data.tokenizing.word_table import WordTable
+from transformer_core.data.tokenizing.words import (
+    distinct_words,
     punctuation_is_independent,
     words_are_independent,
 )
-from transformer_core.data.tokenizing.word_table import WordTable
 
 # What word boundaries could go wrong on, mixed with any other text.
 SHORT = [piece for piece in PIECES if len(piece) < 1_000]

@@ -12,10 +12,11 @@ from tokenizers_of_all_kinds import BY_WORD, PLAIN
 from benchmarks._adversarial import adversarial_lines
 from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
 from schemas.results import TokenizerReport
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.tokenizing import existing_tokenizers, job
+from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.tokenizing import existing as existing_tokenizers
+from transformer_core.data.tokenizing import job
 from transformer_core.data.tokenizing.encoding import Encoder
-from transformer_core.data.tokenizing.existing_tokenizers import convert, special_names, speller
+from transformer_core.data.tokenizing.existing import convert, special_names, speller
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
 

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers_of_all_kinds import BY_WORD
 
 from benchmarks._adversarial import PIECES
-from transformer_core.data.tokenizing.described import Described
+from transformer_core.data.tokenizing.existing import Described
 from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.data.tokenizing.new_words import SEPARATOR, NewWords, encode_texts
+from transformer_core.data.tokenizing.words import SEPARATOR, NewWords, encode_texts
 
 SHORT = [piece for piece in PIECES if 0 < len(piece) < 1_000]
 letters = st.text("ab zß\u00a0\u3000\u0301,.5\t\n", min_size=1, max_size=4)

@@ -12,8 +12,7 @@ from schemas.config.batching import FixedSize, PackedRows, PaddedRows
 from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching.collate import collate_packed
 from transformer_core.data.batching.epoch_plan import plan_epoch
-from transformer_core.data.batching.packing import pack
-from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.batching.rows import WindowRows, pack
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 groups = st.lists(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import steady
 
-from transformer_core.data.batching.permutation import ROUNDS, permute
+from transformer_core.data.batching.epoch_plan import ROUNDS, permute
 
 keys = st.lists(st.integers(0, 2**64 - 1), min_size=ROUNDS, max_size=ROUNDS).map(
     lambda numbers: np.array(numbers, np.uint64)

@@ -10,9 +10,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from schemas.config.corpus import AnyCorpus
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.corpus_rows import Invalid, Pair, Row
 from transformer_core.data.corpus.readers import Reader, open_split
+from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row
 
 
 def reader(kind: str, train: Any, **fields: Any) -> Reader:

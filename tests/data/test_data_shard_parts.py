@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pair_files import ENGLISH, GERMAN, steady, write_pairs
 
 from schemas.config.corpus import Filter
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.corpus.pairs import PairFile
+from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding.job import Part, write_shards
 from transformer_core.data.sharding.merge_parts import gather
 from transformer_core.data.sharding.merge_parts import main as gather_main

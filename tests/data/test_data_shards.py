@@ -11,7 +11,7 @@ from pair_files import ENGLISH, GERMAN, decoded, make_store, steady, write_pairs
 
 from schemas.config.corpus import Filter
 from schemas.results import ShardManifest
-from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding import job, shard_writer
 from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.sharding.shard_store import open_shards

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.config.corpus import DatasetsCorpus, ParquetCorpus, ReadingLimits
-from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.readers import open_split
+from transformer_core.data.corpus.rows import CorpusError
 
 SMALL = ReadingLimits(line=2**18)
 
@@ -57,8 +57,8 @@ _READ = """
 import resource, sys
 from pathlib import Path
 from schemas.config.corpus import ReadingLimits
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.table_rows import one_table
+from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.corpus.tables import one_table
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 before = peak()

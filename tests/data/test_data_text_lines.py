@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.config.corpus import ReadingLimits
-from transformer_core.data.corpus import text_lines
-from transformer_core.data.corpus.corpus_error import CorpusError, snippet
-from transformer_core.data.corpus.table_rows import one_table
-from transformer_core.data.corpus.text_lines import open_decompressed, read_lines
+from transformer_core.data.corpus import lines as text_lines
+from transformer_core.data.corpus.lines import open_decompressed, read_lines
+from transformer_core.data.corpus.rows import CorpusError, snippet
+from transformer_core.data.corpus.tables import one_table
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".txt": bytes,

@@ -17,17 +17,17 @@ from pair_files import steady, write_pairs, write_tokenizer
 from schemas.config.batching import FixedSize, TokenBudget
 from schemas.config.corpus import Filter, GrammarTexts, TextsCorpus
 from schemas.results import ShardProgress
-from transformer_core.data import grammar
 from transformer_core.data.batching.feeding import Feed, evaluation_batches
-from transformer_core.data.corpus.corpus_error import CorpusError
 from transformer_core.data.corpus.job import read_split
-from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.readers import open_split
+from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.grammar.stream import generate
 from transformer_core.data.sharding import job
 from transformer_core.data.sharding.job import Part, write_shards
 from transformer_core.data.sharding.merge_parts import gather
 from transformer_core.data.sharding.shard_store import open_shards
-from transformer_core.data.texts.context_rows import context_rows
+from transformer_core.data.sharding.shard_writer import context_rows
 from transformer_core.data.tokenizing.encoding import Encoded
 from transformer_core.data.tokenizing.job import load_tokenizer
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
@@ -84,7 +84,7 @@ def test_generated_texts_depend_on_the_seed_and_have_several_sentences():
     first = made(1)
     assert first == made(1, 30)[:20]
     assert first != made(2)
-    sentences = (german for _, german in grammar.generate(1, "train", 100))
+    sentences = (german for _, german in generate(1, "train", 100))
     counts = []
     for text in first:
         taken = [next(sentences)]

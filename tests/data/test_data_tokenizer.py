@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from schemas.config.tokenizer import Tokenizer
 from schemas.results import TokenizerReport
-from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing import job
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer, train
 from transformer_core.data.tokenizing.special_tokens import (

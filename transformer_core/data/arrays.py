@@ -1,6 +1,7 @@
 """Computations with whole arrays that replace loops over pairs."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,3 +101,21 @@ def utf8(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int6
     for array in (data, offsets):
         array.flags.writeable = False
     return data, offsets
+
+
+Counts = dict[int, int]
+"""Sentences by length, shortest first."""
+
+
+def count_lengths(lengths: NDArray[np.integer]) -> Counts:
+    """How often each of ``lengths`` [n] occurs."""
+    values, counts = np.unique(lengths, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def add_counts(parts: Iterable[Counts]) -> Counts:
+    """The counts of several parts together."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(sorted(total.items()))

@@ -16,7 +16,7 @@ from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
 from schemas.config.model import ImportedModel
 from schemas.config.run_spec import AnyTrained
 from transformer_core.data.arrays import group_sums
-from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.batching.rows import WindowRows
 from transformer_core.study.reservations import layer_weights
 
 

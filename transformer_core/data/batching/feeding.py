@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from schemas.config.batching import AnyBatching
 from transformer_core.data.batching.collate import Batch, collate, collate_texts
 from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
-from transformer_core.data.batching.window_rows import WindowRows
+from transformer_core.data.batching.rows import WindowRows
 from transformer_core.data.sharding.shard_store import PairStore
 
 __all__ = ["Batch", "Feed", "GlobalBatch", "evaluation_batches"]

@@ -17,8 +17,8 @@ from urllib3.exceptions import HTTPError
 
 from schemas.config.corpus import ReadingLimits, RemoteFile
 from transformer_core.common.progress import Progress
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.text_lines import check_regular, unreadable
+from transformer_core.data.corpus.lines import check_regular, unreadable
+from transformer_core.data.corpus.rows import CorpusError
 
 LOG = logging.getLogger(__name__)
 

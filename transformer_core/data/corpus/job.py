@@ -22,12 +22,10 @@ from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, sha256
 from transformer_core.common.progress import Progress
 from transformer_core.common.seals import seal, write_sealed
-from transformer_core.data.arrays import arrow_array
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.corpus_rows import Pair, Row
-from transformer_core.data.corpus.length_histogram import Counts, add_counts, count_lengths
-from transformer_core.data.corpus.pair_filter import PairFilter, check_any_left
+from transformer_core.data.arrays import Counts, add_counts, arrow_array, count_lengths
+from transformer_core.data.corpus.pairs import PairFilter, check_any_left
 from transformer_core.data.corpus.readers import Reader, open_split
+from transformer_core.data.corpus.rows import CorpusError, Pair, Row
 
 LOG = logging.getLogger(__name__)
 

@@ -29,12 +29,17 @@ from schemas.results.data import CorpusSplit, LengthHistogram, ShardManifest, Te
 from transformer_core.common.endings import in_words, program
 from transformer_core.common.files import sha256
 from transformer_core.common.progress import Progress
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.pair_file import PairFile
+from transformer_core.data.corpus.pairs import PairFile
+from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.in_order import in_order
-from transformer_core.data.sharding.shard_manifest import check_any_left, write_manifest
-from transformer_core.data.sharding.shard_writer import Done, ShardWriter, unfinished
-from transformer_core.data.texts.context_rows import context_rows, no_texts
+from transformer_core.data.sharding.shard_store import check_any_left, write_manifest
+from transformer_core.data.sharding.shard_writer import (
+    Done,
+    ShardWriter,
+    context_rows,
+    no_texts,
+    unfinished,
+)
 from transformer_core.data.tokenizing.encoding import Encoded, Encoder
 from transformer_core.data.tokenizing.job import load_tokenizer
 
@@ -77,7 +82,7 @@ def write_shards(
     """Write the shards of a split, or of a part of it, and their manifest to the folder ``output``.
 
     With a ``context`` the pairs are texts, which become rows of so many tokens: see
-    :mod:`transformer_core.data.texts.context_rows`. A few rows are shorter, the last ones of what
+    :mod:`transformer_core.data.sharding.shard_writer`. A few rows are shorter, the last ones of what
     is tokenized at a time.
 
     Raises CorpusError if a sentence is too long and the filter says error, or if no pair is left

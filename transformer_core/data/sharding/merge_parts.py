@@ -15,9 +15,9 @@ from schemas.results.data import LengthHistogram, ShardManifest
 from transformer_core.common.endings import in_words, program
 from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import check
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.length_histogram import add_counts
-from transformer_core.data.sharding.shard_manifest import EXAMPLES, check_any_left, write_manifest
+from transformer_core.data.arrays import add_counts
+from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.sharding.shard_store import EXAMPLES, check_any_left, write_manifest
 
 LOG = logging.getLogger(__name__)
 

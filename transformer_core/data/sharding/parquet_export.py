@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformer_core.common.endings import in_words, program
 from transformer_core.common.files import atomic_path
 from transformer_core.common.progress import Progress
-from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding.shard_store import open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer
 

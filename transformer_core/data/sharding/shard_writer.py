@@ -15,10 +15,15 @@ from schemas.config.corpus import Filter
 from schemas.results.data import Shard, ShardManifest, ShardProgress, SkippedPair
 from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.seals import digest
-from transformer_core.data.arrays import arrow_array
-from transformer_core.data.corpus.corpus_error import CorpusError, snippet, where
-from transformer_core.data.sharding.shard_manifest import EXAMPLES, PROGRESS, with_shard
+from transformer_core.data.arrays import arrow_array, ranges
+from transformer_core.data.corpus.rows import CorpusError, snippet, where
+from transformer_core.data.sharding.shard_store import (
+    EXAMPLES,
+    PROGRESS,
+    with_shard,
+)
 from transformer_core.data.tokenizing.encoding import Encoded, concatenate
+from transformer_core.data.tokenizing.special_tokens import EOS
 
 logger = logging.getLogger(__name__)
 
@@ -225,3 +230,22 @@ def _write(path: Path, source: Encoded, target: Encoded) -> None:
         pa.ipc.new_file(sink, batch.schema, options=options) as f,
     ):
         f.write_batch(batch)
+
+
+def context_rows(texts: Encoded, context: int) -> Encoded:
+    """Rows of ``context`` tokens, the last one with what is left.
+
+    Every text ends with EOS; where a row is full, the text goes on in the next one.
+    """
+    lengths = texts.lengths
+    ends = np.cumsum(lengths + 1) - 1
+    ids = np.full(len(texts.ids) + len(lengths), EOS, texts.ids.dtype)
+    ids[ranges(ends - lengths, lengths)] = texts.ids
+    rows = -(-len(ids) // context)
+    offsets = np.minimum(np.arange(rows + 1, dtype=np.int64) * context, len(ids))
+    return Encoded(ids, offsets)
+
+
+def no_texts(rows: int, like: NDArray[np.integer]) -> Encoded:
+    """The source side of ``rows`` rows: nothing."""
+    return Encoded(np.empty(0, like.dtype), np.zeros(rows + 1, np.int64))

@@ -1,11 +1,11 @@
 """Text to token ids, each distinct word encoded once.
 
 Where the words of a text are independent
-(:mod:`transformer_core.data.tokenizing.word_boundaries`), one that was met
+(:mod:`transformer_core.data.tokenizing.words`), one that was met
 before needs no tokenizer. Words are found in the raw UTF-8 bytes by
 :mod:`transformer_core.data.tokenizing.word_table`, or by
-:mod:`transformer_core.data.tokenizing.distinct_words`; new ones alone reach the tokenizer
-(:mod:`transformer_core.data.tokenizing.new_words`).
+:mod:`transformer_core.data.tokenizing.words`; new ones alone reach the tokenizer
+(:mod:`transformer_core.data.tokenizing.words`).
 """
 
 import threading
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from transformer_core.data.arrays import ranges, utf8
-from transformer_core.data.tokenizing.described import Described
-from transformer_core.data.tokenizing.distinct_words import distinct_words
-from transformer_core.data.tokenizing.new_words import NewWords, encode_texts
-from transformer_core.data.tokenizing.word_boundaries import (
+from transformer_core.data.tokenizing.existing import Described
+from transformer_core.data.tokenizing.words import (
+    NewWords,
+    distinct_words,
+    encode_texts,
     punctuation_is_independent,
     words_are_independent,
 )

@@ -27,11 +27,11 @@ from transformer_core.common.progress import Progress
 from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import check, write_sealed
 from transformer_core.data.arrays import arrow_array, evenly_spaced
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.pair_file import PairFile
-from transformer_core.data.tokenizing.existing_tokenizers import convert, special_names, speller
+from transformer_core.data.corpus.pairs import PairFile
+from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.tokenizing.existing import convert, special_names, speller
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
-from transformer_core.data.tokenizing.word_boundaries import PIECES
+from transformer_core.data.tokenizing.words import PIECES
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 A word ends before each space that is followed by a visible character and, where that is asked for,
 before punctuation that follows a letter. Whether the ids of a text are those of its words is for
-:mod:`transformer_core.data.tokenizing.word_boundaries` to say.
+:mod:`transformer_core.data.tokenizing.words` to say.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
-from transformer_core.data.tokenizing.word_boundaries import SPACE, SPACES_BEYOND_ASCII
+from transformer_core.data.tokenizing.words import SPACE, SPACES_BEYOND_ASCII
 
 
 class Found(NamedTuple):

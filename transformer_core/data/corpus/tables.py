@@ -1,4 +1,4 @@
-"""Rows of corpora that are tables: Parquet and Arrow files."""
+"""Corpora of tables: rows of Parquet and Arrow files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 
 from schemas.config.corpus import ReadingLimits
 from schemas.errors import nearest
-from transformer_core.data.corpus.corpus_error import CorpusError
-from transformer_core.data.corpus.corpus_rows import Invalid, Pair, Row, not_utf8
-from transformer_core.data.corpus.memory_limit import at_most
-from transformer_core.data.corpus.text_lines import check_regular, most_bytes, unreadable
+from transformer_core.common.memory_limit import at_most
+from transformer_core.data.corpus.lines import check_regular, most_bytes, unreadable
+from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 
 _ROWS = 10_000
 """Rows that are in memory at a time, at most."""

@@ -6,13 +6,14 @@ besides (its own ends, truncation, padding) goes: batches have their ends from e
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
-from transformer_core.data.corpus.corpus_error import CorpusError
+from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing.special_tokens import SPECIAL_NAMES, UNK
 
 _MARK = "\ufdd0\ufdd1"
@@ -268,3 +269,46 @@ def _set_spaces(tokenizer: Tokenizer, proto: Any) -> None:
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme), decoders.Fuse()]
     )
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tokenizer, and its configuration at this moment."""
+
+    tokenizer: Tokenizer
+    settings: dict[str, Any]
+    """What tokenizer.json has."""
+    vocabulary: dict[str, int]
+    """Ids of all tokens, added ones included."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """The description of ``tokenizer``."""
+        return cls(tokenizer, json.loads(tokenizer.to_str()), tokenizer.get_vocab())
+
+    @property
+    def pre_tokenizer(self) -> dict[str, Any]:
+        """Settings of the stage that cuts a text; of the type None where there is none."""
+        return self.settings["pre_tokenizer"] or {"type": None}
+
+    @property
+    def normalizer(self) -> str | None:
+        """Type of what changes a text before that, or None."""
+        return (self.settings["normalizer"] or {"type": None})["type"]
+
+    def without_added_tokens(self) -> Tokenizer:
+        """A tokenizer with the same model and the same stages before it, without a copy of the
+        vocabulary."""
+        other = Tokenizer(self.tokenizer.model)
+        for stage in ("normalizer", "pre_tokenizer"):
+            if self.settings[stage] is not None:
+                setattr(other, stage, getattr(self.tokenizer, stage))
+        return other
+
+
+def pre_tokenizer_of(settings: dict[str, Any]) -> Any:
+    """The stage of such settings, as an object for :class:`tokenizers.Tokenizer`."""
+    empty = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    return Tokenizer.from_str(
+        json.dumps({"version": "1.0", "model": empty, "pre_tokenizer": settings})
+    ).pre_tokenizer

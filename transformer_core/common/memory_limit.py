@@ -1,4 +1,4 @@
-"""A limit on the memory that reading may take."""
+"""A limit on the memory that a block may take."""
 
 import os
 import resource

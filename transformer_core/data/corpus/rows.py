@@ -1,8 +1,34 @@
-"""What is wrong with a corpus, and where."""
+"""Rows of a corpus: sentence pairs, lines that hold none, and the error for a corpus without use."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from schemas.errors import Refusal
+
+
+class Pair(NamedTuple):
+    """A sentence pair as it stands in the corpus."""
+
+    line: int
+    source: str
+    target: str
+
+
+class Invalid(NamedTuple):
+    """A line that holds no sentence pair."""
+
+    line: int
+    file: str
+    text: str
+    message: str
+
+
+Row = Pair | Invalid
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What is wrong with a line whose bytes are not text."""
+    return f"is not UTF-8 (byte {error.start + 1} of the text: {error.reason})"
 
 
 class CorpusError(Refusal):

@@ -1,1 +1,0 @@
-"""Texts in one language: read as documents, and cut into rows of a context."""
