@@ -4,7 +4,7 @@ Nothing else asks which technique it is: a new one that states its facts is know
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
 NumberFormat = Literal["fp32", "tf32", "bf16", "fp16"]
 """What the operands of a matrix product are rounded to."""
@@ -72,3 +72,67 @@ class OptimizerState:
     """Of each number: 8 in blocks with a scale of their own (arXiv 2110.02861)."""
     takes_masters: bool = False
     """Whether it can keep weights of 32 bits beside those of 16, and update these."""
+
+
+class LossFacts:
+    """Facts of a loss."""
+
+    of_hidden: ClassVar[bool] = False
+    """Whether it takes the decoder's output and the output map, and never holds all logits."""
+    computed_twice: ClassVar[bool] = False
+    """Whether the backward pass computes logits once more, to save memory."""
+    smooths_other_tokens_only: ClassVar[bool] = False
+    """Whether padding and label take no share of the smoothing."""
+
+
+class StrategyFacts:
+    """Facts of a parallel strategy."""
+
+    one_process: ClassVar[bool] = False
+    """Whether one process does everything."""
+    central: ClassVar[bool] = False
+    """Whether one process reads each batch for all devices and updates for them."""
+    sharded: ClassVar[bool] = False
+    """Whether each process keeps a part of the weights, gradients and optimizer state."""
+    buckets: ClassVar[bool] = False
+    """Whether gradients are all-reduced in buckets."""
+
+    @property
+    def message_hook(self) -> Any:
+        """How a bucket is reduced; null for the backend's own all-reduce."""
+        return getattr(self, "hook", None)
+
+    @property
+    def gathers_logits(self) -> bool:
+        """Whether logits are gathered on one device before the loss."""
+        return self.central and not getattr(self, "local_loss", False)
+
+
+class HookFacts:
+    """Facts of a communication hook."""
+
+    payload: ClassVar[float | None] = 1.0
+    """Bytes on the wire for each byte of gradients; null where that is not a constant."""
+    by_backend: ClassVar[bool] = False
+    """Whether the backend's own all-reduce takes what the hook makes of a bucket."""
+    keeps_errors: ClassVar[bool] = False
+    """Whether what a message leaves out is kept and added to the next one."""
+
+    @property
+    def steps_before(self) -> int:
+        """Steps that pass before it works."""
+        return 0
+
+    @property
+    def rounds_to(self) -> NumberFormat | None:
+        """Shorter format in which gradients travel and are summed."""
+        return None
+
+    @property
+    def link(self) -> Any:
+        """The link that it emulates; null for the real one."""
+        return None
+
+    def at_once(self) -> Self:
+        """The same from the first steps on, for short trainings."""
+        return self

@@ -1,6 +1,6 @@
 """Models: what ``transformer_core.models`` builds."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Unit
 from pydantic import Field
@@ -77,6 +77,8 @@ class FusedNorm(Schema):
 
     kind: Literal["fused"] = "fused"
 
+    by_sample_deviation: ClassVar = False
+
 
 class PublishedNorm(Schema):
     """Layer normalization step by step as the Annotated Transformer has it: divided by the sample's
@@ -84,6 +86,8 @@ class PublishedNorm(Schema):
     so that its result is smaller by sqrt((d - 1) / d)."""
 
     kind: Literal["published"]
+
+    by_sample_deviation: ClassVar = True
 
 
 AnyNorm = Annotated[FusedNorm | PublishedNorm, Field(discriminator="kind")]

@@ -1,52 +1,67 @@
 """Parallel strategies and the devices they run on."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Unit
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import MOST_SECONDS, MOST_STEPS, Count, Schema
+from schemas.config.facts import HookFacts, NumberFormat, StrategyFacts
 from schemas.config.link import Link, LinkModel
 
 
-class Single(Schema):
+class Single(StrategyFacts, Schema):
     """One process, one device."""
 
     kind: Literal["single"] = "single"
 
+    one_process: ClassVar = True
 
-class DataParallel(Schema):
+
+class DataParallel(StrategyFacts, Schema):
     """torch.nn.DataParallel: one process drives all GPUs, the first one gathers and updates."""
 
     kind: Literal["data_parallel"]
     local_loss: bool = False
     """Compute the loss where the logits are, and gather the losses only."""
 
+    one_process: ClassVar = True
+    central: ClassVar = True
 
-class Central(Schema):
+
+class Central(StrategyFacts, Schema):
     """The scheme of DataParallel on process groups: rank 0 hands out, gathers and updates."""
 
     kind: Literal["central"]
     local_loss: bool = False
     """Compute the loss where the logits are, and gather the losses only."""
 
+    central: ClassVar = True
 
-class RingHook(Schema):
+
+class RingHook(HookFacts, Schema):
     """All-reduce as a ring of point-to-point messages: 2(p - 1) steps over p chunks."""
 
     kind: Literal["ring"]
 
 
-class CompressHook(Schema):
+class CompressHook(HookFacts, Schema):
     """All-reduce in a 16-bit format: half the bytes."""
 
     kind: Literal["compress"]
     dtype: Literal["fp16", "bf16"]
     """Format on the wire."""
 
+    payload: ClassVar = 0.5
+    by_backend: ClassVar = True
 
-class PowerSgdHook(Schema):
+    @property
+    def rounds_to(self) -> NumberFormat:
+        return self.dtype
+
+
+class PowerSgdHook(HookFacts, Schema):
     """All-reduce of a low-rank approximation (arXiv 1905.13727)."""
 
     kind: Literal["powersgd"]
@@ -55,8 +70,18 @@ class PowerSgdHook(Schema):
     start_step: Annotated[int, Unit("steps")] = Field(default=10, ge=2, le=MOST_STEPS)
     """Steps that all-reduce the plain gradients first."""
 
+    payload: ClassVar = None
+    keeps_errors: ClassVar = True
 
-class EmulatedLinkHook(LinkModel):
+    @property
+    def steps_before(self) -> int:
+        return self.start_step
+
+    def at_once(self) -> Self:
+        return self.model_copy(update={"start_step": 2})
+
+
+class EmulatedLinkHook(HookFacts, LinkModel):
     """The backend's all-reduce, held back as long as a slower link would take, beside backward.
 
     A limited link on any machine, also between the devices of one host.
@@ -66,13 +91,17 @@ class EmulatedLinkHook(LinkModel):
     devices: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Devices that the link is imagined to join; null for those of the run."""
 
+    @property
+    def link(self) -> "EmulatedLinkHook":
+        return self
+
 
 AnyHook = Annotated[
     RingHook | CompressHook | PowerSgdHook | EmulatedLinkHook, Field(discriminator="kind")
 ]
 
 
-class Ddp(Schema):
+class Ddp(StrategyFacts, Schema):
     """torch's DistributedDataParallel: one process per device, gradients all-reduced in buckets."""
 
     kind: Literal["ddp"]
@@ -84,6 +113,8 @@ class Ddp(Schema):
     """Reduce buckets during backward; without, all gradients are reduced before the update."""
     hook: AnyHook | None = None
     """How a bucket is reduced; null for the backend's own all-reduce."""
+
+    buckets: ClassVar = True
 
     @field_validator("hook")
     @classmethod
@@ -97,7 +128,7 @@ class Ddp(Schema):
         return hook
 
 
-class Fsdp(Schema):
+class Fsdp(StrategyFacts, Schema):
     """torch's fully_shard (FSDP2): parameters, gradients and optimizer state in shards."""
 
     kind: Literal["fsdp"]
@@ -105,6 +136,8 @@ class Fsdp(Schema):
     """Free the gathered parameters of a layer after its forward, and gather them again."""
     bf16: bool = False
     """Gather parameters and compute in bfloat16 (MixedPrecisionPolicy), reduce in float32."""
+
+    sharded: ClassVar = True
 
 
 AnyParallel = Annotated[Single | DataParallel | Central | Ddp | Fsdp, Field(discriminator="kind")]

@@ -6,7 +6,14 @@ from annotated_types import Unit
 from pydantic import Field
 
 from schemas.base import Count, Fraction, Rate, Schema, Seed, Steps, StepsOrNone
-from schemas.config.facts import AdamRule, MomentumRule, Numbers, OptimizerState, UpdateRule
+from schemas.config.facts import (
+    AdamRule,
+    LossFacts,
+    MomentumRule,
+    Numbers,
+    OptimizerState,
+    UpdateRule,
+)
 
 
 class Fp32(Schema):
@@ -164,13 +171,13 @@ class AdamW8bit(Schema):
 AnyOptimizer = Annotated[AdamW | Adam | Sgd | AdamW8bit, Field(discriminator="kind")]
 
 
-class WholeLoss(Schema):
+class WholeLoss(LossFacts, Schema):
     """The loss of all logits of a micro-batch at once."""
 
     kind: Literal["whole"] = "whole"
 
 
-class ChunkedLoss(Schema):
+class ChunkedLoss(LossFacts, Schema):
     """Output map and loss a few target tokens at a time, and once more in the backward pass: the
     logits of a micro-batch never exist together."""
 
@@ -179,20 +186,27 @@ class ChunkedLoss(Schema):
     """Target tokens, padding included, whose logits exist at a time. Null: 256 on a CPU; on a GPU
     so many that kernels are large, of which all together hold 2^26 logits."""
 
+    of_hidden: ClassVar = True
+    computed_twice: ClassVar = True
 
-class KlDivergence(Schema):
+
+class KlDivergence(LossFacts, Schema):
     """The published loss: log-softmax over the whole vocabulary, smoothed targets written out, and
     their Kullback-Leibler divergence. Padding and label take no share of the smoothing. The entropy
     of the targets is added, a constant, so that losses compare with those of the other kinds."""
 
     kind: Literal["kl_divergence"]
 
+    smooths_other_tokens_only: ClassVar = True
 
-class OnePassLoss(Schema):
+
+class OnePassLoss(LossFacts, Schema):
     """Output map, loss and gradients in one pass over chunks of logits, whose gradient is written
     in their place: no logits are kept, and none computed twice. On a CPU, padding is left out."""
 
     kind: Literal["one_pass"]
+
+    of_hidden: ClassVar = True
 
 
 AnyLoss = Annotated[

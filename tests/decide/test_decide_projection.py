@@ -162,7 +162,7 @@ def test_more_devices_that_are_emulated_are_predicted_too() -> None:
             {"parallel": {"kind": "ddp", "hook": {"kind": "powersgd"}}},
             MEASURED,
             {},
-            "PowerSGD",
+            "powersgd",
         ),
         ({"machine": {"nodes": 2}}, MEASURED, {}, "was not measured"),
     ],

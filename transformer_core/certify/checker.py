@@ -18,19 +18,17 @@ from torch import Tensor
 from schemas.config.batching import PaddedRows
 from schemas.config.decoder_only import DecoderOnly
 from schemas.config.model import TorchTransformer, Transformer
-from schemas.config.parallel import CompressHook, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
 from schemas.results.checks import CheckedPoint, Checks, TensorDistance
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
 from transformer_core.certify.number_formats import (
     EXACT,
+    ROUNDINGS,
     SINGLE,
     Format,
     format_of,
     single_is_independent,
-    to_bf16,
-    to_fp16,
 )
 from transformer_core.certify.plain_models import OwnModel, Plain, PlainDecoder, PlainModel, Tokens
 from transformer_core.certify.tensors import CanonicalTensors, distance
@@ -75,7 +73,7 @@ class Checker:
         self.spec, self.setup = spec, setup
         self.tensors = CanonicalTensors(setup, vocabulary)
         self.weights = self.tensors.weights()
-        published = spec.training.loss.kind == "kl_divergence"
+        published = spec.training.loss.smooths_other_tokens_only
         self.exact = plain_function(spec, vocabulary, spec.training.label_smoothing, published)
         self.unsmoothed = plain_function(spec, vocabulary, 0.0)
         self.batches = _whole_batches(setup)
@@ -285,10 +283,10 @@ def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:
     Every rank rounds its own gradient, and the sum is rounded once more: errors of about the same
     size that do not know of each other.
     """
-    hook = spec.parallel.hook if isinstance(spec.parallel, Ddp) else None
-    if not isinstance(hook, CompressHook):
+    hook = spec.parallel.message_hook
+    if hook is None or hook.rounds_to is None:
         return 0.0
-    rounding = to_fp16 if hook.dtype == "fp16" else to_bf16
+    rounding, _ = ROUNDINGS[hook.rounds_to]
     once = distance("", 0, rounding(gradient.float()), gradient, 0.0).error
     return once * math.sqrt(spec.world_size + 1)
 

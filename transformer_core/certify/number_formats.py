@@ -128,7 +128,7 @@ def single_is_independent(spec: RunSpec) -> bool:
     return spec.numbers.matmul != "onednn" and adds_in_32_bits()
 
 
-_ROUNDINGS: Mapping[NumberFormat, tuple[Rounding, float]] = MappingProxyType(
+ROUNDINGS: Mapping[NumberFormat, tuple[Rounding, float]] = MappingProxyType(
     {"bf16": (to_bf16, 2.0**-9), "fp16": (to_fp16, 2.0**-11), "tf32": (to_tf32, 2.0**-11)}
 )
 """How formats of fewer than 32 bits round, and their unit round-offs."""
@@ -139,7 +139,7 @@ def format_of(spec: RunSpec) -> Format:
     numbers = spec.numbers
     if numbers.products == "fp32":
         return SINGLE
-    rounding, unit = _ROUNDINGS[numbers.products]
+    rounding, unit = ROUNDINGS[numbers.products]
     return Format(
         torch.float32,
         rounding,

@@ -111,7 +111,7 @@ class PlainModel(Plain):
     ) -> None:
         super().__init__(label_smoothing, published_loss)
         self.spec = spec
-        self.published_norm = isinstance(spec, Transformer) and spec.norm_method.kind == "published"
+        self.published_norm = isinstance(spec, Transformer) and spec.norm_method.by_sample_deviation
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
         """source [b, s], target [b, t] -> [b, t, v]."""

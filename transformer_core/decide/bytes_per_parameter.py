@@ -8,7 +8,7 @@ weights, 2 of gradients, 4 of masters, 8 of moments.
 
 from dataclasses import dataclass
 
-from schemas.config.parallel import Ddp, Fsdp, PowerSgdHook
+from schemas.config.parallel import Ddp
 from schemas.config.run_spec import RunSpec
 
 
@@ -31,7 +31,7 @@ class Formula:
 
 def formula(spec: RunSpec) -> Formula:
     """What a variant needs by the formulas; shards of FSDP are equal parts."""
-    shards = spec.world_size if isinstance(spec.parallel, Fsdp) else 1
+    shards = spec.world_size if spec.parallel.sharded else 1
     kept = spec.training.precision.numbers
     return Formula(
         # Copies are made of what a layer has gathered, whatever the shards.
@@ -43,10 +43,8 @@ def formula(spec: RunSpec) -> Formula:
 
 
 def _buckets(spec: RunSpec) -> float | None:
-    match spec.parallel:
-        case Ddp(hook=PowerSgdHook()):
-            return None
-        case Ddp(overlap=True, bucket_view=False):
-            return spec.training.precision.numbers.gradients
-        case _:
-            return 0.0
+    parallel, hook = spec.parallel, spec.parallel.message_hook
+    if hook is not None and hook.keeps_errors:
+        return None
+    apart = isinstance(parallel, Ddp) and parallel.overlap and not parallel.bucket_view
+    return spec.training.precision.numbers.gradients if apart else 0.0

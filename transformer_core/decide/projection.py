@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, get_args
 
 from schemas.config.link import LinkModel
-from schemas.config.parallel import Central, CompressHook, Ddp, EmulatedLinkHook, Fsdp, PowerSgdHook
+from schemas.config.parallel import Central, Ddp, Fsdp
 from schemas.config.projection import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
@@ -239,8 +239,8 @@ def _check(
         assert not isinstance(described, str)
         strategy, manner = described
         devices = spec.world_size
-        if isinstance(spec.parallel, Ddp) and isinstance(spec.parallel.hook, EmulatedLinkHook):
-            devices = spec.parallel.hook.devices or devices
+        if (hook := spec.parallel.message_hook) is not None and hook.link is not None:
+            devices = hook.link.devices or devices
         gloo = times.topology is not None and times.topology.device == "cpu"
         predicted = step_seconds(
             strategy,
@@ -273,11 +273,12 @@ def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, dict[str, Any]] | st
         return "central", {"local_loss": parallel.local_loss}
     if not isinstance(parallel, Ddp):
         return f"the model does not know {parallel.kind}"
-    if isinstance(parallel.hook, PowerSgdHook):
-        return "the model does not know what PowerSGD computes"
+    payload = parallel.hook.payload if parallel.hook else 1.0
+    if payload is None:
+        return f"the model does not know what the hook {parallel.hook.kind} computes"  # type: ignore[union-attr]
     manner = {
         "bucket_mb": parallel.bucket_mb,
-        "payload": 0.5 if isinstance(parallel.hook, CompressHook) else 1.0,
+        "payload": payload,
         "overlap": parallel.overlap,
     }
     if accumulation.micro_batches == 1:
@@ -288,8 +289,8 @@ def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, dict[str, Any]] | st
 
 def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | None, str]:
     """The link between the processes of a run, and its name."""
-    if isinstance(spec.parallel, Ddp) and isinstance(spec.parallel.hook, EmulatedLinkHook):
-        return spec.parallel.hook, "emulated"
+    if (hook := spec.parallel.message_hook) is not None and hook.link is not None:
+        return hook.link, "emulated"
     if spec.machine.link is not None:
         return LinkModel(bandwidth=PAYLOAD_SHARE * spec.machine.link.bandwidth), "limited"
     # What was measured is the link within one host.

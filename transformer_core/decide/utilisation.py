@@ -54,7 +54,7 @@ def feed_parts(spec: RunSpec) -> int:
     rows of equal width.
     """
     micro_batches = spec.training.accumulation.micro_batches
-    if spec.parallel.kind in ("central", "data_parallel"):
+    if spec.parallel.central:
         return micro_batches
     return spec.world_size * micro_batches
 

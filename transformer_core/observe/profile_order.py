@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from schemas.config.parallel import Ddp, PowerSgdHook
 from schemas.config.profiling import Profiling
 from transformer_core.run.launcher import uses_gpus
 from transformer_core.run.order import TrainingOrder
@@ -26,10 +25,9 @@ class CaptureOrder(TrainingOrder):
     @property
     def warmup_steps(self) -> int:
         """Steps before the profiled ones: enough for what a technique does differently at first."""
-        parallel, least = self.spec.parallel, 0
-        if isinstance(parallel, Ddp) and isinstance(parallel.hook, PowerSgdHook):
-            least = parallel.hook.start_step + 1
-        if isinstance(parallel, Ddp) and uses_gpus(self.spec):
+        parallel = self.spec.parallel
+        least = parallel.message_hook.steps_before + 1 if parallel.message_hook else 0
+        if parallel.buckets and uses_gpus(self.spec):
             least = max(least, _ALWAYS_TIMED)
         return max(self.profiling.warmup_steps, least)
 

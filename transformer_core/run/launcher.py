@@ -3,7 +3,7 @@
 import sys
 
 from schemas.config.link import Link, LinkKind
-from schemas.config.parallel import CompressHook, Ddp
+from schemas.config.parallel import Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.run import namespaces
@@ -40,7 +40,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
     """
     spec.refuse_without_meaning()
     machine, processes = spec.machine, spec.processes_per_node
-    if spec.parallel.kind in ("single", "data_parallel"):
+    if spec.parallel.one_process:
         return [sys.executable, "-m", *([] if anew else [QUICK_START]), worker]
     if machine.nodes == 1:
         if not anew and _no_gpus(spec):
@@ -92,7 +92,8 @@ def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
         return "namespaces"
     parallel = spec.parallel
     buckets = isinstance(parallel, Ddp) and parallel.overlap
-    if buckets and isinstance(getattr(parallel, "hook", None), CompressHook | None):
+    hook = parallel.message_hook
+    if buckets and (hook is None or hook.by_backend):
         return "emulated"
     raise Unsupported(
         f"needs a link of limited bandwidth, which is not made here ({reason}), and can be "

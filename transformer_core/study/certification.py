@@ -8,7 +8,6 @@ from schemas.config.decoder_only import DecoderOnly
 from schemas.config.equivalence import LOOKS, REFERENCE, Bitwise, Different, Statistical
 from schemas.config.measurement import Measurement
 from schemas.config.model import ReferenceAttention, SeparateQkv, Transformer
-from schemas.config.parallel import Ddp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
@@ -137,10 +136,9 @@ def short_spec(study: Study, spec: RunSpec) -> RunSpec:
         constant = Constant(kind="constant", peak=settings.learning_rate)
         training = training.model_copy(update={"schedule": constant})
     parallel = spec.parallel
-    if isinstance(parallel, Ddp) and isinstance(parallel.hook, PowerSgdHook):
+    if (hook := parallel.message_hook) is not None:
         # Within the few steps there are: plain gradients would certify nothing.
-        hook = parallel.hook.model_copy(update={"start_step": 2})
-        parallel = parallel.model_copy(update={"hook": hook})
+        parallel = parallel.model_copy(update={"hook": hook.at_once()})
     return spec.model_copy(
         update={
             "model": model,

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from schemas.config.training import ChunkedLoss
 from schemas.results import (
     PARTS,
     Comparison,
@@ -260,7 +259,7 @@ def _cheaper(results: StudyResults, memory: Memory) -> list[Cheaper]:
         )
         for name, rank in followed.items()
         if getattr(results.specs[name].model, "checkpoint", "none") != "none"
-        or isinstance(results.specs[name].training.loss, ChunkedLoss)
+        or results.specs[name].training.loss.computed_twice
     ]
 
 

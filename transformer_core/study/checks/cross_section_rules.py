@@ -12,10 +12,8 @@ from schemas.config.model import (
     Transformer,
     UnpaddedTokens,
 )
-from schemas.config.parallel import Central, DataParallel, Ddp, Fsdp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import LanguageModel
-from schemas.config.training import ChunkedLoss, OnePassLoss
 from transformer_core.study.checks.format_rules import of_formats
 from transformer_core.study.checks.imported_rules import of_imported
 from transformer_core.study.checks.task_rules import Violation, of_task
@@ -59,7 +57,7 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         stack = f"{model.encoder_layers} + {model.decoder_layers} layers"
         yield from _width(model)
     together = isinstance(model, Transformer) and model.memory_products == "together"
-    if together and isinstance(spec.parallel, Fsdp):
+    if together and spec.parallel.sharded:
         yield (
             "model.memory_products",
             "together",
@@ -250,7 +248,7 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
             f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}",
             f"take at least {needed} steps, or shorten the warm-up or the window",
         )
-    if isinstance(training.loss, ChunkedLoss | OnePassLoss):
+    if training.loss.of_hidden:
         yield from _loss_of_hidden(spec)
     warmup = training.schedule.warmup
     if warmup > training.steps:
@@ -263,11 +261,11 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
 
 
 def _parallel(spec: RunSpec) -> Iterator[Violation]:
-    hook = spec.parallel.hook if isinstance(spec.parallel, Ddp) else None
-    if isinstance(hook, PowerSgdHook) and hook.start_step >= spec.training.steps:
+    hook = spec.parallel.message_hook
+    if hook is not None and hook.steps_before >= spec.training.steps:
         yield (
             "parallel.hook.start_step",
-            hook.start_step,
+            hook.steps_before,
             f"comes after the training (training.steps = {spec.training.steps}): nothing would be "
             "compressed",
             "take a smaller start_step, or more steps",
@@ -282,7 +280,7 @@ def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
             f"needs the decoder's output, and a model of kind {spec.model.kind} gives logits",
             "take loss: {kind: whole}, or model: {kind: transformer}",
         )
-    if isinstance(spec.parallel, Central | DataParallel) and not spec.parallel.local_loss:
+    if spec.parallel.gathers_logits:
         yield (
             "training.loss.kind",
             spec.training.loss.kind,

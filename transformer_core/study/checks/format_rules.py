@@ -52,8 +52,10 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
         reason = f"keeps all weights in 32 bits on every rank, which {parallel.kind} does not do"
         if parallel.kind == "fsdp":
             remedy = "take parallel.bf16: true, which FSDP has for the same, or parallel: ddp"
-    elif isinstance(parallel, Ddp) and parallel.hook is not None:
-        reason = f"sends gradients of 16 bits, which the hook {parallel.hook.kind} does not take"
+    elif parallel.message_hook is not None:
+        reason = (
+            f"sends gradients of 16 bits, which the hook {parallel.message_hook.kind} does not take"
+        )
         remedy = "take parallel.hook: null"
     elif not optimizer.state.takes_masters:
         reason = (

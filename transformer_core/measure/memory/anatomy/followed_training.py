@@ -161,7 +161,7 @@ def decode(work: Work, setup: Setup, tracker: StorageTracker) -> DecodingMemory 
     rank, as the evaluation does, up to a number of tokens; None elsewhere, and where the weights
     are in shards."""
     settings = work.spec.evaluation
-    if not work.process.is_main or work.spec.parallel.kind == "fsdp":
+    if not work.process.is_main or work.spec.parallel.sharded:
         return None
     batches = evaluation_batches(work.stores[1], pairs_per_batch=settings.batch_pairs)
     _, batch = next(batches)

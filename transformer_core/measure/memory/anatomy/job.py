@@ -10,7 +10,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from schemas.config.parallel import Ddp, PowerSgdHook
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
 from transformer_core.common.attempts import count_failure
@@ -31,10 +30,8 @@ WORKER = "transformer_core.measure.memory.anatomy.worker"
 def steps_of(spec: RunSpec) -> int:
     """Steps until a step is like all that follow: DDP makes its buckets anew in the second, the
     optimizer its state in the first, and PowerSGD starts late."""
-    parallel = spec.parallel
-    if isinstance(parallel, Ddp) and isinstance(parallel.hook, PowerSgdHook):
-        return parallel.hook.start_step + 3
-    return 3
+    hook = spec.parallel.message_hook
+    return 3 if hook is None else hook.steps_before + 3
 
 
 def measure(order: AnatomyOrder) -> MemoryResult:

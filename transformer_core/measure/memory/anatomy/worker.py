@@ -30,7 +30,11 @@ def run(order: AnatomyOrder) -> None:
     if process.is_main:
         log.info("%s: memory of %d steps", spec.variant, order.steps)
     devices = [process.device]
-    if spec.parallel.kind == "data_parallel" and process.device.type == "cuda":
+    if (
+        spec.parallel.one_process
+        and spec.machine.devices_per_node > 1
+        and process.device.type == "cuda"
+    ):
         devices = [torch.device("cuda", i) for i in range(spec.machine.devices_per_node)]
     # What is imported stays: without looking at it again, milestones take a tenth of the time.
     gc.freeze()

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schemas.config.parallel import CompressHook, Ddp, PowerSgdHook
+from schemas.config.parallel import Ddp
 from schemas.config.training import Accumulation
 from transformer_core.parallel.communication.flat_buffers import (
     MIB,
@@ -43,10 +43,11 @@ class ExpectedDdp(Strategy):
 
     def wrap(self, module: nn.Module) -> nn.Module:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
+        hook = self.spec.hook
         for group in buckets(self.parameters[::-1], self.spec.bucket_mb * MIB):
             bucket = flatten(group)
             self.kept.append(bucket)
-            if isinstance(self.spec.hook, PowerSgdHook):
+            if hook is not None and hook.keeps_errors:
                 self.kept.append(torch.zeros_like(bucket))
             parts = bucket.split([parameter.numel() for parameter in group])
             for parameter, part in zip(group, parts, strict=True):
@@ -71,9 +72,10 @@ class ExpectedDdp(Strategy):
             return
         if self.spec.bucket_view:
             parameter.grad = part.view_as(parameter)
-        if full is not None and isinstance(self.spec.hook, CompressHook):
+        hook = self.spec.hook
+        if full is not None and hook is not None and hook.rounds_to is not None:
             full.to(torch.float16)
-        if full is not None and isinstance(self.spec.hook, PowerSgdHook):
+        if full is not None and hook is not None and hook.keeps_errors:
             full.clone()
 
 

@@ -150,7 +150,7 @@ def _predict_rank(
 @contextlib.contextmanager
 def _silent_group(spec: RunSpec, process: Process) -> Iterator[None]:
     """A process group for the strategies that need one; messages in it go nowhere."""
-    if spec.parallel.kind == "single":
+    if spec.parallel.one_process:
         yield
         return
     dist.init_process_group(
