@@ -3,9 +3,9 @@
 ``python benchmarks/traces.py TRACE [--megabytes 300] [--rounds 3] [--peer PYTHON]``: TRACE is a
 Kineto trace or an SQLite export of Nsight Systems of any size, repeated until it has so many
 megabytes. Of a Kineto trace the other is HolisticTraceAnalysis, which PYTHON's environment has; of
-an export it is pandas, which reads the same tables whole, joins kernels with their launches and
-sums them by name. Prints seconds on the clock, seconds of the processor, and peak memory of a
-process each, which reads the trace and says how its time divides; then, of the rounds with the
+an export it is pandas, by default that of this environment, which reads the same tables whole, joins
+kernels with their launches and sums them by name. Prints seconds on the clock, seconds of the
+processor (user and system), and peak memory of a process each, which reads the trace and says how its time divides; then, of the rounds with the
 fewest seconds of the processor, how many times those of here the peer takes.
 """
 
@@ -95,6 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = options.trace.suffix == ".sqlite"
+        options.peer = options.peer or (sys.executable if report else None)
         path = Path(folder) / ("rank0.sqlite" if report else "rank0.json")
         make = repeat_report if report else repeat
         repeats = make(options.trace, path, options.megabytes * 1e6)

@@ -119,6 +119,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Mask = NDArray[np.bool_]
+Places = NDArray[np.int64] | slice
 Value = TypeVar("Value")
 
 
@@ -132,13 +133,6 @@ class _Made(dict[str, Value]):
     def __missing__(self, name: str) -> Value:
         self[name] = made = self._make(name)
         return made
-
-
-class _Anew(_Made[Value]):
-    """Not kept: what asks for it keeps it, and often but a part."""
-
-    def __missing__(self, name: str) -> Value:
-        return self._make(name)
 
 
 class _Few(_Made[Value]):
@@ -157,14 +151,14 @@ class Rows:
 
     def __init__(
         self,
-        columns: Mapping[str, NDArray],
+        columns: Callable[[str, Places], NDArray],
         texts: Mapping[str, NDArray],
-        places: NDArray[np.int64] | slice = slice(None),
+        places: Places = slice(None),
     ) -> None:
         self._all, self._places = columns, places
         self.texts = texts
         """The values of columns of texts; the last is None."""
-        self.columns: Mapping[str, NDArray] = _Few(lambda name: picked(columns[name], places))
+        self.columns: Mapping[str, NDArray] = _Few(lambda name: columns(name, places))
         """Numbers, or of texts the places of their values."""
 
     def __getitem__(self, name: str) -> NDArray:
@@ -209,9 +203,12 @@ class Rows:
 
     def replaced(self, **columns: NDArray) -> "Rows":
         """The same rows with other values in some columns."""
-        made = _Made(lambda name: self.columns[name])
-        made.update(columns)
-        return Rows(made, self.texts)
+        return Rows(
+            lambda name, places: picked(
+                columns[name] if name in columns else self.columns[name], places
+            ),
+            self.texts,
+        )
 
     @cached_property
     def work(self) -> "Rows":
@@ -248,8 +245,8 @@ def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
 
     tables = _Made(known)
 
-    def column(name: str) -> NDArray:
-        values = picked(events.columns[name], kept)
+    def column(name: str, places: Places) -> NDArray:
+        values = picked(events.columns[name], places)
         if name not in TEXTS:
             return values
         table = tables[name][1]
@@ -257,7 +254,7 @@ def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
         values[values == NULL] = len(table) - 1
         return picked(table, values)
 
-    return Rows(_Anew(column), _Made(lambda name: tables[name][0]))
+    return Rows(column, _Made(lambda name: tables[name][0]), kept)
 
 
 def total(values: Integers) -> int | None:

@@ -1,21 +1,26 @@
-"""NVTX ranges of a report: operators of PyTorch, collectives of NCCL, and what programs mark."""
+"""Reader of the SQLite exports of Nsight Systems, 2022 to 2026.
+
+A table is there only if it has rows, columns come and go between versions, and the order of rows is
+not guaranteed. One file may hold several processes: everything is kept apart by process.
+
+Columns are joined to one text by SQLite and parsed by numpy, many rows at once: Python would spend
+most of its time on making a number of each field.
+"""
 
 import json
 import re
 import sqlite3
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transformer_core.common.progress import Progress
 from transformer_core.trace.events.collectives import OTHER, collective_of
-from transformer_core.trace.events.columns import NULL, Integers, or_null
+from transformer_core.trace.events.columns import NULL, Integers, Names, or_null
 from transformer_core.trace.events.process import (
     LAUNCH_NAME,
     LeftOut,
@@ -27,6 +32,8 @@ from transformer_core.trace.events.process import (
     without_kernels,
 )
 
+Mask = NDArray[np.bool_]
+_EXPORT = "export it again: nsys export --type=sqlite REPORT.nsys-rep"
 _OPERATOR = re.compile(r"[\w.]+::[^,]+|[A-Z]\w*Backward\d*")
 """How a range begins that torch.autograd.profiler.emit_nvtx sets:
 ``aten::mm, seq = 3, op_id = 7, sizes = [[…]]``."""
@@ -35,81 +42,6 @@ _SEQUENCE = re.compile(r"\bseq = ([0-9]{1,18})\b")
 _COLLECTIVE = re.compile(r"(nccl|rccl|gloo|ucc|mpi):.*|nccl[A-Z]\w*")
 _PAYLOAD_BYTES = re.compile(r"message size.*bytes", re.IGNORECASE)
 _PAYLOAD_GROUP = re.compile(r"communicator id", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Ranges of a process: their threads, begins and ends in nanoseconds, and texts."""
-
-    thread: Integers
-    t0: Integers
-    t1: Integers
-    names: Sequence[str]
-    payload: Callable[[int], str | None]
-    """A text of JSON for the range at a place, if it has one."""
-
-    def where(self, chosen: NDArray[np.int64]) -> dict[str, Integers]:
-        """The columns of some of them."""
-        return {"thread": self.thread[chosen], "t0": self.t0[chosen], "t1": self.t1[chosen]}
-
-
-def add_ranges(trace: ProcessTrace, found: Ranges) -> None:
-    """Take up ranges as what they are. Most are operators, each with a text of its own, so that
-    only what stands before the first comma is looked up, and the rest searched for what it has."""
-    heads = [name.partition(", ")[0] for name in found.names]
-    kinds = np.array([_kind(head) for head in heads], np.int8)
-    # What begins like a collective is one only if all of its text is.
-    for place in np.flatnonzero(kinds == _TALKS).tolist():
-        if _COLLECTIVE.fullmatch(found.names[place]):
-            _add_collective(trace, found, place)
-        else:
-            kinds[place] = _MARKS
-    marks, operators = np.flatnonzero(kinds == _MARKS), np.flatnonzero(kinds == _OPERATES)
-    labels = [found.names[place] for place in marks.tolist()]
-    trace.ranges.extend(len(marks), **found.where(marks), name=trace.names.of(labels))
-    labels = [heads[place] for place in operators.tolist()]
-    texts = [found.names[place] for place in operators.tolist()]
-    trace.operators.extend(
-        len(operators),
-        **found.where(operators),
-        name=trace.names.of(labels),
-        call=_calls(trace, labels, texts),
-        sequence=np.array([_sequence(t) if "seq = " in t else -1 for t in texts], np.int64),
-    )
-
-
-_MARKS, _OPERATES, _TALKS = range(3)
-
-
-@lru_cache(maxsize=1 << 14)
-def _kind(head: str) -> int:
-    """What a range may be by the begin of its text."""
-    if _COLLECTIVE.fullmatch(head):
-        return _TALKS
-    return _OPERATES if _OPERATOR.fullmatch(head) else _MARKS
-
-
-def _calls(trace: ProcessTrace, names: Sequence[str], texts: Sequence[str]) -> Integers:
-    found = np.zeros(len(names), np.int64)
-    for place, text in enumerate(texts):
-        if "sizes = " in text and (sizes := _SIZES.search(text)):
-            found[place] = trace.call(names[place], sizes[1], "")
-    return found
-
-
-def _sequence(text: str) -> int:
-    found = _SEQUENCE.search(text)
-    return int(found[1]) if found else -1
-
-
-def _add_collective(trace: ProcessTrace, found: Ranges, place: int) -> None:
-    name = found.names[place]
-    if collective_of(name) != OTHER:
-        size, group = _payload(found.payload(place))
-        number = trace.names[name.partition(",")[0]]
-        members = NULL if group is None else trace.names[group_named(str(group))]
-        times = (int(column[place]) for column in (found.thread, found.t0, found.t1))
-        trace.collectives.add(*times, number, or_null(size), NULL, members, 0)
 
 
 def _payload(payload: str | None) -> tuple[int | None, int | None]:
@@ -157,10 +89,21 @@ def allocated(rows: dict[str, Integers]) -> Iterator[tuple[int, Integers, Intege
         yield device, rows["start"][mine], total - min(0, int(total.min()))
 
 
-_ROWS = 4_000
-"""Read at once: with more of them the values leave the caches of a core before they are used."""
-_RANGES = (59, 60)
-"""Types of NVTX events with a begin and an end: on a thread, and across threads."""
+_ROWS = 1 << 13
+"""Read at once."""
+_SEPARATOR = "\x1f"
+"""Between joined texts; where a text holds it, a space takes its place."""
+_NUMBERED = "\x1e"
+"""Before the number of a text that stands among those of the report."""
+_LONGEST_TEXT = 1 << 26
+"""Bytes of a text, or of as many as are read at once."""
+_WORK_AT_ONCE = 1 << 20
+_WORK_PER_BYTE = 100
+"""Instructions of SQLite's machine for each byte of a file. Reading takes some ten: more of them
+means that the file does not hold what it says, and would never end."""
+_MARKS, _OPERATES, _TALKS = range(3)
+_A_RANGE = ("eventType IN (59, 60)",)
+"""NVTX events with a begin and an end: on a thread, and across threads."""
 _COPIES = {
     1: "h2d",
     2: "d2h",
@@ -178,7 +121,6 @@ _COPIES = {
 }
 """Kinds of copies by CUPTI's numbers (ENUM_CUDA_MEMCPY_OPER)."""
 _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
-_TEXT = ("text", "jsonText")
 
 
 def read_nsys(path: Path) -> Source:
@@ -191,26 +133,35 @@ def read_nsys(path: Path) -> Source:
         finally:
             database.close()
     except sqlite3.DatabaseError as error:
-        raise unusable(
-            path,
-            f"is damaged, or not a report of Nsight Systems ({error})",
-            "export it again: nsys export --type=sqlite REPORT.nsys-rep",
-        ) from None
+        reason = f"is damaged, or not a report of Nsight Systems ({error})"
+        if "interrupted" in str(error):
+            reason = "was not read to its end: that takes more work than its size explains"
+        raise unusable(path, reason, _EXPORT) from None
 
 
 class _Report:
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
         self.database = database
-        self.database.text_factory = partial(str, encoding="utf-8", errors="replace")
-        named = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
-        self.tables = {name for (name,) in database.execute(named)}
+        database.text_factory = partial(str, encoding="utf-8", errors="replace")
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
+        database.execute("PRAGMA trusted_schema = OFF")
+        self._left = (path.stat().st_size * _WORK_PER_BYTE // _WORK_AT_ONCE) + 64
+        database.set_progress_handler(self._spent, _WORK_AT_ONCE)
+        # Views and virtual tables have no page of their own, and what they compute may never end.
+        named = "SELECT name, rootpage > 0 FROM sqlite_master WHERE type IN ('table', 'view')"
+        self.tables: dict[str, bool] = dict(database.execute(named))
         self.processes: dict[int, ProcessTrace] = {}
         self.left_out = LeftOut()
         self.launched = 0
 
+    def _spent(self) -> bool:
+        """Called now and then: whether SQLite is to stop."""
+        self._left -= 1
+        return self._left < 0
+
     def read(self) -> Source:
-        if "StringIds" not in self.tables:
+        if not self._columns_of("StringIds"):
             raise unusable(
                 self.path,
                 "is an SQLite database, but not a report of Nsight Systems: it has no StringIds",
@@ -351,28 +302,81 @@ class _Report:
                 memory.extend(len(t0), t0=t0, device=device, allocated=total)
 
     def _ranges(self) -> None:
-        numbers = ("start", "end", "globalTid", "eventType", "textId", "jsonTextId")
+        """NVTX ranges: operators of PyTorch, collectives of NCCL, and what programs mark."""
+        columns = ("start", "end", "globalTid")
         unfinished = 0
-        for values in self._values("NVTX_EVENTS", *numbers, *_TEXT):
-            t0, t1, thread, kind, *_ = (_integers(values[name]) for name in numbers)
-            known = np.isin(kind, _RANGES) & (t0 != NULL) & (thread != NULL)
-            unfinished += int((known & (t1 == NULL)).sum())
-            known &= t1 >= t0
-            for pid in np.unique(_process(thread[known])).tolist():
-                mine = np.flatnonzero(known & (_process(thread) == pid))
-                places = mine.tolist()
-                names = [self._told(values["text"][k], values["textId"], k) or "" for k in places]
-                payload = partial(self._payload, values, places)
-                found = Ranges(_thread(thread[mine]), t0[mine], t1[mine], names, payload)
-                add_ranges(self._process(pid), found)
+        for rows, text, first in self._stretches("NVTX_EVENTS", columns, "text", _A_RANGE):
+            known = (rows["start"] != NULL) & (rows["globalTid"] != NULL)
+            unfinished += int((known & (rows["end"] == NULL)).sum())
+            known &= rows["end"] >= rows["start"]
+            self._add_ranges(rows, text, known, first)
         self.left_out.add("NVTX ranges that never end", unfinished)
 
-    def _payload(self, values: dict[str, Sequence[Any]], places: list[int], k: int) -> str | None:
-        return self._told(values["jsonText"][places[k]], values["jsonTextId"], places[k])
+    def _add_ranges(self, rows: dict[str, Integers], text: str, known: Mask, first: int) -> None:
+        """Take up ranges as what they are. Most are operators, each with a text of its own, so that
+        only what stands before the first comma is looked up, and the rest searched for what it has.
+        """
+        texts = text.split(_SEPARATOR)
+        if _NUMBERED in text:
+            texts = [self._told(one) if one[:1] == _NUMBERED else one for one in texts]
+            text = _SEPARATOR.join(texts)
+        heads = Names()
+        head = heads.of([one.partition(", ")[0] for one in texts])
+        kinds = np.array([_kind(one) for one in heads.texts], np.int8)[head]
+        # What begins like a collective is one only if all of its text is.
+        for place in np.flatnonzero(kinds == _TALKS).tolist():
+            if not _COLLECTIVE.fullmatch(texts[place]):
+                kinds[place] = _MARKS
+        talks = np.flatnonzero(known & (kinds == _TALKS)).tolist()
+        payloads = self._payloads(first, len(texts)) if talks else []
+        for place in talks:
+            self._add_collective(
+                {n: int(rows[n][place]) for n in rows}, texts[place], payloads[place]
+            )
+        pids, thread = _process(rows["globalTid"]), _thread(rows["globalTid"])
+        for pid in np.unique(pids[known]).tolist():
+            mine, trace = known & (pids == pid), self._process(pid)
+            marks, works = (np.flatnonzero(mine & (kinds == kind)) for kind in (_MARKS, _OPERATES))
+            at = {"thread": thread, "t0": rows["start"], "t1": rows["end"]}
+            trace.ranges.extend(
+                len(marks),
+                **{name: values[marks] for name, values in at.items()},
+                name=trace.names.of([texts[place] for place in marks.tolist()]),
+            )
+            trace.operators.extend(
+                len(works),
+                **{name: values[works] for name, values in at.items()},
+                name=_renumbered(head[works], heads, trace.names),
+                call=_calls(trace, texts, works) if "sizes = " in text else 0,
+                sequence=_sequences(texts, works) if "seq = " in text else -1,
+            )
 
-    def _told(self, text: Any, ids: Sequence[Any], place: int) -> str | None:
-        """A text, which stands in the row or among those of the report."""
-        return text if type(text) is str else self.texts.get(ids[place])
+    def _add_collective(self, row: dict[str, int], text: str, payload: str | None) -> None:
+        if collective_of(text) == OTHER:
+            return
+        thread = np.array(row["globalTid"])
+        trace = self._process(int(_process(thread)))
+        size, group = _payload(payload)
+        members = NULL if group is None else trace.names[group_named(str(group))]
+        number = trace.names[text.partition(",")[0]]
+        times = (int(_thread(thread)), row["start"], row["end"])
+        trace.collectives.add(*times, number, or_null(size), NULL, members, 0)
+
+    def _told(self, reference: str) -> str:
+        """The text of a range that stands among those of the report."""
+        number = reference[1:]
+        return self.texts.get(int(number), "") if number.isdecimal() else reference
+
+    def _payloads(self, first: int, count: int) -> list[str | None]:
+        """The payloads of a stretch of ranges, which few have and only NCCL's need."""
+        there = self._columns_of("NVTX_EVENTS")
+        listed = ", ".join(name if name in there else "NULL" for name in ("jsonText", "jsonTextId"))
+        found = self.database.execute(
+            f"SELECT {listed} FROM NVTX_EVENTS WHERE _rowid_ > ? AND {_A_RANGE[0]} "
+            "ORDER BY _rowid_ LIMIT ?",
+            (first, count),
+        )
+        return [text if type(text) is str else self.texts.get(number) for text, number in found]
 
     def _texts(self, numbers: Integers, otherwise: str) -> list[str]:
         return [self.texts.get(number) or otherwise for number in numbers.tolist()]
@@ -384,21 +388,85 @@ class _Report:
 
     def _columns(self, table: str, *columns: str) -> Iterator[dict[str, Integers]]:
         """A table of numbers, piece by piece; what is not there, or no whole number, is null."""
-        for values in self._values(table, *columns):
-            yield {name: _integers(column) for name, column in values.items()}
+        for rows, _, _ in self._stretches(table, columns):
+            yield rows
 
-    def _values(self, table: str, *columns: str) -> Iterator[dict[str, Sequence[Any]]]:
-        """The values of a table as they are, piece by piece; None in columns that it lacks."""
-        if table not in self.tables:
+    def _columns_of(self, table: str) -> set[str]:
+        """The columns that a table has; none if it is not there."""
+        if not self.tables.get(table, True):
+            raise unusable(self.path, f"has a view for the table {table}", _EXPORT)
+        return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
+
+    def _stretches(
+        self, table: str, columns: Sequence[str], text: str = "", wanted: Sequence[str] = ()
+    ) -> Iterator[tuple[dict[str, Integers], str, int]]:
+        """Numbers and joined texts of some rows of a table, piece by piece, and the number of the
+        row before them.
+
+        What is not there, or of another type, is null; of a text it is empty, or the number of one
+        of the report's. Without the columns of the conditions ``wanted`` no row is.
+        """
+        there = self._columns_of(table)
+        if not there or any(condition.split()[0] not in there for condition in wanted):
             return
-        there = {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
         known = [name for name in columns if name in there]
-        listed = ", ".join(f'"{name}"' for name in known)
-        cursor = self.database.execute(f'SELECT {listed or "NULL"} FROM "{table}"')
-        while rows := cursor.fetchmany(_ROWS):
-            self.progress.update(len(rows))
-            found = dict(zip(known, zip(*rows, strict=True), strict=False))
-            yield {name: found.get(name, (None,) * len(rows)) for name in columns}
+        conditions = " AND ".join(["_rowid_ > ? AND _rowid_ <= ?", *wanted])
+        number = f"char({ord(_NUMBERED)}) || textId" if "textId" in there else "NULL"
+        exact, after, most, last = False, -(2**63), _ROWS, _ROWS
+        while (end := self._end_of_stretch(table, after, most, last)) is not None:
+            # As most reports hold nothing but whole numbers there, their types are not asked for.
+            values = [
+                f'CASE typeof("{name}") WHEN \'integer\' THEN "{name}" ELSE {NULL} END'
+                if exact
+                else f'ifnull("{name}", {NULL})'
+                for name in known
+            ]
+            told = (
+                f"CASE typeof(\"{text}\") WHEN 'text' THEN \"{text}\" ELSE ifnull({number}, '') END"
+            )
+            if not exact:
+                told = f"ifnull(\"{text}\", ifnull({number}, ''))"
+            joined = [f"group_concat({value})" for value in values]
+            if text in there:
+                told = f"replace({told}, char({ord(_SEPARATOR)}), ' ')" if exact else told
+                joined.append(f"group_concat({told}, char({ord(_SEPARATOR)}))")
+            query = f'SELECT {", ".join(["count(*)", *joined])} FROM "{table}" WHERE {conditions}'
+            try:
+                count, *found = self.database.execute(query, (after, end)).fetchone()
+            except sqlite3.DataError:
+                if most == 1:
+                    reason = f"holds a text of more than {_LONGEST_TEXT >> 20} MB in {table}"
+                    raise unusable(self.path, reason, _EXPORT) from None
+                most, last = max(1, most // 16), after
+                continue
+            texts = found.pop() if text in there else _SEPARATOR * (count - 1)
+            parsed = [_numbers(values) for values in found]
+            if count and not exact:
+                whole = type(texts) is str and texts.count(_SEPARATOR) == count - 1
+                if not whole or any(len(one) != count for one in parsed):
+                    exact = True
+                    continue
+            self.progress.update(count)
+            given = dict(zip(known, parsed, strict=True))
+            if count:
+                rows = {name: given.get(name, np.full(count, NULL)) for name in columns}
+                yield rows, texts, after
+            after, last = end, end + most
+
+    def _end_of_stretch(self, table: str, after: int, most: int, last: int) -> int | None:
+        """The number of the last row of a stretch of at most so many; null at the end of a table.
+
+        Numbers mostly have no gaps: where the row ``last`` is there, it is that one.
+        """
+        query = f'SELECT 1 FROM "{table}" WHERE _rowid_ = ?'
+        if after >= 0 and self.database.execute(query, (last,)).fetchone():
+            return last
+        query = (
+            f'SELECT max(_rowid_) FROM (SELECT _rowid_ FROM "{table}" WHERE _rowid_ > ? '
+            "ORDER BY _rowid_ LIMIT ?)"
+        )
+        (end,) = self.database.execute(query, (after, most)).fetchone()
+        return None if end is None else int(end)
 
     def _version(self) -> str | None:
         """Version of the tool; the table of it has two names."""
@@ -409,7 +477,7 @@ class _Report:
         return None
 
     def _meta(self, table: str) -> list[tuple[str, str]]:
-        if table not in self.tables:
+        if not self._columns_of(table):
             return []
         return self.database.execute(
             f"SELECT name, value FROM \"{table}\" WHERE name LIKE 'EXPORT_%_VERSION'"
@@ -421,12 +489,45 @@ def _process(number: Integers) -> Integers:
     return np.where(number == NULL, 0, (number >> 24) & 0xFFFFFF)
 
 
-def _integers(values: Sequence[Any]) -> Integers:
-    """A column of numbers; null for what is no whole number."""
+def _numbers(text: str | None) -> Integers:
+    """Whole numbers between commas; fewer where something else stands there."""
     try:
-        return np.frombuffer(array("q", values), np.int64)
-    except TypeError:
-        return np.array([v if type(v) is int else NULL for v in values], np.int64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # what numpy did before 2.3
+            return np.fromstring(text or "", np.int64, sep=",")
+    except ValueError:
+        return np.empty(0, np.int64)
+
+
+def _renumbered(values: Integers, names: Names, others: Names) -> Integers:
+    """Numbers of names as those of other ones."""
+    present = np.flatnonzero(np.bincount(values))
+    table = np.zeros(len(names), np.int64)
+    table[present] = others.of([names.texts[number] for number in present.tolist()])
+    return table[values]
+
+
+def _calls(trace: ProcessTrace, texts: Sequence[str], places: Integers) -> Integers:
+    """The numbers of operators with the shapes that their texts tell."""
+    found = np.zeros(len(places), np.int64)
+    for number, place in enumerate(map(int, places)):
+        if sizes := _SIZES.search(texts[place]):
+            found[number] = trace.call(texts[place].partition(", ")[0], sizes[1], "")
+    return found
+
+
+def _sequences(texts: Sequence[str], places: Integers) -> Integers:
+    """The sequence numbers of autograd; -1 where there is none."""
+    found = (_SEQUENCE.search(texts[place]) for place in places.tolist())
+    return np.array([int(one[1]) if one else -1 for one in found], np.int64)
+
+
+@lru_cache(maxsize=1 << 14)
+def _kind(head: str) -> int:
+    """What a range may be by the begin of its text."""
+    if _COLLECTIVE.fullmatch(head):
+        return _TALKS
+    return _OPERATES if _OPERATOR.fullmatch(head) else _MARKS
 
 
 def _thread(number: Integers) -> Integers:
