@@ -83,6 +83,8 @@ class LossFacts:
     """Whether the backward pass computes logits once more, to save memory."""
     smooths_other_tokens_only: ClassVar[bool] = False
     """Whether padding and label take no share of the smoothing."""
+    only_32_bits: ClassVar[str] = ""
+    """What it does that 16 bits are too few for; empty where it takes any format."""
 
 
 class StrategyFacts:

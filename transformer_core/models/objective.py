@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import AnyTask, LanguageModel
 from schemas.config.training import AnyLoss, WholeLoss
-from transformer_core.data.tokenizing.special_tokens import BOS
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.device_kind import device_kind
 from transformer_core.models.loss import chunked_token_loss_sum, token_loss_sum
 from transformer_core.models.one_pass_loss import one_pass_loss_sum
@@ -31,6 +31,14 @@ HEAD_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Tensor, float], Tensor]] =
 of its schema: losses that never hold all logits."""
 
 
+def head_loss(spec: AnyLoss) -> Callable[[Any, Tensor, Tensor, Tensor, float], Tensor] | None:
+    """The function of a loss that takes hidden states, which it may bring along; null for one of
+    logits."""
+    if hasattr(spec, "loss_sum"):
+        return lambda spec, h, w, y, share: spec.loss_sum(h, w, y, share, PAD)
+    return HEAD_LOSSES.get(spec.kind)
+
+
 class Objective(nn.Module):
     """The training loss of a model, summed over the target tokens of a micro-batch."""
 
@@ -49,7 +57,7 @@ class Objective(nn.Module):
     ) -> Tensor:
         """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t]; it may
         be known that no source has padding (``source_full``)."""
-        of_head = HEAD_LOSSES.get(self.spec.kind)
+        of_head = head_loss(self.spec)
         if of_head is None:
             return self.loss(self.logits(source, target_input, source_full), target_output)
 
@@ -99,7 +107,7 @@ class TextObjective(Objective):
         source_full: bool = False,
     ) -> Tensor:
         """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
-        of_head = HEAD_LOSSES.get(self.spec.kind)
+        of_head = head_loss(self.spec)
         if of_head is None:
             # Some models of other libraries make their logits of more than hidden states.
             return self.loss(self.logits(source, target_input), target_output)

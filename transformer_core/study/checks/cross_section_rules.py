@@ -248,7 +248,16 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
             f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}",
             f"take at least {needed} steps, or shorten the warm-up or the window",
         )
-    if training.loss.of_hidden:
+    loss = training.loss
+    if loss.only_32_bits and training.precision.numbers.results:
+        yield (
+            "training.loss.kind",
+            loss.kind,
+            f"{loss.only_32_bits}, and with training.precision {training.precision.kind} these "
+            "have 16 bits",
+            "take loss: {kind: one_pass}, or precision: {kind: fp32}",
+        )
+    if loss.of_hidden:
         yield from _loss_of_hidden(spec)
     warmup = training.schedule.warmup
     if warmup > training.steps:
