@@ -14,6 +14,7 @@ from schemas.config.facts import (
     OptimizerState,
     UpdateRule,
 )
+from transformer_core.techniques.linear_cross_entropy import LinearCrossEntropy
 
 
 class Fp32(Schema):
@@ -210,7 +211,8 @@ class OnePassLoss(LossFacts, Schema):
 
 
 AnyLoss = Annotated[
-    WholeLoss | ChunkedLoss | KlDivergence | OnePassLoss, Field(discriminator="kind")
+    WholeLoss | ChunkedLoss | KlDivergence | OnePassLoss | LinearCrossEntropy,
+    Field(discriminator="kind"),
 ]
 
 
