@@ -1,6 +1,6 @@
-"""Timed comparisons, results/pairs/, and what they show: results/comparisons.json."""
+"""Timed comparisons, results/turns/, and what they show: results/comparisons.json."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -25,6 +25,32 @@ from schemas.results.kernels import StepKernels
 from schemas.results.runs import Provenance, Topology
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "SAME", "UNDECIDED"]
+
+
+class Pair(NamedTuple):
+    """A comparison: variant over reference, in this order everywhere."""
+
+    variant: str
+    reference: str
+
+    def __str__(self) -> str:
+        """<variant>/<reference>, which is also the place of its record in a folder."""
+        return f"{self.variant}/{self.reference}"
+
+
+class LogRatio(NamedTuple):
+    """Logarithm of a ratio, variant over reference, from one session."""
+
+    variant: str
+    reference: str
+    estimate: float
+    error: float
+    """Standard error from the windows of the session alone: differences between processes are not
+    in it. 0 for what is counted."""
+    freedom: int
+    """Degrees of freedom of the error."""
+    pairs: int
+    """Pairs of windows."""
 
 
 class Probe(Schema):
@@ -131,6 +157,8 @@ class Session(Schema):
     """The sides, the reference first."""
     rounds: list[Round]
     """What was timed."""
+    ratios: list[LogRatio] = Field(default_factory=list)
+    """Throughput of each side over each side before it; none in records of earlier versions."""
     before: MachineState
     """The machine before the warm-up, when all sides are ready and wait."""
     after: MachineState
@@ -140,9 +168,21 @@ class Session(Schema):
     rounds_seconds: Elapsed
     """Time of all rounds."""
 
+    def ratio(self, pair: Pair) -> LogRatio:
+        """The ratio of two of the sides. Raises KeyError if the session does not have it."""
+        for found in self.ratios:
+            if (found.variant, found.reference) == pair:
+                return found
+            if (found.reference, found.variant) == pair:
+                return found._replace(
+                    variant=found.reference, reference=found.variant, estimate=-found.estimate
+                )
+        raise KeyError(f"session {self.number} has no ratio of {pair}")
+
 
 class PairedRun(Schema):
-    """results/pairs/<reference>/<variant>.json: two run specs, timed in turns."""
+    """results/turns/<group>/<variant>/<reference>.json: two run specs, timed in turns. With a time
+    for the study, results/refined/<variant>/<reference>.json has the sessions added since too."""
 
     reference: str
     """Name of the reference."""
@@ -170,6 +210,16 @@ class PairedRun(Schema):
     """Time of all sessions, with what starting and ending them took, for all that took turns."""
     provenance: dict[str, Provenance]
     """Where this comes from, by side."""
+
+    @property
+    def pair(self) -> Pair:
+        """Variant and reference."""
+        return Pair(self.variant, self.reference)
+
+    @property
+    def ratios(self) -> list[LogRatio]:
+        """The ratio of the throughputs in each session."""
+        return [session.ratio(self.pair) for session in self.sessions]
 
 
 class Effect(Schema):
@@ -204,6 +254,13 @@ class Comparison(Schema):
     """Whether the ratio is a speed-up of the same training: both have their certificates."""
     note: str = Field(default="")
     """What a reader must know (waits for input, other devices, ...)."""
+    record: str | None = None
+    """The record of the turns, below the folder of this file; null in those of earlier versions."""
+
+    @property
+    def pair(self) -> Pair:
+        """Variant and reference."""
+        return Pair(self.variant, self.reference)
 
     def effect(self, quantity: Quantity) -> Effect:
         """The effect on one quantity."""

@@ -181,7 +181,7 @@ def _combine(results: Path, file: Path) -> str:
 
 
 def _compare(results: Path, file: Path) -> str:
-    options = ["--margin", "0.02", "--pairs", *sorted(map(str, results.glob("pairs/*/*.json")))]
+    options = ["--margin", "0.02", "--pairs", *sorted(map(str, results.glob("turns/*/*/*/*.json")))]
     options += ["--results", *sorted(map(str, results.glob("runs/*/metrics.json")))]
     options += ["--certificates", *sorted(map(str, results.glob("equivalence/*.json")))]
     return _made(compare.main, options, results)
@@ -236,7 +236,7 @@ READERS: dict[str, Reader] = {
     "runs/*/evaluation.json": _combine,
     "runs/*/spec.json": _combine,
     "runs/*/metrics.json": _compare,
-    "pairs/*/*.json": _compare,
+    "turns/*/*/*/*.json": _compare,
     "study.json": _attribute("study"),
     "variants.json": _attribute("definitions"),
     "comparisons.json": _attribute("all_comparisons"),

@@ -146,7 +146,12 @@ def jobs(results: Path, output: Path) -> list[Job]:
     combined = ["--variant", runs.name, "--spec", str(spec), "--repeats", *repeats]
     combined += ["--evaluation", str(runs / "evaluation.json")]
     combined += ["--train-manifest", str(data / "shards/train/manifest.json")]
-    compared = ["--margin", "0.02", "--pairs", *sorted(map(str, results.glob("pairs/*/*.json")))]
+    compared = [
+        "--margin",
+        "0.02",
+        "--pairs",
+        *sorted(map(str, results.glob("turns/*/*/*/*.json"))),
+    ]
     compared += ["--results", *sorted(map(str, results.glob("runs/*/metrics.json")))]
     compared += ["--certificates", *sorted(map(str, results.glob("equivalence/*.json")))]
     manifests = sorted(map(str, data.glob("shards/*/manifest.json")))

@@ -7,7 +7,7 @@ import numpy as np
 from pair_builders import paired, session
 
 from schemas.results import Round, Session, Side
-from transformer_core.decide.next_sessions import Limits, Pair, Plan
+from transformer_core.decide.next_sessions import Limits, Plan, SoFar
 from transformer_core.decide.refine import KeptStints
 
 START, ROUND = 1.0, 0.05
@@ -71,10 +71,10 @@ class FakeTurns:
             }
         )
 
-    def pairs(self, sessions: int = 2) -> list[Pair]:
+    def pairs(self, sessions: int = 2) -> list[SoFar]:
         """The first round of each variant, by itself."""
         return [
-            Pair(
+            SoFar(
                 paired(variant=name).model_copy(
                     update={
                         "sessions": [self.session([name], n + 1) for n in range(sessions)],
@@ -86,5 +86,5 @@ class FakeTurns:
         ]
 
 
-def kept_in(folder: Path, pairs: Sequence[Pair], key: str = "key") -> KeptStints:
+def kept_in(folder: Path, pairs: Sequence[SoFar], key: str = "key") -> KeptStints:
     return KeptStints(folder, {(pair.variant, pair.reference): key for pair in pairs})

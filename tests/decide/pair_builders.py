@@ -15,6 +15,7 @@ from schemas.results import (
     Topology,
     TurnWindow,
 )
+from transformer_core.measure.turns.session_ratio import session_ratios
 
 SHA = "0" * 64
 NOISE = (0.0, 0.01, -0.01, 0.004, -0.004, 0.02, -0.02, 0.001)
@@ -94,6 +95,8 @@ def session(
         "foreign_cpu_seconds": 0.01,
         "rounds_seconds": 3.0,
     }
+    names = [each.name for each in (values | changes)["sides"]]
+    values["ratios"] = session_ratios(rounds, names)
     return Session(**(values | changes))
 
 

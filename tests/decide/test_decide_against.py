@@ -63,7 +63,7 @@ def test_without_comparisons_throughputs_are_those_of_single_runs(
 ) -> None:
     old = tmp_path / "results"
     shutil.copytree(folder, old)
-    shutil.rmtree(old / "pairs")
+    shutil.rmtree(old / "turns")
     assert against(read_side(folder), read_side(folder)).throughput_from == "turns"
     found = against(read_side(folder), read_side(old))
     assert found.throughput_from == "runs"

@@ -66,7 +66,7 @@ def test_a_true_claim_is_reproduced_with_its_number(study: Path) -> None:
     (evidence,) = found.evidence
     assert evidence.outcome == "holds"
     assert evidence.number == interval(1.5, 1.7)
-    assert evidence.files == ["results/pairs/single/fast.json"]
+    assert evidence.files == ["results/comparisons.json"]
     assert evidence.variants == ["fast", "single"]
     assert evidence.expected == "more, at most 3"
     assert found.command.startswith("snakemake --cores all ")

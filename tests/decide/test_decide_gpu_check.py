@@ -32,6 +32,7 @@ from schemas.results.gpu_check import (
 )
 from transformer_core.decide import gpu_check as lines
 from transformer_core.decide.gpu_check import against_nvml, largest_batch
+from transformer_core.measure.turns.session_ratio import session_ratios
 from transformer_core.report.gpu_check_page import render
 
 GIB = 2**30
@@ -130,6 +131,7 @@ def pair(variant: str, speed: float, steps: int = 20, seconds: float = 1.0) -> P
         seconds=1.0,
         sides=[],
         rounds=rounds,
+        ratios=session_ratios(rounds, ["single", variant]),
         before=state,
         after=state,
         foreign_cpu_seconds=None,

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from schemas.results import LogRatio
 from transformer_core.decide.intervals import (
     CONFIDENCE,
     simultaneous_ratios,
     variance_between_sessions,
 )
-from transformer_core.measure.turns.session_ratio import TRIM, LogRatio
+from transformer_core.measure.turns.session_ratio import TRIM
 
 
 def test_no_session_is_refused() -> None:
@@ -41,7 +42,7 @@ def study(
     errors_cs = spreads_cs / ((1 - 2 * cut / pairs) * np.sqrt(pairs))
     return [
         [
-            LogRatio(float(c), float(e), pairs - 2 * cut - 1, pairs)
+            LogRatio("variant", "reference", float(c), float(e), pairs - 2 * cut - 1, pairs)
             for c, e in zip(*comparison, strict=True)
         ]
         for comparison in zip(centers_cs, errors_cs, strict=True)
@@ -109,12 +110,12 @@ def test_variance_between_sessions_is_estimated_from_all_comparisons() -> None:
     assert variance_between_sessions(many) == pytest.approx(0.02**2, rel=0.2)
     none = study(random, [0.01] * 400, 0.0)
     assert variance_between_sessions(none) < 0.002**2
-    assert variance_between_sessions([[LogRatio(0.1, 0.01, 5, 8)]]) == 0.0
+    assert variance_between_sessions([[LogRatio("variant", "reference", 0.1, 0.01, 5, 8)]]) == 0.0
 
 
 def test_without_an_error_the_spread_of_sessions_decides() -> None:
     def exact(*values: float) -> list[LogRatio]:
-        return [LogRatio(value, 0.0, 0, 1) for value in values]
+        return [LogRatio("variant", "reference", value, 0.0, 0, 1) for value in values]
 
     still, moved = simultaneous_ratios([exact(0.1, 0.1), exact(0.0, 0.02)])
     # Both have the same variance, that of all sessions.
@@ -127,7 +128,9 @@ def test_without_an_error_rounding_does_not_matter() -> None:
     random = np.random.default_rng(0)
     for _ in range(100):
         pairs = random.normal(0.0, 0.01, (7, 2))
-        sessions = [[LogRatio(float(x), 0.0, 0, 1) for x in pair] for pair in pairs]
+        sessions = [
+            [LogRatio("variant", "reference", float(x), 0.0, 0, 1) for x in pair] for pair in pairs
+        ]
         expected = sum(float(np.var(pair, ddof=1)) for pair in pairs) / len(pairs)
         assert variance_between_sessions(sessions) == pytest.approx(expected, rel=1e-6)
 
@@ -135,8 +138,12 @@ def test_without_an_error_rounding_does_not_matter() -> None:
 def test_the_level_is_corrected_for_the_number_of_comparisons() -> None:
     def width(count: int) -> float:
         # As many sessions in all, so that only the level differs.
-        sessions = [LogRatio(value, 0.01, 10_000, 8) for value in (0.0, 0.0)]
-        spare = [LogRatio(0.0, 0.01, 10_000, 8) for _ in range(2 + 1000 - count)]
+        sessions = [
+            LogRatio("variant", "reference", value, 0.01, 10_000, 8) for value in (0.0, 0.0)
+        ]
+        spare = [
+            LogRatio("variant", "reference", 0.0, 0.01, 10_000, 8) for _ in range(2 + 1000 - count)
+        ]
         interval = simultaneous_ratios([sessions] * (count - 1) + [spare])[0]
         return float(np.log(interval.high / interval.low))
 

@@ -21,17 +21,17 @@ def times(seconds: float) -> JobTimes:
 def test_trainings_to_a_quality_follow_too() -> None:
     assert STUDY.quality is not None
     without = STUDY.model_copy(update={"quality": None})
-    least = kept_for_the_rest(without, 10, {})
-    assert kept_for_the_rest(STUDY, 10, {}) == pytest.approx(least + STUDY.quality.budget / 2)
+    least = kept_for_the_rest(without, {})
+    assert kept_for_the_rest(STUDY, {}) == pytest.approx(least + STUDY.quality.budget / 2)
     timed = {"quality": times(40.0)}
-    assert kept_for_the_rest(STUDY, 10, timed) == pytest.approx(least + 40.0)
-    assert kept_for_the_rest(without, 10, timed) == pytest.approx(least)
+    assert kept_for_the_rest(STUDY, timed) == pytest.approx(least + 40.0)
+    assert kept_for_the_rest(without, timed) == pytest.approx(least)
 
 
 def test_what_was_timed_counts_and_not_its_guess() -> None:
     assert STUDY.search is not None
     without = STUDY.model_copy(update={"quality": None})
     timed = {"search": times(7.0), "page": times(1.0), "figures": times(2.0)}
-    guessed = kept_for_the_rest(without, 0, {})
+    guessed = kept_for_the_rest(without, {})
     assert guessed > STUDY.search.budget
-    assert 10.0 <= kept_for_the_rest(without, 0, timed) < guessed - STUDY.search.budget + 10.0
+    assert 10.0 <= kept_for_the_rest(without, timed) < guessed - STUDY.search.budget + 10.0

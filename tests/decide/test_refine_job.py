@@ -56,8 +56,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         sides.append(Side(name, spec))
     runs = compare(sides, COMPARING, folder, tmp_path / "first", "the command")
     for name, run in runs.items():
-        text, target = run.model_dump_json(), folder / f"pairs/single/{name}.json"
-        write_sealed(folder / f"turns/single/1/single/{name}.json", text, of=target)
+        write_sealed(folder / f"turns/single/1/{name}/single.json", run.model_dump_json())
     return folder
 
 
@@ -75,7 +74,7 @@ def refine(
     names = ("single", *VARIANTS)
     arguments = ["--study", results / "study.json", "--data", results]
     arguments += ["--specs", *(results / f"runs/{name}/spec.json" for name in names)]
-    arguments += ["--pairs", *(results / f"turns/single/1/single/{name}.json" for name in VARIANTS)]
+    arguments += ["--pairs", *(results / f"turns/single/1/{name}/single.json" for name in VARIANTS)]
     arguments += ["--certificates", *(results / f"equivalence/{name}.json" for name in names)]
     arguments += ["--claimed", json.dumps([["fast", "single"]]), "--code", "some"]
     arguments += ["--clock", results / ".clock.json", "--sessions", results / "refined.sessions"]
@@ -83,22 +82,15 @@ def refine(
     monkeypatch.setattr(sys, "argv", ["job", *map(str, arguments)])
     assert job.main() == 0
     found = read_record(results / "refinement.json", Refinement)
-    for name in VARIANTS:
-        # As the rule does it: it may be read only where it was going to lie.
-        place = f"single/{name}.json"
-        (results / "pairs/single").mkdir(parents=True, exist_ok=True)
-        shutil.copy(results / "refined" / place, results / "pairs" / place)
-        seal = f"single/.{name}.json.seal"
-        shutil.copy(results / "refined" / seal, results / "pairs" / seal)
     return found, {
-        name: read_record(results / f"pairs/single/{name}.json", PairedRun) for name in VARIANTS
+        name: read_record(results / f"refined/{name}/single.json", PairedRun) for name in VARIANTS
     }
 
 
 def test_more_time_adds_sessions_and_keeps_those_there_are(
     monkeypatch: pytest.MonkeyPatch, results: Path
 ) -> None:
-    monkeypatch.setattr(job, "kept_for_the_rest", lambda study, pairs, jobs: 1.0)
+    monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
     none, first = refine(monkeypatch, results, "1000 s", spent=999.5)
     assert none.stints == []
     assert {len(run.sessions) for run in first.values()} == {2}

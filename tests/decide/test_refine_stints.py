@@ -7,17 +7,17 @@ import pytest
 from fake_turns import LIMITS, ROUND, ROUNDS, START, FakeTurns, kept_in
 
 from schemas.results import Session
-from transformer_core.decide.next_sessions import Pair, Plan, standings, weights
+from transformer_core.decide.next_sessions import Plan, SoFar, standings, weights
 from transformer_core.decide.refine import spend, unsettled
 from transformer_core.measure.turns.session import SessionEndedError
 from transformer_core.run.statuses import Outcome
 
 
-def verdicts(pairs: list[Pair]) -> dict[str, str | None]:
+def verdicts(pairs: list[SoFar]) -> dict[str, str | None]:
     return {one.variant: one.verdict for one in standings(pairs, LIMITS.margin)}
 
 
-def go_on(turns: FakeTurns, pairs: list[Pair], time: float, folder: Path) -> float:
+def go_on(turns: FakeTurns, pairs: list[SoFar], time: float, folder: Path) -> float:
     """Spend so many seconds more; what was left of them."""
     end = turns.seconds + time
     spend(
@@ -74,7 +74,7 @@ def test_more_time_goes_on_from_what_there_is(tmp_path: Path) -> None:
     first = [pair.first for pair in pairs]
     go_on(turns, pairs, 40.0, tmp_path)
     before = {pair.variant: pair.record() for pair in pairs}
-    again = [Pair(run) for run in first]
+    again = [SoFar(run) for run in first]
     kept = kept_in(tmp_path, again)
     kept.read_into(again)
     assert {pair.variant: pair.record() for pair in again} == before
@@ -90,7 +90,7 @@ def test_sessions_of_something_else_do_not_count(tmp_path: Path) -> None:
     pairs = turns.pairs()
     go_on(turns, pairs, 30.0, tmp_path)
     assert pairs[0].added
-    other = [Pair(pairs[0].first)]
+    other = [SoFar(pairs[0].first)]
     kept_in(tmp_path, other, key="another run spec").read_into(other)
     assert other[0].added == []
     assert other[0].looks == 1
@@ -102,7 +102,7 @@ def test_a_damaged_session_does_not_count(tmp_path: Path) -> None:
     go_on(turns, pairs, 30.0, tmp_path)
     files = sorted(tmp_path.glob("session-*.json"))
     files[0].write_text(files[0].read_text().replace('"seconds"', '"second"', 1))
-    again = [Pair(pairs[0].first)]
+    again = [SoFar(pairs[0].first)]
     kept_in(tmp_path, again).read_into(again)
     assert len(again[0].added) == len(files) - 1
 
@@ -155,7 +155,7 @@ def test_looking_again_and_again_raises_no_false_alarm(
             self.last, self.last_stint = self.last + 1, stint
 
     if not honest:
-        monkeypatch.setattr(Pair, "looks", property(lambda pair: 0))
+        monkeypatch.setattr(SoFar, "looks", property(lambda pair: 0))
     alarms = 0
     for seed in range(FALSE_ALARM_STUDIES):
         turns = FakeTurns({f"v{n}": 1.0 for n in range(4)}, seed, noise=0.05, between=0.02)

@@ -39,6 +39,7 @@ from transformer_core.decide.search.combinations_search import search
 from transformer_core.decide.search.recommended import recommended_yaml
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.session import SessionEndedError
+from transformer_core.measure.turns.session_ratio import session_ratios
 from transformer_core.run.statuses import Outcome
 from transformer_core.study.resolve import resolve
 
@@ -133,9 +134,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
                      peak_memory_bytes=None, kernels=kernels(s.spec, made.allocators.get(s.name)))
                 for s in self.sides
             ]  # fmt: skip
+            rounds = [Round(windows=windows)] * 8
             return Session(
                 number=number, started="2026-01-01T00:00:00+00:00", seconds=1.0, sides=sides,
-                rounds=[Round(windows=windows)] * 8, before=STATE, after=STATE,
+                rounds=rounds, ratios=session_ratios(rounds, [s.name for s in self.sides]), before=STATE, after=STATE,
                 foreign_cpu_seconds=0.0, rounds_seconds=1.0,
             )  # fmt: skip
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pair_builders import provenance, session
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
-from schemas.results import PairedRun
+from schemas.results import Pair, PairedRun
 from transformer_core.measure.turns import comparison
 from transformer_core.measure.turns import job as module
 from transformer_core.measure.turns import session as session_module
@@ -70,7 +71,7 @@ def test_sides_take_turns_and_the_ratio_is_theirs(fake: Path, tmp_path: Path) ->
     assert (found.status, found.stopped, len(found.sessions)) == ("ok", "sessions", 2)
     first = found.sessions[0]
     assert [s.name for s in first.sides] == ["single", "fast"]
-    assert log_ratios(first.rounds, "single", "fast") == pytest.approx([0.6931] * 6, abs=1e-3)
+    assert log_ratios(first.rounds, Pair("fast", "single")) == pytest.approx([0.6931] * 6, abs=1e-3)
     # Warm-up by itself, the last of it a pilot, then turns of three steps: 10 ms each, 25 ms a
     # window.
     lines = fake.read_text().splitlines()
@@ -267,7 +268,7 @@ def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: 
         assert [s.name for s in record.sessions[0].sides] == ["single", name]
         rounds = record.sessions[0].rounds
         assert {w.side for rnd in rounds for w in rnd.windows} == {"single", name}
-        assert log_ratios(rounds, "single", name) == pytest.approx([ratio] * 6, abs=1e-3)
+        assert log_ratios(rounds, Pair(name, "single")) == pytest.approx([ratio] * 6, abs=1e-3)
         assert set(record.provenance) == {"single", name}
     assert found["fast"].others == ["other", "third"]
 
@@ -294,17 +295,17 @@ def test_without_their_reference_none_is_compared(fake: Path, tmp_path: Path) ->
 
 def test_the_same_turns_serve_every_comparison_of_two_sides(fake: Path, tmp_path: Path) -> None:
     sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
-    pairs = [("fast", "single"), ("other", "fast"), ("third", "other")]
+    pairs = [Pair("fast", "single"), Pair("other", "fast"), Pair("third", "other")]
     found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
     assert list(found) == pairs
     names = {line.split()[0] for line in fake.read_text().splitlines()}
     assert names == {"single", "fast", "other", "third"}
-    slower = found["other", "fast"]
+    slower = found[pairs[1]]
     assert (slower.reference, slower.variant, len(slower.sessions)) == ("fast", "other", 2)
     assert sorted(slower.others) == ["single", "third"]
     assert [s.name for s in slower.sessions[0].sides] == ["fast", "other"]
     for session_ in slower.sessions:
-        ratios = log_ratios(session_.rounds, "fast", "other")
+        ratios = log_ratios(session_.rounds, Pair("other", "fast"))
         assert ratios == pytest.approx([-0.6931] * 6, abs=1e-3)
 
 
@@ -314,7 +315,9 @@ def test_a_side_that_ends_takes_its_own_comparisons_with_it(
 ) -> None:
     sides = [side(tmp_path, name) for name in (ends, "single", "fast", "other")]
     pairs = [("single", ends), ("fast", ends), ("fast", "single"), ("other", "single")]
-    found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    found = compare_pairs(
+        sides, list(starmap(Pair, pairs)), COMPARING, tmp_path, tmp_path / "turns", "the command"
+    )
     assert {pair: (run.ended_by, len(run.sessions)) for pair, run in found.items()} == {
         ("single", ends): (ends, 0),
         ("fast", ends): (ends, 0),
@@ -325,8 +328,8 @@ def test_a_side_that_ends_takes_its_own_comparisons_with_it(
 
 def test_a_comparison_with_a_side_that_takes_no_turns_is_refused() -> None:
     assert pairs_of(None, ["a", "b", "c"]) == [("b", "a"), ("c", "a")]
-    assert pairs_of(["b/c"], ["a", "b", "c"]) == [("c", "b")]
-    with pytest.raises(ValueError, match="--pairs b/d: REFERENCE/VARIANT of a, b, c"):
+    assert pairs_of(["c/b"], ["a", "b", "c"]) == [("c", "b")]
+    with pytest.raises(ValueError, match="--pairs b/d: VARIANT/REFERENCE of a, b, c"):
         pairs_of(["b/d"], ["a", "b", "c"])
 
 
@@ -366,7 +369,7 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     """The job itself, killed in its second session, and started again."""
     for name in ("single", "fast"):
         side(tmp_path, name)
-    output = tmp_path / "pairs/single/fast.json"
+    output = tmp_path / "turns/fast/single.json"
     slow = COMPARING.model_copy(update={"sessions_least": 2, "pairs": 40, "budget": 0.0})
     code = (
         "import sys; from transformer_core.measure.turns import job, sides;"
@@ -375,7 +378,7 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "--reference", str(tmp_path / "single.json")]
     command += ["--variant", str(tmp_path / "fast.json"), "--comparing", slow.canonical_json()]
     command += ["--data", str(tmp_path), "--output", str(output)]
-    command += ["--target", "results/pairs/single/fast.json"]
+    command += ["--target", "results/turns/single/1"]
     first = subprocess.Popen(command)
     kept = output.with_suffix("") / "session-1.json"
     end = time.monotonic() + 60
@@ -390,7 +393,7 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     assert subprocess.run(command, check=False).returncode == 0
     found = PairedRun.model_validate_json(output.read_text())
     assert found.sessions[0].model_dump(mode="json") == before
-    again = "snakemake --cores all results/pairs/single/fast.json"
+    again = "snakemake --cores all results/turns/single/1"
     assert {side.command for side in found.provenance.values()} == {again}
     assert len(found.sessions) == 2
     left = {path.name for path in output.with_suffix("").glob("[!.]*")}

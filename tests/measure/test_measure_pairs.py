@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pair_builders import session, window
 from scipy import stats
 
-from schemas.results import Round
+from schemas.results import Pair, Round
 from transformer_core.measure.turns.session_ratio import log_ratios, session_ratio
 
 
@@ -24,22 +24,22 @@ def rounds(*ratios: float, base: float = 100.0, backwards: bool = False) -> list
 
 
 def test_a_drift_of_the_machine_cancels() -> None:
-    steady = log_ratios(rounds(1.5, 1.5, 1.5), "a", "b")
+    steady = log_ratios(rounds(1.5, 1.5, 1.5), Pair("b", "a"))
     assert steady == pytest.approx([log(1.5)] * 3)
-    assert log_ratios(rounds(1.5, backwards=True), "a", "b") == pytest.approx([log(1.5)])
-    assert log_ratios(rounds(1.5), "b", "a") == pytest.approx([-log(1.5)])
+    assert log_ratios(rounds(1.5, backwards=True), Pair("b", "a")) == pytest.approx([log(1.5)])
+    assert log_ratios(rounds(1.5), Pair("a", "b")) == pytest.approx([-log(1.5)])
 
 
 def test_the_rate_counts_tokens_and_not_windows() -> None:
     half = window("b", 100.0).model_copy(update={"tokens": 500})
-    (found,) = log_ratios([Round(windows=[window("a", 100.0), half])], "a", "b")
+    (found,) = log_ratios([Round(windows=[window("a", 100.0), half])], Pair("b", "a"))
     assert found == pytest.approx(log(0.5))
 
 
 def test_disturbed_windows_do_not_reach_the_ratio() -> None:
     clean = [1.5, 1.51, 1.49, 1.5, 1.505, 1.495, 1.5, 1.5]
     disturbed = [*clean[:-2], 0.2, 9.0]
-    ratio = session_ratio(rounds(*disturbed), "a", "b")
+    ratio = session_ratio(rounds(*disturbed), Pair("b", "a"))
     assert exp(ratio.estimate) == pytest.approx(1.5, rel=0.01)
     assert ratio.error < 0.02
     assert (ratio.pairs, ratio.freedom) == (8, 3)
@@ -49,7 +49,7 @@ def test_disturbed_windows_do_not_reach_the_ratio() -> None:
 def test_the_error_is_that_of_a_trimmed_mean(count: int) -> None:
     """Yuen's formula, written out: winsorized deviation over the share that is kept."""
     values = np.random.default_rng(count).normal(0.1, 0.03, count)
-    ratio = session_ratio(rounds(*np.exp(values)), "a", "b")
+    ratio = session_ratio(rounds(*np.exp(values)), Pair("b", "a"))
     cut = 3 * count // 10
     ordered = np.sort(values)
     winsorized = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
@@ -60,13 +60,13 @@ def test_the_error_is_that_of_a_trimmed_mean(count: int) -> None:
 
 @given(st.lists(st.floats(0.1, 10), min_size=5, max_size=12))
 def test_the_other_way_round_is_the_reciprocal(ratios: list[float]) -> None:
-    there = session_ratio(rounds(*ratios), "a", "b")
-    back = session_ratio(rounds(*ratios), "b", "a")
+    there = session_ratio(rounds(*ratios), Pair("b", "a"))
+    back = session_ratio(rounds(*ratios), Pair("a", "b"))
     assert back.estimate == pytest.approx(-there.estimate, abs=1e-9)
     assert back.error == pytest.approx(there.error, abs=1e-9)
 
 
 def test_a_session_of_the_builders() -> None:
-    assert exp(session_ratio(session(2.0).rounds, "single", "fast").estimate) == pytest.approx(
-        2.0, rel=2e-3
-    )
+    assert exp(
+        session_ratio(session(2.0).rounds, Pair("fast", "single")).estimate
+    ) == pytest.approx(2.0, rel=2e-3)

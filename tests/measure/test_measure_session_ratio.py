@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import mstats
 
-from schemas.results import Round, TurnWindow
+from schemas.results import Pair, Round, TurnWindow
 from transformer_core.measure.turns.session_ratio import TRIM, session_ratio
 
 
@@ -29,7 +29,7 @@ def rounds(ratios: list[float]) -> list[Round]:
 @pytest.mark.parametrize("count", [4, 7, 10, 25])
 def test_mean_and_error_are_those_of_scipy(count: int) -> None:
     ratios = np.exp(np.random.default_rng(count).standard_t(2, count) / 20)
-    found = session_ratio(rounds(ratios.tolist()), "a", "b")
+    found = session_ratio(rounds(ratios.tolist()), Pair("b", "a"))
     values, cut = np.log(ratios), int(TRIM * count)
     limits = (cut / count * (1 + 1e-12),) * 2
     assert found.estimate == pytest.approx(float(mstats.trimmed_mean(values, limits)), abs=1e-8)
@@ -39,7 +39,7 @@ def test_mean_and_error_are_those_of_scipy(count: int) -> None:
 
 def test_of_few_rounds_none_is_left_out() -> None:
     """Where SciPy's function fails."""
-    found = session_ratio(rounds([1.1, 1.2, 1.4]), "a", "b")
+    found = session_ratio(rounds([1.1, 1.2, 1.4]), Pair("b", "a"))
     values = np.log([1.1, 1.2, 1.4])
     assert found.estimate == pytest.approx(values.mean(), abs=1e-8)
     assert found.error == pytest.approx(values.std(ddof=1) / math.sqrt(3), rel=1e-6)
@@ -47,6 +47,6 @@ def test_of_few_rounds_none_is_left_out() -> None:
 
 
 def test_one_round_has_no_error() -> None:
-    found = session_ratio(rounds([1.5]), "a", "b")
+    found = session_ratio(rounds([1.5]), Pair("b", "a"))
     assert found.estimate == pytest.approx(math.log(1.5))
     assert math.isnan(found.error)

@@ -255,7 +255,7 @@ def test_nothing_is_faster_after_one_session(
 ) -> None:
     folder = tmp_path_factory.mktemp("one") / "results"
     shutil.copytree(study_folder, folder)
-    pairs = sorted((folder / "pairs/single").glob("*.json"))
+    pairs = sorted((folder / "turns/single/1").glob("*/single.json"))
     for path in pairs:
         run = PairedRun.model_validate_json(path.read_text())
         path.write_text(run.model_copy(update={"sessions": run.sessions[:1]}).model_dump_json())

@@ -38,11 +38,11 @@ def compared(variant: str, reference: str) -> dict[str, Any]:
 
 def test_what_a_claim_compares_is_timed(project: Project, claims: Path) -> None:
     write(claims, compared("ddp", "single"))
-    assert project.planned(CLAIMS)["pair"] == 2
+    assert project.planned(CLAIMS)["turns"] == 2
     write(claims, compared("ddp", "central"), compared("tf32", "single"))
     planned, said = project.dry_run(CLAIMS)
-    assert planned["pair"] == 3
-    assert "Time in turns for results/pairs/central/ddp.json" in said
+    assert planned["turns"] == 3
+    assert "Time in turns: ddp/central" in said
 
 
 def test_a_number_of_a_job_asks_for_the_job_and_another_asks_for_nothing(

@@ -129,7 +129,7 @@ def test_changing_one_variant_reruns_that_variant_and_the_report(project: Projec
     assert planned["train"] == 1
     assert planned["resolve_spec"] == 1
     assert planned["evaluate"] == 1
-    assert planned["turns"] == planned["pair"] == 1
+    assert planned["turns"] == 1
     assert "Train ddp" in said
     assert "Train single" not in said
     assert "read_corpus" not in planned
@@ -158,7 +158,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
         ("transformer_core/common/progress.py", set(), {"train", "turns"}),
         (
             "transformer_core/run/coordinator.py",
-            {"turns", "pair", "compare", "page"},
+            {"turns", "compare", "page"},
             {"train"},
         ),
         ("transformer_core/decide/verdicts.py", {"compare"}, {"train", "turns"}),
@@ -181,7 +181,7 @@ def test_editing_a_source_reruns_what_it_changes(
 
 
 def test_sides_take_turns_in_two_sessions(project: Project) -> None:
-    path = project.folder / "results/pairs/single/ddp.json"
+    path = project.folder / "results/turns/single/1/ddp/single.json"
     run = PairedRun.model_validate_json(path.read_text())
     assert (run.status, run.reason, len(run.sessions)) == ("ok", None, 2)
     for session in run.sessions:
@@ -196,7 +196,7 @@ def test_sides_take_turns_in_two_sessions(project: Project) -> None:
     work = project.folder / "results/turns/single/1.sessions"
     left = {path.name for path in work.glob("[!.]*")}
     assert left == {"session-1.json", "session-2.json"}, "more time goes on from these"
-    assert run.provenance["ddp"].command.startswith("snakemake --cores all results/pairs/single/")
+    assert run.provenance["ddp"].command.startswith("snakemake --cores all results/turns/single/1")
 
 
 def test_another_margin_judges_anew_and_times_nothing(project: Project) -> None:
@@ -209,13 +209,13 @@ def test_another_margin_judges_anew_and_times_nothing(project: Project) -> None:
     finally:
         project.write_study(STUDY)
     assert judged == {"compare": 1}
-    assert timed == {"compare": 1, "pair": 1, "turns": 1}
+    assert timed == {"compare": 1, "turns": 1}
 
 
-def test_a_pair_that_the_study_does_not_compare_is_refused(project: Project) -> None:
-    code, output = project.snakemake("-n", "results/pairs/ddp/single.json")
+def test_turns_that_the_study_does_not_have_are_refused(project: Project) -> None:
+    code, output = project.snakemake("-n", "results/turns/ddp/1")
     assert code != 0
-    assert "results/pairs/single/ddp.json" in output
+    assert "results/turns/single/1" in output
 
 
 def test_one_variant_alone(project: Project) -> None:

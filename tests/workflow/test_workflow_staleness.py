@@ -151,7 +151,7 @@ def test_a_time_makes_comparisons_go_on_and_nothing_is_trained(finished: Project
     concluded = {"compare", "families", "claims", "tables", "figures", "page"}
     # This study has no search to speak of; of rules without input a touched file knows nothing.
     others = {"search", "describe_study"}
-    assert planned.keys() - others == {"refine", "pair"} | concluded
+    assert planned.keys() - others == {"refine"} | concluded
     assert planned["refine"] == 1
 
 

@@ -122,10 +122,11 @@ def read_side(folder: Path) -> Side:
 
 def _rates(folder: Path, study: Study, names: Sequence[str]) -> dict[str, Interval]:
     """Throughputs over all that the machine did in the sessions of the baseline."""
-    pairs = folder / "pairs" / study.baseline
-    if not all((pairs / f"{n}.json").is_file() for n in names if n != study.baseline):
-        return {}
     results = StudyResults(folder)
+    found = results.comparisons
+    records = [found[name].record for name in names if name in found]
+    if not all(record and (folder / record).is_file() for record in records):
+        return {}
     base = throughputs(results).get(study.baseline)
     if base is None:
         return {}

@@ -28,7 +28,16 @@ from schemas.config.claims import (
     numbers_of,
     variants_of,
 )
-from schemas.results import Evidence, FamilyCurve, FamilyPoint, Interval, Outcome, Repeat, Verdict
+from schemas.results import (
+    Evidence,
+    FamilyCurve,
+    FamilyPoint,
+    Interval,
+    Outcome,
+    Pair,
+    Repeat,
+    Verdict,
+)
 from transformer_core.certify.bounds import in_short
 from transformer_core.decide.family_curves import FEWEST_MEMBERS
 from transformer_core.decide.intervals import exact, product, quotient, range_of, widened
@@ -84,7 +93,7 @@ def judge(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> Eviden
         reason=judgement.reason,
         number=judgement.number,
         variants=named,
-        files=files_of(test),
+        files=files_of(test, findings.results),
     )
 
 
@@ -119,7 +128,7 @@ def _judge(test: ClaimTest, findings: Findings) -> Judgement:
 
 
 def _comparison(test: ComparisonTest, findings: Findings) -> Judgement:
-    pair = test.variant, test.reference
+    pair = Pair(test.variant, test.reference)
     comparison = findings.results.by_pair.get(pair)
     if comparison is None:
         return Judgement("not_testable", f"{test.variant} was not compared with {test.reference}")
@@ -385,11 +394,12 @@ def expected_of(test: ClaimTest) -> str:
     return ", ".join(filter(None, [direction, " and ".join(bounds)]))
 
 
-def files_of(test: ClaimTest) -> list[str]:
+def files_of(test: ClaimTest, results: StudyResults) -> list[str]:
     """The results that a test reads."""
     match test:
         case ComparisonTest(quantity="throughput"):
-            return [f"results/pairs/{test.reference}/{test.variant}.json"]
+            found = results.by_pair.get(Pair(test.variant, test.reference))
+            return [f"results/{(found and found.record) or 'comparisons.json'}"]
         case ComparisonTest():
             return [f"results/runs/{v}/metrics.json" for v in (test.variant, test.reference)]
         case CertificateTest():

@@ -1,7 +1,7 @@
 """All comparisons of a study: ratios, verdicts, and what a reader must know beside them.
 
     python -m transformer_core.decide.compare --margin 0.02 \
-        --pairs pairs/single/ddp.json pairs/single/amp_bf16.json \
+        --pairs turns/single/1/ddp/single.json turns/single/1/amp_bf16/single.json \
         --results runs/single/metrics.json runs/ddp/metrics.json runs/amp_bf16/metrics.json \
         --certificates equivalence/single.json equivalence/ddp.json equivalence/amp_bf16.json \
         --output comparisons.json
@@ -13,6 +13,7 @@ the run of a variant.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log
@@ -24,6 +25,8 @@ from schemas.results import (
     CertificateStatus,
     Comparison,
     Effect,
+    LogRatio,
+    Pair,
     PairedRun,
     Quantity,
     Session,
@@ -36,7 +39,6 @@ from transformer_core.common.records import check_together, read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import counted, judge, not_measured
-from transformer_core.measure.turns.session_ratio import LogRatio, session_ratio
 
 INPUT_WAIT_LIMIT = 0.05
 """Share of the time spent waiting for input above which a throughput says little about training."""
@@ -60,17 +62,16 @@ def compare(
 ) -> list[Comparison]:
     """A comparison for each paired run, in their order; intervals of all of them hold at once."""
     timed = [run for run in runs if run.status == "ok"]
-    speed = _effects("throughput", timed, [speed_ratios(run) for run in timed], margin)
+    speed = _effects("throughput", timed, [run.ratios for run in timed], margin)
     weighed = [run for run in timed if all(map(_peaks, run.sessions))]
     memory = _effects(
         "peak_memory",
         weighed,
-        [[_memory_ratio(session) for session in run.sessions] for run in weighed],
+        [[_memory_ratio(session, run.pair) for session in run.sessions] for run in weighed],
         margin,
     )
     comparisons = []
     for run in runs:
-        key = run.variant, run.reference
         ended = f"{run.ended_by} ended {run.status}"
         unknown = ended if run.status != "ok" else "the peak of memory of a side is not known"
         traffic = _traffic(results[run.variant], results[run.reference])
@@ -84,8 +85,8 @@ def compare(
                 variant=run.variant,
                 reference=run.reference,
                 effects=[
-                    speed.get(key) or not_measured("throughput", ended),
-                    memory.get(key) or not_measured("peak_memory", unknown),
+                    speed.get(run.pair) or not_measured("throughput", ended),
+                    memory.get(run.pair) or not_measured("peak_memory", unknown),
                     traffic,
                 ],
                 certificate=said[run.variant][0],
@@ -97,21 +98,16 @@ def compare(
     return comparisons
 
 
-def speed_ratios(run: PairedRun) -> list[LogRatio]:
-    """The ratio of the throughputs in each session."""
-    return [session_ratio(s.rounds, run.reference, run.variant) for s in run.sessions]
-
-
 def _effects(
     quantity: Quantity,
     runs: Sequence[PairedRun],
     ratios: Sequence[Sequence[LogRatio]],
     margin: float,
-) -> dict[tuple[str, str], Effect]:
-    """The effects of paired runs, by variant and reference."""
+) -> dict[Pair, Effect]:
+    """The effects of paired runs."""
     intervals = simultaneous_ratios(ratios, [run.looks for run in runs])
     return {
-        (run.variant, run.reference): judge(quantity, interval, margin, len(run.sessions))
+        run.pair: judge(quantity, interval, margin, len(run.sessions))
         for run, interval in zip(runs, intervals, strict=True)
     }
 
@@ -120,10 +116,10 @@ def _peaks(session: Session) -> bool:
     return all(side.peak_memory_bytes for side in session.sides)
 
 
-def _memory_ratio(session: Session) -> LogRatio:
+def _memory_ratio(session: Session, pair: Pair) -> LogRatio:
     """Of the largest peaks of both sides: a number per session, without an error of its own."""
     reference, variant = (side.peak_memory_bytes or 1 for side in session.sides)
-    return LogRatio(estimate=log(variant / reference), error=0.0, freedom=0, pairs=1)
+    return LogRatio(*pair, estimate=log(variant / reference), error=0.0, freedom=0, pairs=1)
 
 
 def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
@@ -267,7 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    comparisons = compare(runs, results, certificates, options.margin)
+    found = compare(runs, results, certificates, options.margin)
+    comparisons = [
+        comparison.model_copy(update={"record": os.path.relpath(file, options.output.parent)})
+        for comparison, file in zip(found, options.pairs, strict=True)
+    ]
     text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
     write_sealed(options.output, text + "\n", made_from)
     return 0

@@ -41,7 +41,7 @@ def rounds_frame(run: PairedRun) -> pd.DataFrame:
     rows = []
     number = 0
     for session in run.sessions:
-        logs = log_ratios(session.rounds, run.reference, run.variant)
+        logs = log_ratios(session.rounds, run.pair)
         for rnd, ratio in zip(session.rounds, logs, strict=True):
             number += 1
             window = next(window for window in rnd.windows if window.side == run.reference)

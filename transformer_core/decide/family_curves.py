@@ -17,7 +17,7 @@ from pathlib import Path
 
 from schemas.config.families import Families, Family, Member
 from schemas.errors import ConfigError
-from schemas.results import FamilyCurve, FamilyPoint, Interval, VariantResult
+from schemas.results import FamilyCurve, FamilyPoint, Interval, Pair, VariantResult
 from transformer_core.common.endings import program
 from transformer_core.common.records import check_option
 from transformer_core.common.seals import write_sealed
@@ -70,7 +70,7 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
         reason = f"ended {result.status}: {result.reason or 'no reason was given'}"
     elif member.variant == reference:
         throughput = peak_memory = traffic = exact(1.0)
-    elif comparison := results.by_pair.get((member.variant, reference)):
+    elif comparison := results.by_pair.get(Pair(member.variant, reference)):
         effect = comparison.effect("throughput")
         throughput, verdict = effect.ratio, effect.verdict
         peak_memory = comparison.effect("peak_memory").ratio

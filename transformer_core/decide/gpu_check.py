@@ -16,7 +16,9 @@ from schemas.base import Schema
 from schemas.errors import ConfigError
 from schemas.results import (
     Capture,
+    Comparison,
     LargestBatchResult,
+    Pair,
     PairedRun,
     PredictedMemory,
     Prediction,
@@ -34,8 +36,7 @@ from schemas.results.gpu_check import (
     Outcome,
 )
 from transformer_core.common.files import write_text
-from transformer_core.common.records import read_record
-from transformer_core.measure.turns.session_ratio import session_ratio
+from transformer_core.common.records import read_as, read_record
 
 PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
 REFERENCE = "single"
@@ -63,9 +64,11 @@ def lines(results: Path) -> Iterator[Check]:
     yield from attention(read("gpu_check/attention.json", AttentionTruths))
     runs = {name: read(f"runs/{name}/repeat-1/metrics.json", Repeat) for name in PRECISIONS}
     yield from (trained(name, run) for name, run in runs.items())
+    found: list[Comparison] = read_as(results / "comparisons.json", list[Comparison])
     pairs = {
-        path.stem: read_record(path, PairedRun)
-        for path in sorted((results / "pairs" / REFERENCE).glob("*.json"))
+        one.variant: read_record(results / one.record, PairedRun)
+        for one in found
+        if one.reference == REFERENCE and one.record
     }
     yield windows(pairs)
     yield from (comparison(pairs, *asked) for asked in COMPARISONS)
@@ -215,7 +218,7 @@ def comparison(
             reason = f"{side} was not timed" if run is None else run.reason
             return line(name, expected, outcome_of(status), "", reason, file)
         else:
-            found = [session_ratio(session.rounds, REFERENCE, side) for session in run.sessions]
+            found = [session.ratio(Pair(side, REFERENCE)) for session in run.sessions]
             ratios.append(sum(one.estimate for one in found) / len(found))
     ratio = math.exp(ratios[0] - ratios[1])
     return line(name, expected, judged(holds(ratio)), f"{ratio:.3f} times as fast", None, file)

@@ -34,8 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from schemas.results import Interval
-from transformer_core.measure.turns.session_ratio import LogRatio
+from schemas.results import Interval, LogRatio
 
 Values = NDArray[np.float64]
 """[sessions] a number for each session, of one comparison or of several in a row."""

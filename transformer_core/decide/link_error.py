@@ -48,9 +48,7 @@ def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
             emulated_seconds=None,
             error=None,
         )
-    ratios = [
-        value for session in run.sessions for value in log_ratios(session.rounds, REAL, EMULATED)
-    ]
+    ratios = [value for session in run.sessions for value in log_ratios(session.rounds, run.pair)]
     return LinkTrial(
         name=name,
         bandwidth=bandwidth,

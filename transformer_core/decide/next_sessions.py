@@ -13,8 +13,7 @@ from statistics import fmean
 
 from scipy import stats
 
-from schemas.results import Interval, PairedRun, Session, Verdict
-from transformer_core.decide.compare import speed_ratios
+from schemas.results import Interval, LogRatio, Pair, PairedRun, Session, Verdict
 from transformer_core.decide.intervals import (
     CONFIDENCE,
     part_of_look,
@@ -23,7 +22,6 @@ from transformer_core.decide.intervals import (
 )
 from transformer_core.decide.verdicts import judge
 from transformer_core.measure.turns.comparison import of_two
-from transformer_core.measure.turns.session_ratio import LogRatio, session_ratio
 
 SPARE = 1.2
 """How much more is measured than would do if the ratio is where it seems to be."""
@@ -50,8 +48,7 @@ class Costs:
 class Standing:
     """Where a comparison stands."""
 
-    reference: str
-    variant: str
+    pair: Pair
     weight: float
     """How much its verdict matters."""
     ratio: Interval
@@ -139,8 +136,8 @@ def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Pla
     seconds = lead.costs.session(sides, rounds)
     sessions = min(limits.sessions(lead), GROWTH * lead.sessions, int(left // seconds))
     return Plan(
-        reference=lead.reference,
-        variants=tuple(standing.variant for standing in crew[: sides - 1]),
+        reference=lead.pair.reference,
+        variants=tuple(standing.pair.variant for standing in crew[: sides - 1]),
         sessions=max(1, sessions),
         rounds=rounds,
         session_seconds=seconds,
@@ -154,7 +151,7 @@ def _crew(lead: Standing, waiting: Sequence[Standing], limits: Limits) -> list[S
         standing
         for standing in waiting
         if standing is not lead
-        and standing.reference == lead.reference
+        and standing.pair.reference == lead.pair.reference
         and limits.sessions(standing) >= least
     ]
     others.sort(key=lambda standing: -standing.weight / limits.seconds(standing))
@@ -200,7 +197,7 @@ def _quantile(looks: int, together: int) -> float:
 
 
 @dataclass
-class Pair:
+class SoFar:
     """A comparison, as its first round left it and with what was added."""
 
     first: PairedRun
@@ -216,18 +213,14 @@ class Pair:
     """What a session takes, as the last one says; null without a session."""
 
     def __post_init__(self) -> None:
-        self.ratios = speed_ratios(self.first)
+        self.ratios = self.first.ratios
         self.others = list(self.first.others)
         if self.first.sessions:
             self.costs = _costs(self.first.sessions[-1], 2 + len(self.others))
 
     @property
-    def reference(self) -> str:
-        return self.first.reference
-
-    @property
-    def variant(self) -> str:
-        return self.first.variant
+    def pair(self) -> Pair:
+        return self.first.pair
 
     @property
     def looks(self) -> int:
@@ -237,12 +230,12 @@ class Pair:
 
     def add(self, session: Session, stint: int) -> None:
         """Add a session of it and perhaps others."""
-        alone = of_two(session, self.reference, self.variant)
+        alone = of_two(session, self.pair)
         self.added.append(alone)
         self.stints.add(stint)
-        self.ratios.append(session_ratio(alone.rounds, self.reference, self.variant))
+        self.ratios.append(session.ratio(self.pair))
         self.costs = _costs(session, len(session.sides))
-        names = (side.name for side in session.sides[1:] if side.name != self.variant)
+        names = (side.name for side in session.sides[1:] if side.name != self.pair.variant)
         self.others += [name for name in names if name not in self.others]
 
     def record(self) -> PairedRun:
@@ -257,7 +250,7 @@ class Pair:
         )
 
 
-def standings(pairs: Iterable[Pair], margin: float) -> list[Standing]:
+def standings(pairs: Iterable[SoFar], margin: float) -> list[Standing]:
     """Where every comparison stands that has a ratio, as the report is going to say it."""
     timed = [pair for pair in pairs if pair.first.status == "ok"]
     ratios = [pair.ratios for pair in timed]
@@ -265,8 +258,7 @@ def standings(pairs: Iterable[Pair], margin: float) -> list[Standing]:
     intervals = simultaneous_ratios(ratios, [pair.looks for pair in timed])
     return [
         Standing(
-            reference=pair.reference,
-            variant=pair.variant,
+            pair=pair.pair,
             weight=pair.weight,
             ratio=interval,
             verdict=judge("throughput", interval, margin, len(pair.ratios)).verdict,
@@ -301,8 +293,8 @@ def weights(
     claimed: Sequence[tuple[str, str]],
     baseline: str,
     certified: Mapping[str, bool],
-) -> dict[tuple[str, str], float]:
-    """How much each verdict matters, by variant and reference.
+) -> dict[Pair, float]:
+    """How much each verdict matters.
 
     Twice as much where a claim rests on it, and where the variant may be a part of the best
     combination: beside the baseline, and perhaps faster. A quarter where it counts for nothing,
@@ -311,16 +303,16 @@ def weights(
     found = {}
     for pair in pairs:
         weight = 1.0
-        if (pair.variant, pair.reference) in claimed:
+        if pair.pair in claimed:
             weight *= 2
         if pair.reference == baseline and _perhaps_faster(pair):
             weight *= 2
         if not (certified[pair.variant] and certified[pair.reference]):
             weight /= 4
-        found[pair.variant, pair.reference] = weight
+        found[pair.pair] = weight
     return found
 
 
 def _perhaps_faster(pair: PairedRun) -> bool:
-    ratios = speed_ratios(pair)
+    ratios = pair.ratios
     return bool(ratios) and max(ratio.estimate + 2 * ratio.error for ratio in ratios) > 0

@@ -26,7 +26,7 @@ from schemas.base import seconds_of
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.results import Certificate, PairedRun, Refinement, Session, Stint, Unsettled
+from schemas.results import Certificate, Pair, PairedRun, Refinement, Session, Stint, Unsettled
 from transformer_core.common.endings import program
 from transformer_core.common.progress import SessionLines, log, log_to
 from transformer_core.common.records import check_option, read_record
@@ -35,8 +35,8 @@ from transformer_core.common.seals import check, write_sealed
 from transformer_core.common.study_clock import CLOCK, JobTimes, read_clock
 from transformer_core.decide.next_sessions import (
     Limits,
-    Pair,
     Plan,
+    SoFar,
     Standing,
     next_plan,
     standings,
@@ -54,8 +54,6 @@ from transformer_core.run.supervisor import end_on_request
 
 Measure = Callable[[Plan, int], Session]
 """Makes a session of a plan, by its number; SessionEndedError if a side ends before it."""
-Key = tuple[str, str]
-"""A comparison: its variant and its reference."""
 
 
 class KeptStints:
@@ -65,7 +63,7 @@ class KeptStints:
     another run spec, other settings or other code, and count no more.
     """
 
-    def __init__(self, folder: Path, keys: Mapping[Key, str]) -> None:
+    def __init__(self, folder: Path, keys: Mapping[Pair, str]) -> None:
         self._folder = folder
         self._keys = keys
         files = self._files()
@@ -74,9 +72,9 @@ class KeptStints:
         self.last_stint = 0
         """Number of the last stint; 0 for none."""
 
-    def read_into(self, pairs: Iterable[Pair]) -> None:
+    def read_into(self, pairs: Iterable[SoFar]) -> None:
         """Give every comparison the sessions that were added to it."""
-        by_name = {(pair.variant, pair.reference): pair for pair in pairs}
+        by_name = {pair.pair: pair for pair in pairs}
         for _, path in sorted(self._files().items()):
             try:
                 check(path)
@@ -87,7 +85,7 @@ class KeptStints:
                 continue
             self.last_stint = max(self.last_stint, stint)
             for variant, key in keys.items():
-                name = variant, session.sides[0].name
+                name = Pair(variant, session.sides[0].name)
                 if name in by_name and self._keys.get(name) == key:
                     by_name[name].add(session, stint)
 
@@ -98,7 +96,7 @@ class KeptStints:
         self.last_stint = stint
         kept = {
             "stint": stint,
-            "keys": {variant: self._keys[variant, reference] for variant in variants},
+            "keys": {variant: self._keys[Pair(variant, reference)] for variant in variants},
             "session": session.model_dump(mode="json"),
         }
         write_sealed(self._folder / f"session-{self.last}.json", json.dumps(kept))
@@ -110,14 +108,6 @@ class KeptStints:
 
 
 Claimed = list[tuple[str, str]]
-
-
-def first_round(file: Path) -> PairedRun:
-    """results/turns/<group>/<reference>/<variant>.json, which is sealed as the target that it was
-    going to be."""
-    content = file.read_bytes()
-    check(file, content, of=Path("results/pairs", file.parent.name, file.name))
-    return PairedRun.model_validate_json(content)
 
 
 def sessions_of(
@@ -145,31 +135,31 @@ def comparisons(
     certificates: Sequence[Certificate],
     claimed: Claimed,
     baseline: str,
-) -> list[Pair]:
+) -> list[SoFar]:
     """The comparisons with how much each matters, and why one cannot go on."""
     certified = {one.variant: one.status == "equivalent" for one in certificates}
     matters = weights(runs, claimed, baseline, certified)
-    pairs = [Pair(run, matters[run.variant, run.reference]) for run in runs]
+    pairs = [SoFar(run, matters[run.pair]) for run in runs]
     for pair in pairs:
-        if any(spans_machines(specs[name]) for name in (pair.variant, pair.reference)):
+        if any(spans_machines(specs[name]) for name in pair.pair):
             pair.stuck = "sides on several hosts are timed in their first round only"
     return pairs
 
 
 def keys(
-    pairs: Sequence[Pair], specs: dict[str, RunSpec], comparing: Comparing, code: str
-) -> dict[tuple[str, str], str]:
+    pairs: Sequence[SoFar], specs: dict[str, RunSpec], comparing: Comparing, code: str
+) -> dict[Pair, str]:
     """What sessions of each comparison are sessions of: as its first round has it."""
     found = {}
     for pair in pairs:
-        sides = [Side(name, specs[name]) for name in (pair.reference, pair.variant)]
+        sides = [Side(name, specs[name]) for name in pair.pair[::-1]]
         asked = for_devices(comparing, [side.spec for side in sides])
-        found[pair.variant, pair.reference] = Kept(Path(), sides, asked, code).key
+        found[pair.pair] = Kept(Path(), sides, asked, code).key
     return found
 
 
 def refine(
-    pairs: Sequence[Pair],
+    pairs: Sequence[SoFar],
     study: Study,
     kept: KeptStints,
     measure: Measure,
@@ -195,7 +185,7 @@ def refine(
 
 
 def spend(
-    pairs: Sequence[Pair],
+    pairs: Sequence[SoFar],
     limits: Limits,
     kept: KeptStints,
     measure: Measure,
@@ -219,22 +209,24 @@ def spend(
     return done
 
 
-def open_standings(pairs: Sequence[Pair], limits: Limits) -> list[Standing]:
+def open_standings(pairs: Sequence[SoFar], limits: Limits) -> list[Standing]:
     """Where the comparisons stand that can go on."""
-    stuck = {(pair.variant, pair.reference) for pair in pairs if pair.stuck}
+    stuck = {pair.pair for pair in pairs if pair.stuck}
     found = standings(pairs, limits.margin)
-    return [one for one in found if (one.variant, one.reference) not in stuck]
+    return [one for one in found if one.pair not in stuck]
 
 
 def _stint(
     plan: Plan,
-    pairs: Sequence[Pair],
+    pairs: Sequence[SoFar],
     kept: KeptStints,
     measure: Measure,
     left: Callable[[], float],
     now: Callable[[], float],
 ) -> Stint:
-    crew = [p for p in pairs if p.reference == plan.reference and p.variant in plan.variants]
+    crew = [
+        p for p in pairs if p.pair.reference == plan.reference and p.pair.variant in plan.variants
+    ]
     number, began, made, reason = kept.last_stint + 1, now(), 0, ""
     while made < plan.sessions and (not made or plan.session_seconds <= left()):
         try:
@@ -243,7 +235,7 @@ def _stint(
             reason = str(error)
             log.info("%s", reason)
             for pair in crew:
-                if error.side in (pair.variant, pair.reference):
+                if error.side in pair.pair:
                     pair.stuck = reason
             break
         kept.add(session, number)
@@ -259,18 +251,18 @@ def _stint(
     )
 
 
-def unsettled(pairs: Sequence[Pair], limits: Limits) -> list[Unsettled]:
+def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
     """The comparisons without a verdict, and about how much longer each would take."""
-    reasons = {(pair.variant, pair.reference): pair.stuck for pair in pairs}
+    reasons = {pair.pair: pair.stuck for pair in pairs}
     found = []
     for standing in standings(pairs, limits.margin):
         if standing.decided:
             continue
-        reason = reasons[standing.variant, standing.reference]
+        reason = reasons[standing.pair]
         found.append(
             Unsettled(
-                variant=standing.variant,
-                reference=standing.reference,
+                variant=standing.pair.variant,
+                reference=standing.pair.reference,
                 seconds=None if reason else limits.seconds(standing),
                 reason=reason,
             )
@@ -286,11 +278,11 @@ HEAVIER = {"figures": 5.0, "tables": 2.0, "page": 2.0}
 """Those that take longer than the others, and about how much, until one has been timed."""
 
 
-def kept_for_the_rest(study: Study, pairs: int, jobs: Mapping[str, JobTimes]) -> float:
-    """Seconds that are kept for what follows ``pairs`` comparisons: as long as it took before on
+def kept_for_the_rest(study: Study, jobs: Mapping[str, JobTimes]) -> float:
+    """Seconds that are kept for what follows the comparisons: as long as it took before on
     this machine, else as the jobs before it suggest."""
     light = max((jobs[rule].mean for rule in LIGHT if rule in jobs), default=1.0)
-    total = pairs * jobs["pair"].mean if "pair" in jobs else 0.1 * pairs * light
+    total = 0.0
     for rule in FOLLOWING:
         if rule in jobs:
             total += jobs[rule].mean
@@ -350,7 +342,7 @@ def main() -> None:
     claimed: Claimed = check_option("--claimed", options.claimed, Claimed)
     files = {file.parent.name: file for file in options.specs}
     specs = {name: read_record(file, RunSpec) for name, file in files.items()}
-    runs = [first_round(file) for file in options.pairs]
+    runs = [read_record(file, PairedRun) for file in options.pairs]
     certificates = [read_record(file, Certificate) for file in options.certificates]
     pairs = comparisons(runs, specs, certificates, claimed, study.baseline)
     clock = partial(read_clock, options.clock)
@@ -362,16 +354,15 @@ def main() -> None:
         command = reproducing_command(options.output)
         made = sessions_of(specs, study.comparison, options.data, options.sessions, command)
         kept = KeptStints(options.sessions, keys(pairs, specs, study.comparison, options.code))
-        rest = kept_for_the_rest(study, len(pairs), clock().jobs)
+        rest = kept_for_the_rest(study, clock().jobs)
         result = refine(pairs, study, kept, made, spent, rest)
         for path in options.sessions.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
     for pair in pairs:
-        place = f"{pair.reference}/{pair.variant}.json"
-        inputs = [files[pair.variant], files[pair.reference], *shard_manifests(options.data)]
+        inputs = [*(files[name] for name in pair.pair), *shard_manifests(options.data)]
         text = pair.record().model_dump_json(indent=1) + "\n"
-        write_sealed(options.records / place, text, inputs, of=Path("results/pairs") / place)
+        write_sealed(options.records / f"{pair.pair}.json", text, inputs)
     write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
 
 

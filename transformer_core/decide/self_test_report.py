@@ -20,14 +20,13 @@ from statistics import median
 from scipy import stats
 
 from schemas.errors import ConfigError
-from schemas.results import Interval, Session
+from schemas.results import Interval, LogRatio, Pair, Session
 from schemas.results.self_test import SelfTestKind, SelfTestReport, SelfTestRun, Share
 from transformer_core.common.endings import program
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import simultaneous_ratios, variance_between_sessions
 from transformer_core.decide.verdicts import verdict_of
-from transformer_core.measure.turns.session_ratio import LogRatio, session_ratio
 
 FALSE_ALARMS = 0.05
 """Share of comparisons of equal sides that may be called different."""
@@ -79,7 +78,7 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
 
 
 def _ratios(sessions: Sequence[Session], reference: str, name: str) -> list[LogRatio]:
-    return [session_ratio(session.rounds, reference, name) for session in sessions]
+    return [session.ratio(Pair(name, reference)) for session in sessions]
 
 
 def _parts(

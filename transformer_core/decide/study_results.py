@@ -26,6 +26,7 @@ from schemas.results import (
     LargestBatchResult,
     LinkError,
     MemoryResult,
+    Pair,
     PairedRun,
     PredictedMemory,
     Projection,
@@ -126,18 +127,17 @@ class StudyResults:
         return {item.variant: item for item in self.all_comparisons if item.reference == baseline}
 
     @cached_property
-    def by_pair(self) -> dict[tuple[str, str], Comparison]:
-        """Every comparison by variant and reference."""
-        return {(item.variant, item.reference): item for item in self.all_comparisons}
+    def by_pair(self) -> dict[Pair, Comparison]:
+        """Every comparison."""
+        return {item.pair: item for item in self.all_comparisons}
 
     @cached_property
     def paired_runs(self) -> list[PairedRun]:
         """The turns with the baseline, in the order of the study."""
-        folder = self.folder / "pairs" / self.study.baseline
         return [
-            self._read(folder / f"{name}.json", PairedRun)
-            for name in self.study.variants
-            if name != self.study.baseline
+            self._read(self.folder / comparison.record, PairedRun)
+            for comparison in self.comparisons.values()
+            if comparison.record is not None
         ]
 
     @cached_property

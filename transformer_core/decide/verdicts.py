@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from schemas.config.measurement import Comparing
-from schemas.results import Effect, Interval, Quantity, Session, Verdict
+from schemas.results import Effect, Interval, Pair, Quantity, Session, Verdict
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.measure.turns.session_ratio import session_ratio
 
 _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
     "throughput": ("FASTER", "SLOWER"),
@@ -43,8 +42,7 @@ def session_effects(
     """What sessions of several sides say of the throughput of each against ``reference``, with
     intervals that hold for all of them at once."""
     ratios = [
-        [session_ratio(session.rounds, reference, variant) for session in sessions]
-        for variant in variants
+        [session.ratio(Pair(variant, reference)) for session in sessions] for variant in variants
     ]
     return {
         variant: judge("throughput", interval, comparing.margin, len(sessions))

@@ -17,7 +17,6 @@ from transformer_core.decide.compare import about_sessions
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import judge
 from transformer_core.measure.turns.comparison import compare
-from transformer_core.measure.turns.session_ratio import session_ratio
 from transformer_core.measure.turns.sides import Side
 from transformer_core.own_training.techniques import TECHNIQUES, with_techniques
 
@@ -84,10 +83,7 @@ class Timing:
             if name not in self.runs and one.certificate.word in ("same", "undecided"):
                 self.runs[name] = self._timed(name, one)
         done = {name: run for name, run in self.runs.items() if run.status == "ok"}
-        ratios = [
-            [session_ratio(session.rounds, OWN, name) for session in run.sessions]
-            for name, run in done.items()
-        ]
+        ratios = [run.ratios for run in done.values()]
         intervals = dict(zip(done, simultaneous_ratios(ratios), strict=True))
         return [self._with_speed(one, intervals) for one in tried]
 

@@ -3,19 +3,18 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 from schemas.config.families import Family, Member
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, nearest
-
-Pair = tuple[str, str]
-"""A comparison: its variant and its reference."""
+from schemas.results import Pair
 
 
 def compared_pairs(
     study: Study, extra_pairs: Iterable[tuple[str, str]] = (), file: str = "study"
-) -> list[tuple[str, str]]:
-    """The pairs (variant, reference) that are timed, each once.
+) -> list[Pair]:
+    """The pairs that are timed, each once.
 
     Every variant with the baseline, then those that the study lists, then ``extra_pairs``. Raises
     ConfigError for a listed one that names a variant the study does not run, or the same twice.
@@ -33,8 +32,10 @@ def compared_pairs(
             problems.append(ConfigProblem(file, field, pair[0], message, remedy))
     if problems:
         raise ConfigError(problems)
-    pairs = [(variant, study.baseline) for variant in study.variants if variant != study.baseline]
-    return list(dict.fromkeys([*pairs, *study.comparisons, *extra_pairs]))
+    pairs = [
+        Pair(variant, study.baseline) for variant in study.variants if variant != study.baseline
+    ]
+    return list(dict.fromkeys([*pairs, *starmap(Pair, (*study.comparisons, *extra_pairs))]))
 
 
 def members_in(family: Family, study: Study) -> list[Member]:
@@ -55,13 +56,13 @@ def _number(study: Study, field: str) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
-def family_pairs(families: Mapping[str, Family], study: Study) -> list[tuple[str, str]]:
-    """The pairs (variant, reference) that the curves of ``study`` need, each once.
+def family_pairs(families: Mapping[str, Family], study: Study) -> list[Pair]:
+    """The pairs that the curves of ``study`` need, each once.
 
     A family of which the study runs fewer than two members has no curve.
     """
     pairs = [
-        (member.variant, reference)
+        Pair(member.variant, reference)
         for family in families.values()
         for members in [members_in(family, study)]
         if len(members) > 1
@@ -80,21 +81,24 @@ class TurnGroup:
     pairs: tuple[Pair, ...]
 
     def records(self) -> list[str]:
-        """<reference>/<variant> of every comparison."""
-        return [f"{reference}/{variant}" for variant, reference in self.pairs]
+        """<variant>/<reference> of every comparison."""
+        return [str(pair) for pair in self.pairs]
 
 
 def turn_groups(
-    pairs: Sequence[Pair], together: int, alone: Iterable[str] = ()
+    asked: Sequence[tuple[str, str]], together: int, alone: Iterable[str] = ()
 ) -> dict[str, TurnGroup]:
-    """The jobs that time ``pairs`` of (variant, reference), by name.
+    """The jobs that time the pairs that are ``asked`` for, by name.
 
     A job has a reference and as many of its variants as ``together`` leaves room for. Variants that
     are compared with each other too share a job where they fit into one, so that the same turns
     serve both comparisons. A pair with one of those that must be ``alone`` has a job to itself.
     """
+    pairs = list(starmap(Pair, asked))
     single = set(alone)
-    groups = [TurnGroup((pair[1], pair[0]), (pair,)) for pair in pairs if single & {*pair}]
+    groups = [
+        TurnGroup((pair.reference, pair.variant), (pair,)) for pair in pairs if single & {*pair}
+    ]
     left = [pair for pair in pairs if not single & {*pair}]
     variants = defaultdict(list)
     for variant, reference in left:

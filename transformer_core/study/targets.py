@@ -6,7 +6,7 @@ from pathlib import Path
 from schemas.config.corpus import SPLITS
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, nearest
-from transformer_core.study.compared_pairs import compared_pairs
+from transformer_core.study.compared_pairs import compared_pairs, turn_groups
 
 
 def known_targets(
@@ -14,10 +14,12 @@ def known_targets(
     extra_pairs: Iterable[tuple[str, str]] = (),
     figures: Iterable[str] = (),
     tables: Iterable[str] = (),
+    alone: Iterable[str] = (),
 ) -> list[str]:
     """Every target that a user may ask for by name; see :func:`compared_pairs`.
 
-    ``figures`` and ``tables`` are the names of those of the report.
+    ``figures`` and ``tables`` are the names of those of the report; comparisons of variants that
+    must be ``alone`` share no turns with others.
     """
     data = f"results/data/{study.corpus.name}"
     targets = ["results/report.html", "results/report.md", "results/summary.json"]
@@ -40,8 +42,8 @@ def known_targets(
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]
     targets += ["results/self_test/report.json"]
-    pairs = compared_pairs(study, extra_pairs)
-    targets += [f"results/pairs/{reference}/{variant}.json" for variant, reference in pairs]
+    groups = turn_groups(compared_pairs(study, extra_pairs), study.comparison.together, alone)
+    targets += [f"results/turns/{group}" for group in groups]
     for variant in study.variants:
         folder = f"results/runs/{variant}"
         targets += [f"{folder}/{name}.json" for name in ("spec", "metrics", "evaluation")]
@@ -60,12 +62,12 @@ def known_targets(
     return targets + [f"results/figures/{name}.svg" for name in figures]
 
 
-_ALWAYS = ("results/pairs/", "results/memory/")
-_CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles", "pairs", "memory"))
+_ALWAYS = ("results/turns/", "results/memory/")
+_CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles", "turns", "memory"))
 
 
 def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a target in a folder of runs, data, profiles or memory, or a pair, that the study
+    """Refuse a target in a folder of runs, data, profiles, turns or memory that the study
     lacks.
 
     ``asked`` may hold other words of a command line: they are left to Snakemake. Raises

@@ -123,7 +123,11 @@ try:
     check_owner(STUDY, OWNER, STUDY_FILE)
     TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"
     PART_MANIFESTS = gather.tokenize(f"{TRAIN_SHARDS}/part-{{scatteritem}}/manifest.json")
-    TARGETS = known_targets(STUDY, EXTRA_PAIRS, FIGURES, TABLES)
+    # Runs over several real hosts are not grouped: the others must know which processes come next.
+    SEVERAL_HOSTS = [
+        name for name, spec in SPECS.items() if spec.machine.nodes > 1 and spec.machine.link is None
+    ]
+    TARGETS = known_targets(STUDY, EXTRA_PAIRS, FIGURES, TABLES, SEVERAL_HOSTS)
     # Snakemake tells its targets only after the rules are read, and then without near names.
     check_targets(sys.argv[1:], [*TARGETS, *PART_MANIFESTS])
     if in_vain := list(asked_in_vain(sys.argv[1:], STUDY)):
@@ -132,13 +136,19 @@ except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
 CORPUS = STUDY.corpus.name
-# Runs over several real hosts are not grouped: the others must know which processes come next.
-SEVERAL_HOSTS = [
-    name for name, spec in SPECS.items() if spec.machine.nodes > 1 and spec.machine.link is None
-]
 TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
-GROUP_OF = {pair: group for group, turns in TURNS.items() for pair in turns.records()}
-PAIRED_RUNS = [f"results/pairs/{reference}/{variant}.json" for variant, reference in PAIRS]
+# Of every comparison its record: of its first sessions, or with those that were added since.
+FIRST_RECORDS = {
+    pair: f"results/turns/{group}/{pair}.json"
+    for group, turns in TURNS.items()
+    for pair in turns.records()
+}
+REFINED = "results/refined"
+RECORDS = {
+    str(pair): FIRST_RECORDS[str(pair)] if STUDY.time is None else f"{REFINED}/{pair}.json"
+    for pair in PAIRS
+}
+TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
 REPEATS = range(1, STUDY.repeats + 1)
 
@@ -345,13 +355,6 @@ def seeds_until_decided(run, files):
         f"--seeds {run.seeds} --first-look {run.first_look} --margin {run.margin}"
         f" --budget {STUDY.certificate.budget} --reference {files.reference}"
     )
-
-
-def measured(wildcards):
-    """The record of a comparison, as its first round left it or as it went on."""
-    if STUDY.time is not None:
-        return Path(f"results/refined/{wildcards.pair}.json")
-    return Path(f"results/turns/{GROUP_OF[wildcards.pair]}/{wildcards.pair}.json")
 
 
 def sides(wildcards):

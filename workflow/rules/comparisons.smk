@@ -10,7 +10,7 @@ rule turns:
             f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
         ),
     output:
-        # <reference>/<number>
+        # <variant>/<reference>.json of each of its comparisons
         directory("results/turns/{group}"),
     log:
         "results/logs/turns/{group}.log",
@@ -29,20 +29,16 @@ rule turns:
         # Without what only judges, or only groups, what is measured.
         comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
         variants=lambda wildcards, input: input.specs[1:],
-        # <reference>/<variant>
         pairs=lambda wildcards: TURNS[wildcards.group].records(),
         files=lambda wildcards, output: [
             f"{output[0]}/{pair}.json" for pair in TURNS[wildcards.group].records()
         ],
-        targets=lambda wildcards: [
-            f"results/pairs/{pair}.json" for pair in TURNS[wildcards.group].records()
-        ],
     message:
-        "Time in turns for {params.targets}"
+        "Time in turns: {params.pairs}"
     shell:
         "python -m transformer_core.measure.turns.job --reference {input.specs[0]}"
         " --variant {params.variants} --pairs {params.pairs} --comparing {params.comparing:q} --data {params.data}"
-        " --output {params.files} --target {params.targets} --sessions {output}.sessions"
+        " --output {params.files} --target {output} --sessions {output}.sessions"
         " --code {params.code}"
         " --log-file {log}"
 
@@ -63,8 +59,8 @@ if STUDY.time is not None:
             before=lambda wildcards: DONE_FIRST,
         output:
             record="results/refinement.json",
-            # <reference>/<variant>.json
-            records=directory("results/refined"),
+            # <variant>/<reference>.json
+            records=directory(REFINED),
         log:
             "results/logs/refine.log",
         # All cores and the one slot: nothing else may disturb what is timed.
@@ -79,11 +75,7 @@ if STUDY.time is not None:
             of_turns=CODE["turns"],
             own=own_models(SPECS.values()),
             data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-            firsts=[
-                f"results/turns/{group}/{pair}.json"
-                for group, turns in TURNS.items()
-                for pair in turns.records()
-            ],
+            firsts=list(FIRST_RECORDS.values()),
             claimed=as_text(json.dumps(claim_pairs(CLAIMS, STUDY))),
         message:
             "Go on with undecided comparisons until the time is spent"
@@ -95,34 +87,9 @@ if STUDY.time is not None:
             " --output {output.record} --log-file {log}"
 
 
-rule pair:
-    input:
-        lambda wildcards: (
-            f"results/turns/{GROUP_OF[wildcards.pair]}"
-            if STUDY.time is None
-            else "results/refined"
-        ),
-    output:
-        # <reference>/<variant>
-        "results/pairs/{pair}.json",
-    log:
-        "results/logs/pairs/{pair}.log",
-    wildcard_constraints:
-        pair="|".join(GROUP_OF) or "none",
-    params:
-        file=measured,
-        seals=lambda wildcards, output: [
-            seal_file(file) for file in (measured(wildcards), Path(output[0]))
-        ],
-    message:
-        "Take {wildcards.pair} from what took turns"
-    shell:
-        "(cp {params.file} {output}; cp {params.seals}) 2> {log}"
-
-
 rule compare:
     input:
-        pairs=PAIRED_RUNS,
+        timed=TIMED,
         results=expand("results/runs/{variant}/metrics.json", variant=SPECS),
         certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
     output:
@@ -132,9 +99,10 @@ rule compare:
     params:
         code=CODE["compare"],
         margin=STUDY.comparison.margin,
+        records=list(RECORDS.values()),
     message:
         "Compare the variants"
     shell:
-        "python -m transformer_core.decide.compare --margin {params.margin} --pairs {input.pairs}"
+        "python -m transformer_core.decide.compare --margin {params.margin} --pairs {params.records}"
         " --results {input.results} --certificates {input.certificates} --output {output}"
         " 2>&1 | tee {log}"

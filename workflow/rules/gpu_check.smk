@@ -6,7 +6,8 @@ GPU_CHECKED = {
         "results/runs/{variant}/repeat-1/metrics.json",
         variant=["single", "tf32", "amp_fp16", "amp_bf16"],
     ),
-    "pairs": [file for file in PAIRED_RUNS if file.startswith("results/pairs/single/")],
+    "comparisons": "results/comparisons.json",
+    "timed": TIMED,
     "memory": [
         "results/memory/predicted.json",
         *expand("results/memory/largest_batch/{variant}.json", variant=SEARCHED),

@@ -85,7 +85,7 @@ rule figures:
         steps=expand(
             "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
         ),
-        pairs=PAIRED_RUNS,
+        timed=TIMED,
         events=expand("results/profiles/{name}/events.parquet", name=[*SPECS, *STUDY.traces]),
     output:
         expand("results/figures/{name}.svg", name=FIGURES),

@@ -424,7 +424,8 @@ def build(
         certificates.append(write(folder / "equivalence" / f"{name}.json", certificate))
         if name != study.baseline:
             pair = paired_run_of(made[0], study.baseline)
-            pairs.append(write(folder / "pairs" / study.baseline / f"{name}.json", pair))
+            place = f"turns/{study.baseline}/1/{pair.pair}.json"
+            pairs.append(write(folder / place, pair))
     options = ["--margin", str(study.comparison.margin), "--pairs", *pairs]
     options += ["--results", *metrics, "--certificates", *certificates]
     assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0

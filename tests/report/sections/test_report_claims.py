@@ -71,7 +71,7 @@ def test_evidence_has_numbers_files_and_variants(page: Page) -> None:
         r"agrees Throughput of amp_bf16 over single: 1\.62× \[1\.\d+, 1\.\d+\]", evidence
     )
     assert "Claimed: more, at most 3. Found: " in evidence
-    assert "results/pairs/single/amp_bf16.json" in evidence
+    assert "results/turns/single/1/amp_bf16/single.json" in evidence
     assert "1 test that cannot be made here" in evidence
     assert "ddp ended unsupported: needs 2 GPUs" in evidence
     assert "another size" in row_of(page, "large")[3]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from math import exp
 
+from schemas.results import Pair
 from schemas.results.search import BASELINE
 from transformer_core.decide.search.trials import Bench, Trial
 from transformer_core.measure.turns.session import SessionEndedError
-from transformer_core.measure.turns.session_ratio import session_ratio
 
 FEWEST_TURNS = 5
 """Turns of a round at least: a trimmed mean of fewer leaves nothing out."""
@@ -41,6 +41,6 @@ def _session(bench: Bench, trials: Sequence[Trial], pairs: int, name: str) -> No
                 trial.status, trial.reason = error.outcome.status, error.outcome.reason
                 continue
         for side, trial in running.items():
-            trial.rounds.append(exp(session_ratio(session.rounds, BASELINE, side).estimate))
+            trial.rounds.append(exp(session.ratio(Pair(side, BASELINE)).estimate))
             trial.turns.append((session, side))
         return

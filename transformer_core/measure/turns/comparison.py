@@ -5,14 +5,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.config.measurement import Comparing
-from schemas.results import PairedRun, Provenance, Round, Session
+from schemas.results import Pair, PairedRun, Provenance, Round, Session
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.kept_sessions import Kept
 from transformer_core.measure.turns.session import SessionEndedError, Sessions
-from transformer_core.measure.turns.session_ratio import session_ratio
 from transformer_core.measure.turns.sides import Side, for_devices
-from transformer_core.measure.turns.stopping_rule import Pair, Stopped, enough, stop
+from transformer_core.measure.turns.stopping_rule import Stopped, enough, stop
 from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.statuses import Outcome
@@ -29,9 +28,9 @@ def compare(
 ) -> dict[str, PairedRun]:
     """:func:`compare_pairs` of every side but the first with the first; by name of the side."""
     reference, *variants = (side.name for side in sides)
-    pairs = [(variant, reference) for variant in variants]
+    pairs = [Pair(variant, reference) for variant in variants]
     found = compare_pairs(sides, pairs, comparing, data, folder, command, code, again)
-    return {variant: run for (variant, _), run in found.items()}
+    return {pair.variant: run for pair, run in found.items()}
 
 
 def compare_pairs(
@@ -113,9 +112,9 @@ def _until_enough(
         kept.add(session)
         done.append(session)
         said = []
-        for variant, reference in pairs:
-            ratio = session_ratio(session.rounds, reference, variant)
-            said.append(f"{variant}/{reference} {ratio.estimate:+.4f} +- {2 * ratio.error:.4f}")
+        for pair in pairs:
+            ratio = session.ratio(pair)
+            said.append(f"{pair} {ratio.estimate:+.4f} +- {2 * ratio.error:.4f}")
         log.info(
             "%s, session %d: %.2f s, log ratios %s",
             *(lines.name, session.number, session.seconds, ", ".join(said)),
@@ -132,30 +131,31 @@ def _record(
     provenance: Mapping[str, Provenance],
 ) -> PairedRun:
     """The record of a pair, without sessions where one of its sides ``ended`` before the others."""
-    variant, reference = pair
     outcome = ended.outcome if ended else Outcome(status="ok", reason=None)
     return PairedRun(
-        reference=reference,
-        variant=variant,
+        reference=pair.reference,
+        variant=pair.variant,
         **outcome.of_a_result,
         ended_by=ended.side if ended else None,
-        sessions=[] if ended else [of_two(session, reference, variant) for session in done],
+        sessions=[] if ended else [of_two(session, pair) for session in done],
         others=[side.name for side in sides if side.name not in pair],
         stopped=stopped,
         seconds=sum(session.seconds for session in done),
-        provenance={side: provenance[side] for side in (reference, variant)},
+        provenance={side: provenance[side] for side in pair[::-1]},
     )
 
 
-def of_two(session: Session, reference: str, variant: str) -> Session:
+def of_two(session: Session, pair: Pair) -> Session:
     """What a session says of two of its sides."""
-    two = (reference, variant)
+    two = (pair.reference, pair.variant)
     rounds = [
         Round(windows=[window for window in rnd.windows if window.side in two])
         for rnd in session.rounds
     ]
     sides = sorted((s for s in session.sides if s.name in two), key=lambda s: two.index(s.name))
-    return session.model_copy(update={"sides": sides, "rounds": rounds})
+    return session.model_copy(
+        update={"sides": sides, "rounds": rounds, "ratios": [session.ratio(pair)]}
+    )
 
 
 def _provenance(sides: Sequence[Side], command: str, started: datetime) -> dict[str, Provenance]:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
-from schemas.results import PairedRun
+from schemas.results import Pair
 from transformer_core.common.attempts import count_failure
 from transformer_core.common.endings import program
 from transformer_core.common.progress import log_to
@@ -30,7 +30,6 @@ from transformer_core.common.seals import write_sealed
 from transformer_core.measure.turns.comparison import compare_pairs
 from transformer_core.measure.turns.kept_sessions import leave_sessions
 from transformer_core.measure.turns.sides import Side, start_side
-from transformer_core.measure.turns.stopping_rule import Pair
 from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import add_data, add_log_file
@@ -63,15 +62,6 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
             child.wait()
 
 
-def asked_for(run: PairedRun, command: str) -> PairedRun:
-    """The record with the command that makes it again, and not the others of its job."""
-    provenance = {
-        side: found.model_copy(update={"command": command})
-        for side, found in run.provenance.items()
-    }
-    return run.model_copy(update={"provenance": provenance})
-
-
 def read_side(file: Path) -> Side:
     """The side of a run spec, under the name of its variant."""
     spec = read_record(file, RunSpec)
@@ -92,14 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pairs",
         nargs="+",
-        metavar="REFERENCE/VARIANT",
+        metavar="VARIANT/REFERENCE",
         help="comparisons of two of them (default: each variant with the reference)",
     )
     parser.add_argument(
         "--output", type=Path, required=True, nargs="+", help="file of each comparison's record"
     )
     parser.add_argument(
-        "--target", type=Path, nargs="+", help="what is asked for instead of each OUTPUT"
+        "--target", type=Path, help="what is asked for to make the records again (default: OUTPUT)"
     )
     parser.add_argument(
         "--sessions", type=Path, help="folder of sessions (default: OUTPUT without ending)"
@@ -112,15 +102,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def pairs_of(asked: Sequence[str] | None, names: Sequence[str]) -> list[Pair]:
-    """The comparisons of a command line, each of two of ``names``, the reference first of them;
-    ValueError for one that is not."""
+    """The comparisons of a command line, each of two of ``names``; ValueError for one that is not.
+
+    Without any, each name with the first."""
     reference, *variants = names
     pairs: list[Pair] = []
-    for text in asked or [f"{reference}/{variant}" for variant in variants]:
-        two, _, one = text.partition("/")
+    for text in asked or [f"{variant}/{reference}" for variant in variants]:
+        one, _, two = text.partition("/")
         if {one, two} - {*names}:
-            raise ValueError(f"--pairs {text}: REFERENCE/VARIANT of {', '.join(names)}")
-        pairs.append((one, two))
+            raise ValueError(f"--pairs {text}: VARIANT/REFERENCE of {', '.join(names)}")
+        pairs.append(Pair(one, two))
     return pairs
 
 
@@ -129,7 +120,6 @@ def main() -> None:
     parser = _parser()
     arguments = parser.parse_args()
     outputs: list[Path] = arguments.output
-    targets: list[Path] = arguments.target or outputs
     files = [arguments.reference, *arguments.variant]
     sides = [read_side(file) for file in files]
     file_of = dict(zip((side.name for side in sides), files, strict=True))
@@ -137,13 +127,13 @@ def main() -> None:
         pairs = pairs_of(arguments.pairs, list(file_of))
     except ValueError as error:
         parser.error(str(error))
-    if not len(pairs) == len(outputs) == len(targets):
-        parser.error("--output, --target: as many files as comparisons")
+    if len(pairs) != len(outputs):
+        parser.error("--output: as many files as comparisons")
     log_to(arguments.log_file)
     end_on_request()
     folder: Path = arguments.sessions or outputs[0].with_suffix("")
     comparing = Comparing.model_validate_json(arguments.comparing)
-    command = reproducing_command(targets[0])
+    command = reproducing_command(arguments.target or outputs[0])
     if lends_processes_only():
         lend(sides, arguments.data, folder, outputs[-1], command)
         return
@@ -152,10 +142,9 @@ def main() -> None:
         runs = compare_pairs(
             sides, pairs, comparing, arguments.data, folder, command, arguments.code, again
         )
-        for pair, output, target in zip(pairs, outputs, targets, strict=True):
-            run = asked_for(runs[pair], reproducing_command(target))
+        for pair, output in zip(pairs, outputs, strict=True):
             inputs = [*(file_of[name] for name in pair), *shard_manifests(arguments.data)]
-            write_sealed(output, run.model_dump_json(indent=1) + "\n", inputs, of=target)
+            write_sealed(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
         leave_sessions(folder, comparing)
 
 

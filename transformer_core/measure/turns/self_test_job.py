@@ -17,7 +17,7 @@ from pathlib import Path
 
 from schemas.config.measurement import Comparing, SelfTest
 from schemas.config.run_spec import RunSpec
-from schemas.results import Session
+from schemas.results import Pair, Session
 from schemas.results.self_test import SelfTestRun
 from transformer_core.common.endings import program
 from transformer_core.common.progress import SessionLines, log, log_to
@@ -59,7 +59,7 @@ def measure(
     done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]
     if done:
         log.info("self-test: going on after %d sessions", len(done))
-    judge = enough([(side.name, REFERENCE) for side in sides[1:]], comparing)
+    judge = enough([Pair(side.name, REFERENCE) for side in sides[1:]], comparing)
     lines = SessionLines("self-test")
     began, first = time.monotonic(), len(done)
     with Coordinator(folder / COORDINATOR, spans_machines(sides[0].spec)) as coordinator:

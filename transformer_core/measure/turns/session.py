@@ -30,6 +30,7 @@ from transformer_core.measure.memory.predicted.sides_together import (
     Keeping,
     keeping_here,
 )
+from transformer_core.measure.turns.session_ratio import session_ratios
 from transformer_core.measure.turns.sides import WORKER, Side, in_order, start_side, stop_sides
 from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
 from transformer_core.run.coordinator import (
@@ -148,7 +149,8 @@ class Sessions:
             _record(side, members[name], began, warm[name], memory[name], kernels[name])
             for name, side in ((side.name, side) for side in self.sides)
         ]
-        return {"sides": records, **made, "before": before, "after": after}
+        ratios = session_ratios(made["rounds"], [side.name for side in self.sides])
+        return {"sides": records, **made, "ratios": ratios, "before": before, "after": after}
 
     def provenances(self, ask: Ask) -> dict[str, Provenance]:
         """Where the numbers of each side come from."""

@@ -8,41 +8,28 @@ McLaughlin, 1963; Yuen, The two-sample trimmed t for unequal population variance
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import combinations
 from math import log, nan, sqrt
 
 import numpy as np
 
-from schemas.results import Round, TurnWindow
+from schemas.results import LogRatio, Pair, Round, TurnWindow
 
 TRIM = 0.3
 """Share of the ratios that is left out at either end, in whole ratios."""
 
 
-@dataclass(frozen=True)
-class LogRatio:
-    """Logarithm of a ratio of throughputs, from one session."""
-
-    estimate: float
-    error: float
-    """Standard error from the windows of the session alone: what differs between processes is
-    not in it."""
-    freedom: int
-    """Degrees of freedom of the error."""
-    pairs: int
-
-
-def log_ratios(rounds: Sequence[Round], reference: str, variant: str) -> list[float]:
-    """Logarithms of the throughput of ``variant`` over that of ``reference``, a value per round."""
+def log_ratios(rounds: Sequence[Round], pair: Pair) -> list[float]:
+    """Logarithms of the throughput of the variant over that of the reference, a value per round."""
     return [
-        log(_rate(sides[variant]) / _rate(sides[reference]))
+        log(_rate(sides[pair.variant]) / _rate(sides[pair.reference]))
         for sides in ({window.side: window for window in rnd.windows} for rnd in rounds)
     ]
 
 
-def session_ratio(rounds: Sequence[Round], reference: str, variant: str) -> LogRatio:
+def session_ratio(rounds: Sequence[Round], pair: Pair) -> LogRatio:
     """The trimmed mean of :func:`log_ratios` and its standard error."""
-    values = np.sort(log_ratios(rounds, reference, variant))
+    values = np.sort(log_ratios(rounds, pair))
     count = len(values)
     cut = int(TRIM * count)
     kept = values[cut : count - cut]
@@ -52,7 +39,12 @@ def session_ratio(rounds: Sequence[Round], reference: str, variant: str) -> LogR
     if count > 1:
         winsorized = values.clip(kept[0], kept[-1])
         error = float(winsorized.std(ddof=1)) / (len(kept) / count * sqrt(count))
-    return LogRatio(estimate, error, freedom=len(kept) - 1, pairs=count)
+    return LogRatio(*pair, estimate, error, freedom=len(kept) - 1, pairs=count)
+
+
+def session_ratios(rounds: Sequence[Round], sides: Sequence[str]) -> list[LogRatio]:
+    """The ratio of each of the ``sides`` to each of those before it."""
+    return [session_ratio(rounds, Pair(later, side)) for side, later in combinations(sides, 2)]
 
 
 def _rate(window: TurnWindow) -> float:

@@ -6,12 +6,10 @@ from statistics import fmean
 from typing import Literal
 
 from schemas.config.measurement import Comparing
-from schemas.results import Round, Session
+from schemas.results import Pair, Round, Session
 from transformer_core.measure.turns.session import Enough
 from transformer_core.measure.turns.session_ratio import session_ratio
 
-Pair = tuple[str, str]
-"""A comparison: the names of its variant and its reference."""
 Stopped = Literal["precision", "sessions", "budget"]
 
 
@@ -41,8 +39,7 @@ def enough(pairs: Sequence[Pair], comparing: Comparing) -> Enough:
 
     def precise(rounds: Sequence[Round], pair: Pair) -> bool:
         """Whether this session, with all others like it, would be precise enough."""
-        variant, reference = pair
-        error = session_ratio(rounds, reference, variant).error
+        error = session_ratio(rounds, pair).error
         return 2 * error < comparing.precision * sqrt(comparing.sessions_least)
 
     def judge(rounds: Sequence[Round], seconds: float) -> bool:
@@ -55,8 +52,7 @@ def enough(pairs: Sequence[Pair], comparing: Comparing) -> Enough:
 
 def _error(sessions: Sequence[Session], pair: Pair) -> float:
     """Twice the standard error of the ratio, from the windows alone."""
-    variant, reference = pair
-    errors = [session_ratio(session.rounds, reference, variant).error for session in sessions]
+    errors = [session.ratio(pair).error for session in sessions]
     return 2 * sqrt(fmean(error**2 for error in errors) / len(errors))
 
 

@@ -9,6 +9,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
+from schemas.results import Pair
 from transformer_core.study.certification import ShortRun, short_runs
 from transformer_core.study.checks.study_rules import contradictions
 from transformer_core.study.compared_pairs import compared_pairs, family_pairs
@@ -33,7 +34,7 @@ class PlannedStudy:
     """The trainings that its certificates compare, by name."""
     extra_pairs: list[tuple[str, str]]
     """Comparisons (variant, reference) that claims and families ask for."""
-    pairs: list[tuple[str, str]]
+    pairs: list[Pair]
     """All comparisons."""
     link_trials: dict[str, TrialSpecs]
     """The trials of the emulated link, by name."""
