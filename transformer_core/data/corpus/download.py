@@ -4,13 +4,14 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
 from urllib3.exceptions import HTTPError
@@ -18,12 +19,16 @@ from urllib3.exceptions import HTTPError
 from schemas.config.corpus import ReadingLimits, RemoteFile
 from transformer_core.common.progress import Progress
 from transformer_core.data.corpus.lines import check_regular, unreadable
-from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.corpus.rows import CorpusError, snippet
 
 LOG = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16
 _LONGEST_PAUSE = 60.0
+_LONGEST = 86_400.0
+"""Seconds for all attempts at a file: a server that sends a byte now and then is not waited for."""
+_LONGEST_NAME = 200
+_MOST_REDIRECTS = 5
 _TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 
 
@@ -44,7 +49,8 @@ def fetch(
 
     The name starts with the checksum, since files of different addresses may share a base name.
     A broken transfer is taken up ``retries`` times where it broke, after 1, 2, 4, ... seconds;
-    ``timeout`` is in seconds without a byte. Two jobs that want one file wait for each other.
+    ``timeout`` is in seconds without a byte, and the whole takes a day at most. Two jobs that want
+    one file wait for each other. A redirect to another host is logged.
 
     Raises CorpusError if the file cannot be had, has more than ``most`` bytes or another checksum.
     """
@@ -57,7 +63,8 @@ def fetch(
                 return final
             LOG.warning("%s does not have its checksum any more: it is downloaded again", final)
         resumed = part.exists()
-        receive = partial(_receive, file.url, part, timeout, most)
+        end = time.monotonic() + _LONGEST
+        receive = partial(_receive, file.url, part, timeout, most, end)
         _transfer(file.url, receive, retries, sleep)
         found = sha256_of(part)
         if found != file.sha256 and resumed:
@@ -69,7 +76,7 @@ def fetch(
             part.unlink()
             raise CorpusError(
                 f"has another SHA-256 than the study says: expected {file.sha256}, got {found}",
-                file=file.url,
+                file=shown(file.url),
                 remedy="if the file was changed on purpose, write the new sum into the study; "
                 "else get it from another address",
             )
@@ -85,28 +92,40 @@ def find(file: RemoteFile, folder: Path) -> Path:
         raise CorpusError(
             f"is not in the folder {folder}",
             file=path.name,
-            remedy=f"copy {file.url} to {path}, or leave corpus.folder out to download it",
+            remedy=f"copy {shown(file.url)} to {path}, or leave corpus.folder out to download it",
         )
     found = sha256_of(path)
     if found != file.sha256:
         raise CorpusError(
             f"has another SHA-256 than the study says: expected {file.sha256}, got {found}",
             file=path,
-            remedy=f"copy {file.url} again",
+            remedy=f"copy {shown(file.url)} again",
         )
     return path
 
 
 def base_name(url: str) -> str:
-    """The file name at the end of the path of ``url``; CorpusError if there is none."""
-    name = PurePosixPath(unquote(urlsplit(url).path)).name
-    if not name:
-        raise CorpusError("names no file", file=url, remedy="give the address of a file")
+    """The file name at the end of the path of ``url``; CorpusError if there is none that a file can
+    have."""
+    try:
+        name = PurePosixPath(unquote(urlsplit(url).path)).name
+    except ValueError as error:  # a host that is no IPv6 address
+        raise _refused(url, f"is no address ({error})") from error
+    if name in ("", "..") or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
+        message = f"names no file, or one of more than {_LONGEST_NAME} bytes or with odd characters"
+        remedy = "give the address of a file, or another kind of corpus with files of your own"
+        raise CorpusError(message, file=snippet(shown(url), 200), remedy=remedy)
     return name
 
 
+def shown(url: str) -> str:
+    """An address for people: without the user and the password that it may hold."""
+    return re.sub(r"(?<=://)[^/?#\s]*@", "", url)
+
+
 def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
+    """Hexadecimal SHA-256 of a file; CorpusError for one that cannot be read, a pipe or a device."""
+    check_regular(path)
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -131,17 +150,17 @@ def _transfer(
             reason = error
         if attempt < retries:
             pause = min(2.0**attempt, _LONGEST_PAUSE)
-            LOG.warning("%s: %s; trying again in %g s", url, reason, pause)
+            LOG.warning("%s: %s; trying again in %g s", shown(url), reason, pause)
             sleep(pause)
     raise CorpusError(
         f"cannot be downloaded, {retries + 1} attempts: {reason}",
-        file=url,
+        file=shown(url),
         remedy="check the network, raise corpus.retries or corpus.timeout (what was received is "
         "kept), or set corpus.folder to a folder that holds the files",
     )
 
 
-def _receive(url: str, part: Path, timeout: float, most: int) -> None:
+def _receive(url: str, part: Path, timeout: float, most: int, end: float) -> None:
     """One request, which goes on at the end of ``part``."""
     offset = part.stat().st_size if part.exists() else 0
     # Without identity a server may compress on the way, and neither lengths nor sums would hold.
@@ -149,25 +168,79 @@ def _receive(url: str, part: Path, timeout: float, most: int) -> None:
     if offset:
         headers["Range"] = f"bytes={offset}-"
     try:
-        with requests.get(url, headers=headers, stream=True, timeout=timeout) as response:
+        with _answer(url, headers, timeout) as response:
             mode = _mode(response, url, part, offset)
             if mode is None:
                 return
             length = response.headers.get("Content-Length")
-            total = int(length) if length and length.isdigit() else None
+            stated = length is not None and re.fullmatch(r"[0-9]{1,18}", length)
+            total = int(length) if length and stated else None
             received = 0
             offset *= mode == "ab"
             _check_size(url, part, offset + (total or 0), most)
-            with part.open(mode) as stream, Progress(url, "bytes", total) as progress:
+            with part.open(mode) as stream, Progress(shown(url), "bytes", total) as progress:
                 for block in response.raw.stream(_BLOCK, decode_content=False):
                     _check_size(url, part, offset + received + len(block), most)
+                    _check_time(url, end)
                     stream.write(block)
                     received += len(block)
                     progress.update(len(block))
     except (requests.RequestException, HTTPError) as error:
-        raise _BrokenError(str(error)) from error
+        raise _BrokenError(shown(str(error))) from error
     if total is not None and received != total:
         raise _BrokenError(f"the connection broke after {received:,} of {total:,} bytes")
+
+
+def _answer(url: str, headers: dict[str, str], timeout: float) -> requests.Response:
+    """The answer of a server, or of the one that it leads to."""
+    place = url
+    for _ in range(_MOST_REDIRECTS + 1):
+        try:
+            response = requests.get(
+                place, headers=headers, stream=True, timeout=timeout, allow_redirects=False
+            )
+        except ValueError as error:  # requests reads where it would lead to
+            if isinstance(error, requests.RequestException):
+                raise
+            raise _refused(url, "leads to what is no address on the web") from error
+        if not response.is_redirect:
+            return response
+        response.close()
+        there = _redirect(place, response.headers["Location"], url)
+        if urlsplit(there).netloc != urlsplit(place).netloc:
+            LOG.warning("%s leads to %s", shown(place), snippet(shown(there), 200))
+        place = there
+    raise _refused(url, f"leads on more than {_MOST_REDIRECTS} times")
+
+
+def _redirect(place: str, location: str, url: str) -> str:
+    """Where an answer leads; CorpusError if that is no address on the web."""
+    try:
+        there = urljoin(place, location)
+        usable = urlsplit(there).scheme in ("http", "https") and urlsplit(there).hostname
+    except ValueError:
+        usable = False
+    if not usable:
+        raise _refused(
+            url, f"leads to {snippet(shown(location))!r}, which is no address on the web"
+        )
+    if urlsplit(place).scheme == "https" != urlsplit(there).scheme:
+        raise _refused(url, f"leads to {snippet(shown(there), 200)}, which is not encrypted")
+    return there
+
+
+def _refused(url: str, message: str) -> CorpusError:
+    remedy = "correct the address, or set corpus.folder to a folder that holds the files"
+    return CorpusError(message, file=shown(url), remedy=remedy)
+
+
+def _check_time(url: str, end: float) -> None:
+    if time.monotonic() > end:
+        message = f"is not there after {_LONGEST / 3_600:g} hours"
+        remedy = (
+            "give the same command again, which goes on, or set corpus.folder to a folder that "
+        )
+        raise CorpusError(message, file=shown(url), remedy=f"{remedy}holds the files")
 
 
 def _check_size(url: str, part: Path, size: int, most: int) -> None:
@@ -175,7 +248,7 @@ def _check_size(url: str, part: Path, size: int, most: int) -> None:
         part.unlink(missing_ok=True)
         raise CorpusError(
             f"goes on after byte {most:,}",
-            file=url,
+            file=shown(url),
             remedy="check the address, or raise corpus.limits.download",
         )
 
@@ -197,9 +270,5 @@ def _mode(response: requests.Response, url: str, part: Path, offset: int) -> str
         part.unlink(missing_ok=True)
         raise _BrokenError(f"the server sent another part than asked: {content_range!r}")
     if status != HTTPStatus.OK:
-        raise CorpusError(
-            f"the server answered {status} {response.reason}",
-            file=url,
-            remedy="correct the address, or set corpus.folder to a folder that holds the files",
-        )
+        raise _refused(url, f"the server answered {status} {response.reason}")
     return "wb"

@@ -7,6 +7,7 @@ import lzma
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +20,11 @@ from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, n
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 18
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 4, 1 << 11
-"""Compressed bytes that Zstandard gets at a time: they may become 32,768 times as many, but at a
+"""Compressed bytes that a frame gets at a time: they may become 32,768 times as many, but at a
 time when as many have become much more, it gets few."""
+_MOST_DICTIONARY = 1 << 28
+"""Most memory in bytes that a file may want for decompressing it: `xz -9` wants 65 MiB, and a file may
+say 4 GiB."""
 _USUAL = 64
 """No text becomes more than so many times as long."""
 _FREE = 1 << 26
@@ -36,14 +40,14 @@ def open_decompressed(path: Path) -> BinaryIO:
     Raises CorpusError for a pipe or a device, which may have no end.
     """
     check_regular(path)
-    raw: io.RawIOBase | gzip.GzipFile | lzma.LZMAFile
+    raw: io.RawIOBase | gzip.GzipFile
     match path.suffix.lower():
         case ".gz":
             raw = gzip.open(path, "rb")  # noqa: SIM115
         case ".xz":
-            raw = lzma.open(path, "rb")  # noqa: SIM115
+            raw = _Frames(path, partial(lzma.LZMADecompressor, memlimit=_MOST_DICTIONARY))
         case ".zst":
-            raw = _ZstandardFile(path)
+            raw = _Frames(path, lambda: zstandard.ZstdDecompressor().decompressobj())
         case _:
             return path.open("rb", buffering=_BUFFER)
     return io.BufferedReader(raw, _BUFFER)
@@ -75,6 +79,9 @@ def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
             most = most_bytes(path, limits, path.suffix.lower() in (".gz", ".xz", ".zst"))
             # In large pieces, which are split at once: faster than line by line.
             while piece := stream.read(_BUFFER):
+                if not total and piece[257:262] == b"ustar":
+                    remedy = "unpack it (tar xf), and name a file of it"
+                    raise CorpusError("is a tar archive, not text", file=path, remedy=remedy)
                 whole = rest + (piece if total else piece.removeprefix(BOM))
                 *lines, rest = whole.split(b"\n")
                 total += len(piece)
@@ -87,7 +94,11 @@ def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
                 yield rest.removesuffix(b"\r")
     except _DAMAGE as error:
         message = f"is damaged or cut off after line {number} ({error})"
-        raise CorpusError(message, file=path, remedy=_REMEDY_DAMAGE) from error
+        remedy = _REMEDY_DAMAGE
+        if "memory" in str(error).lower():
+            message = f"wants more than {_MOST_DICTIONARY:,} bytes of memory to be decompressed"
+            remedy = "compress it anew, with a smaller dictionary (xz -9 or less)"
+        raise CorpusError(message, file=path, remedy=remedy) from error
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -125,14 +136,14 @@ def unreadable(path: Path, error: OSError) -> CorpusError:
     )
 
 
-class _ZstandardFile(io.RawIOBase):
-    """Zstandard frames; unlike the reader of the package, it calls a cut end an error."""
+class _Frames(io.RawIOBase):
+    """Frames of Zstandard or streams of xz, one after the other; a cut end is an error."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: Callable[[], Any]) -> None:
+        """``start`` makes what decompresses the next frame."""
         self._file = path.open("rb")
-        self._decompressor = zstandard.ZstdDecompressor()
-        self._frame = self._decompressor.decompressobj()
-        self._within_frame = False
+        self._start = start
+        self._frame: Any = None
         self._ready = b""
         self._block = _LEAST_BLOCK
 
@@ -141,16 +152,20 @@ class _ZstandardFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         while not self._ready:
-            block = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-                self._within_frame = False
+            block = b""
+            if self._frame is not None and self._frame.eof:
+                block = self._frame.unused_data
+                self._frame = None
             block = block or self._file.read(self._block)
             if not block:
-                if self._within_frame:
+                if self._frame is not None:
                     raise EOFError("the last frame is incomplete")
                 return 0
-            self._within_frame = True
+            if self._frame is None:
+                block = block.lstrip(b"\0")  # xz fills up with zeros between streams
+                if not block:
+                    continue
+                self._frame = self._start()
             self._ready = self._frame.decompress(block)
             usual = len(self._ready) <= _USUAL * len(block)
             self._block = min(2 * self._block, _MOST_BLOCK) if usual else _LEAST_BLOCK

@@ -134,7 +134,9 @@ class PairFilter:
                 self._leave_out("invalid", row.file, row.line, row.text, row.message, remedy)
                 continue
             source, target = row.source.strip(), row.target.strip()
-            if not (target and (source or not self._reader.paired)):
+            if "\0" in source or "\0" in target:
+                self._null(row)
+            elif not (target and (source or not self._reader.paired)):
                 self._empty(row, source)
             elif len(source) > limit or len(target) > limit:
                 self._too_long(row, source, target)
@@ -154,6 +156,13 @@ class PairFilter:
                 return False
         self.read += columns.num_rows
         return True
+
+    def _null(self, row: Pair) -> None:
+        of_source = "\0" in row.source
+        file = self._reader.source_file if of_source else self._reader.target_file
+        text = row.source if of_source else row.target
+        remedy = "check that the file is text, or set filter.invalid: skip to leave such lines out"
+        self._leave_out("invalid", file, row.line, text, "has a NUL character", remedy)
 
     def _empty(self, row: Pair, source: str) -> None:
         of_target = source or not self._reader.paired

@@ -34,6 +34,7 @@ from transformer_core.data.corpus.lines import (
     read_object,
     split_columns,
     text_rows,
+    unreadable,
 )
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 from transformer_core.data.corpus.tables import one_table, table_rows
@@ -88,7 +89,7 @@ def open_split(
             return _text(
                 _local(corpus, remote.source, downloads),
                 _local(corpus, remote.target, downloads),
-                [remote.source.url, remote.target.url],
+                [download.shown(remote.source.url), download.shown(remote.target.url)],
                 corpus.limits,
             )
         case ParquetCorpus():
@@ -177,7 +178,7 @@ def _local(corpus: UrlCorpus, file: RemoteFile, downloads: Path | None) -> Path:
     if downloads is None:
         raise CorpusError(
             "has to be downloaded, but no folder for downloads is given",
-            file=file.url,
+            file=download.shown(file.url),
             remedy="give --downloads, or set corpus.folder to a folder that holds the files",
         )
     return download.fetch(
@@ -204,7 +205,10 @@ _LAYOUTS = (
 
 def _datasets(folder: Path, split: str, fields: tuple[str, str], limits: ReadingLimits) -> Reader:
     """The files of a split, in the order of their names, with the rows numbered through."""
-    found = next(filter(None, (sorted(folder.glob(p.format(split))) for p in _LAYOUTS)), [])
+    try:
+        found = next(filter(None, (sorted(folder.glob(p.format(split))) for p in _LAYOUTS)), [])
+    except OSError as error:
+        raise unreadable(folder, error) from error
     if not found:
         raise CorpusError(
             f"holds no Arrow or Parquet files of a split {split}",
@@ -265,8 +269,8 @@ def _text_of_object(line: bytes, field: str) -> tuple[str, str]:
 
 
 def _between_blank_lines(path: Path, limits: ReadingLimits) -> Iterator[Row]:
-    """Texts of several lines, each ended by a blank one. A text is in memory as a whole: it has a
-    limit, as other pieces have."""
+    """Texts of several lines, each ended by a blank one. A text is in memory as a whole, so it may be
+    as long as a line may be."""
     first, size = 1, 0
     lines: list[bytes] = []
     for number, line in enumerate(chain(read_lines(path, limits), [b""]), start=1):
@@ -274,9 +278,9 @@ def _between_blank_lines(path: Path, limits: ReadingLimits) -> Iterator[Row]:
             first = first if lines else number
             lines.append(line)
             size += len(line) + 1
-            if size > limits.memory:
-                message = f"has a text of more than {limits.memory:,} bytes from line {first:,} on"
-                remedy = "set corpus.ends: line, or raise corpus.limits.memory"
+            if size > limits.line:
+                message = f"has a text of more than {limits.line:,} bytes from line {first:,} on"
+                remedy = "set corpus.ends: line, or raise corpus.limits.line"
                 raise CorpusError(message, file=path, remedy=remedy)
         elif lines:
             text = b"\n".join(lines)

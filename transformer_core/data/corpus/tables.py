@@ -80,6 +80,8 @@ def _limited(
             batch = next(batches, None)
             if batch is None:
                 return
+            for field in fields:
+                _check_places(batch, field)
             columns = [_column(batch, field) for field in fields]
             total += 2 * batch.num_rows  # a row is at least its two ends
             for field, column in zip(fields, columns, strict=True):
@@ -147,6 +149,31 @@ def _arrow_batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBat
                 yield batch.slice(start, rows)
 
 
+_BYTES_OF = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+
+
+def _check_places(batch: pa.RecordBatch, field: str) -> None:
+    """ArrowInvalid unless the texts of a column lie within its buffers.
+
+    Arrow believes what a file says of its offsets: reading beyond them ends the process. Texts are
+    checked as bytes, so that one that is not UTF-8 is a bad row only.
+    """
+    first, *rest = _column_path(batch.schema, field)
+    values = batch.column(first)
+    values.validate()
+    for name in rest:
+        values = values.field(name)
+    if pa.types.is_dictionary(values.type):
+        texts = values.dictionary.view(_BYTES_OF[values.type.value_type])
+        pa.DictionaryArray.from_arrays(values.indices, texts, safe=False).validate(full=True)
+    else:
+        values.view(_BYTES_OF[values.type]).validate(full=True)
+
+
 def _table_row(
     number: int, file: str, pair: tuple[bytes | None, bytes | None], fields: tuple[str, str]
 ) -> Row:
@@ -169,9 +196,12 @@ def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
         if part not in names:
             remedy = f"{nearest(part, names)} (corpus.source_field, corpus.target_field)"
             raise CorpusError(f"has no column {field}", file=path, remedy=remedy)
+        if names.count(part) > 1:
+            remedy = "give each column a name of its own"
+            raise CorpusError(f"has several columns {part}", file=path, remedy=remedy)
         kind = kind.field(part).type
     text = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if str(text) not in ("string", "large_string", "string_view"):
+    if text not in _BYTES_OF:
         raise CorpusError(
             f"column {field} is {kind}, not text", file=path, remedy="name a column of strings"
         )

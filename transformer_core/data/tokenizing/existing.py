@@ -13,6 +13,7 @@ from typing import Any, Self
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
+from transformer_core.data.corpus.lines import check_regular
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing.special_tokens import SPECIAL_NAMES, UNK
 
@@ -87,6 +88,7 @@ def special_names(tokenizer: Tokenizer) -> list[str] | None:
 
 def read_file(path: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json; CorpusError if it is none."""
+    check_regular(path)
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception on a damaged file
@@ -229,6 +231,7 @@ def _read_proto(path: Path) -> Any:
         ) from None
     from google.protobuf.message import DecodeError
 
+    check_regular(path)
     proto: Any = schema.ModelProto()  # type: ignore[attr-defined]
     try:
         proto.ParseFromString(path.read_bytes())

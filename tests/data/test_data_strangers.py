@@ -1,0 +1,327 @@
+"""Corpora from strangers: broken on purpose or by accident, they are refused by name."""
+
+import gzip
+import http.server
+import io
+import json
+import lzma
+import os
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.config.corpus import DatasetsCorpus, RemoteFile, TextsCorpus
+from transformer_core.data.corpus import download
+from transformer_core.data.corpus.job import main
+from transformer_core.data.corpus.lines import read_lines
+from transformer_core.data.corpus.readers import open_split
+from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.corpus.tables import one_table
+from transformer_core.data.tokenizing.existing import read_file, read_sentencepiece
+
+FIELDS = ("source", "target")
+
+
+def refused(rows: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(CorpusError) as caught:
+        for _ in rows() or ():
+            pass
+    for word in (*words, "remedy"):
+        assert word in str(caught.value), str(caught.value)
+
+
+# Arrow files whose texts lie where nothing is
+
+
+def view(length: int, buffer: int, offset: int) -> bytes:
+    return struct.pack("<i4sii", length, b"abcd", buffer, offset)
+
+
+def column(kind: pa.DataType, places: bytes, text: bytes = b"x" * 40) -> pa.Array:
+    return pa.Array.from_buffers(kind, 2, [None, pa.py_buffer(places), pa.py_buffer(text)])
+
+
+TEXTS = pa.array(["a", "b"])
+NOWHERE = {
+    "view into a missing buffer": column(pa.string_view(), view(30, 7, 0) + view(30, 0, 0)),
+    "view beyond its buffer": column(pa.string_view(), view(30, 0, 10**6) + view(30, 0, 0)),
+    "negative offset": column(pa.large_string(), struct.pack("<3q", 0, -5, 10)),
+    "offset beyond the text": column(pa.string(), struct.pack("<3i", 0, 10**6, 5)),
+    "index beyond the dictionary": pa.DictionaryArray.from_arrays(
+        pa.array([0, 9], pa.int32()), TEXTS, safe=False
+    ),
+    "dictionary with a negative offset": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1], pa.int32()), column(pa.string(), struct.pack("<3i", 0, -9, 5)), safe=False
+    ),
+}
+
+
+# In a process of its own: reading what lies nowhere would end it.
+READ = """
+import sys
+from pathlib import Path
+from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.corpus.tables import one_table
+
+for path in map(Path, sys.argv[1:]):
+    try:
+        list(one_table(path, ("struct.text" if "struct" in path.name else "source", "target")))
+    except CorpusError as error:
+        print(error)
+"""
+
+
+def test_texts_that_lie_nowhere(tmp_path: Path) -> None:
+    paths = []
+    for name, source in NOWHERE.items():
+        for kind in ("source", "struct"):
+            columns = [source, TEXTS]
+            if kind == "struct":
+                columns[0] = pa.StructArray.from_arrays([source], names=["text"])
+            batch = pa.record_batch(columns, names=[kind, "target"])
+            paths.append(tmp_path / f"{name} of {kind}.arrow")
+            with pa.ipc.new_stream(paths[-1], batch.schema) as writer:
+                writer.write_batch(batch)
+    done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done
+    for path in paths:
+        assert f"{path}: is no Arrow file, or damaged after row 0" in done.stdout
+
+
+def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path: Path) -> None:
+    path = tmp_path / "train.arrow"
+    bad = column(pa.string(), struct.pack("<3i", 0, 2, 4), b"\xff\xfeok")
+    for source in (bad, pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), bad)):
+        batch = pa.record_batch([source, TEXTS], names=FIELDS)
+        with pa.ipc.new_file(path, batch.schema) as writer:
+            writer.write_batch(batch)
+        first, second = one_table(path, FIELDS)
+        assert "is not UTF-8" in first.message  # type: ignore[union-attr]
+        assert second.source == "ok"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ending", [".arrow", ".parquet"])
+def test_two_columns_of_one_name(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"train{ending}"
+    table = pa.table([TEXTS, TEXTS, TEXTS], names=["source", "source", "target"])
+    if ending == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    refused(lambda: one_table(path, FIELDS), str(path), "has several columns source")
+
+
+# Text that is none, or has no end
+
+
+def test_a_text_without_a_blank_line(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt.gz"
+    path.write_bytes(gzip.compress(b"a line of a text without an end\n" * 100_000))
+    corpus = TextsCorpus(
+        kind="documents", name="x", train=str(path), validation="v", test="t", ends="blank_line"
+    )
+    refused(
+        lambda: open_split(corpus, "train").rows(),
+        str(path),
+        "a text of more than 1,048,576 bytes from line 1 on",
+        "corpus.limits.line",
+    )
+
+
+def test_an_xz_file_with_a_large_dictionary(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.xz"
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}]
+    small = lzma.compress(b"a\n" * 10, filters=filters)
+    path.write_bytes(small)
+    assert list(read_lines(path)) == [b"a"] * 10
+    # Byte 15 of the block's head is the size of the dictionary: 40 stands for 4 GiB - 1.
+    head = bytearray(small[12:24])
+    assert head[4] == 16
+    head[4] = 40
+    head[8:12] = struct.pack("<I", zlib.crc32(bytes(head[:8])))
+    path.write_bytes(small[:12] + bytes(head) + small[24:])
+    refused(lambda: read_lines(path), str(path), "268,435,456 bytes of memory", "xz -9")
+
+
+def test_several_streams_of_xz_with_padding(tmp_path: Path) -> None:
+    path = tmp_path / "a.xz"
+    path.write_bytes(lzma.compress(b"a\nb\n") + bytes(8) + lzma.compress(b"c\n") + bytes(4))
+    assert list(read_lines(path)) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_an_archive_is_no_text(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"train.en{ending}"
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("train.en"))
+    path.write_bytes(gzip.compress(archive.getvalue()) if ending else archive.getvalue())
+    refused(lambda: read_lines(path), str(path), "is a tar archive", "unpack it")
+
+
+def tsv(folder: Path, content: bytes, **filters: str) -> list[str]:
+    """The command that reads a TSV file."""
+    (folder / "a.tsv").write_bytes(content)
+    names = {split: str(folder / "a.tsv") for split in ("train", "validation", "test")}
+    options = ["--corpus", json.dumps({"kind": "tsv", "name": "x", **names}), "--split", "train"]
+    options += ["--filter", json.dumps(filters)]
+    return [*options, "--pairs", str(folder / "p.arrow"), "--report", str(folder / "p.json")]
+
+
+def test_a_nul_character_is_told_or_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = b"a\tb\nc\0d\te\n"
+    assert main(tsv(tmp_path, content)) == 2
+    said = capsys.readouterr().err
+    assert "a.tsv:2: has a NUL character" in said
+    assert "filter.invalid: skip" in said
+    assert main(tsv(tmp_path, content, invalid="skip")) == 0
+    assert '"invalid":1' in (tmp_path / "p.json").read_text().replace(" ", "").replace("\n", "")
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_a_pipe_or_a_device_is_no_file(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / name
+    for read in (
+        read_lines,
+        read_file,
+        read_sentencepiece,
+        download.sha256_of,
+        lambda file: one_table(file, FIELDS),
+    ):
+        refused(lambda read=read: read(path), str(path), "is a pipe or a device")  # type: ignore[misc]
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    refused(lambda: read_lines(path), "file name too long")
+    refused(lambda: one_table(path, FIELDS), "remedy")
+    corpus = DatasetsCorpus(kind="datasets", name="x", folder=str(path))
+    refused(lambda: open_split(corpus, "train").rows(), "file name too long")
+
+
+# Servers
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[str], Answer]], str]]:
+    """Starts servers that answer to a path; gives their addresses."""
+    started: list[tuple[http.server.ThreadingHTTPServer, threading.Thread]] = []
+
+    def start(answer: Callable[[str], Answer]) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, headers, body = answer(self.path)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        started.append((server, thread))
+        return f"127.0.0.1:{server.server_port}"
+
+    yield start
+    for server, thread in started:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+CONTENT = b"a\n"
+SHA256 = "87428fc522803d31065e7bce3cf03fe475096631e5e07bbd7a0fde60c4cf25c7"
+
+
+def fetch(url: str, folder: Path) -> Path:
+    file = RemoteFile(url=url, sha256=SHA256)
+    return download.fetch(file, folder, retries=1, timeout=5.0, sleep=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.org/",
+        "http://example.org/..",
+        "http://example.org/a%00b",
+        "http://example.org/a%0Ab",
+        f"http://example.org/{'x' * 300}",
+        "http://[::1/train.en",
+    ],
+)
+def test_addresses_that_name_no_file(tmp_path: Path, url: str) -> None:
+    refused(lambda: fetch(url, tmp_path), "remedy")
+    refused(lambda: download.find(RemoteFile(url=url, sha256=SHA256), tmp_path), "remedy")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_redirect_to_another_host_is_logged(
+    tmp_path: Path, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = serve(lambda path: (200, {"Content-Length": "2"}, CONTENT))
+    here = serve(lambda path: (302, {"Location": f"http://a:b@{there}/x"}, b""))
+    assert fetch(f"http://me:secret@{here}/train.en", tmp_path).read_bytes() == CONTENT
+    assert f"http://{here}/train.en leads to http://{there}/x" in caplog.text
+    assert "secret" not in caplog.text
+    assert "a:b" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("http://[::1", "no address on the web"),
+        ("file:///etc/passwd", "no address on the web"),
+        ("/again", "leads on more than 5 times"),
+    ],
+)
+def test_a_redirect_that_leads_nowhere(
+    tmp_path: Path, serve: Any, location: str, said: str
+) -> None:
+    here = serve(lambda path: (302, {"Location": location}, b""))
+    refused(lambda: fetch(f"http://{here}/train.en", tmp_path), said)
+
+
+def test_a_length_of_5000_digits(tmp_path: Path, serve: Any) -> None:
+    here = serve(lambda path: (200, {"Content-Length": "9" * 5_000}, CONTENT))
+    assert fetch(f"http://{here}/train.en", tmp_path).read_bytes() == CONTENT
+
+
+def test_a_download_takes_a_limited_time(
+    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_LONGEST", -1.0)
+    here = serve(lambda path: (200, {"Content-Length": "2"}, CONTENT))
+    refused(lambda: fetch(f"http://{here}/train.en", tmp_path), "is not there after")
+
+
+def test_passwords_are_not_shown(
+    tmp_path: Path, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for status in (404, 500):
+        here = serve(lambda path, status=status: (status, {"Content-Length": "0"}, b""))
+        with pytest.raises(CorpusError) as caught:
+            fetch(f"http://me:secret@{here}/train.en", tmp_path)
+        assert f"http://{here}/train.en" in str(caught.value)
+        assert "secret" not in str(caught.value) + caplog.text
+    assert download.shown("https://me:p@ss@example.org/a@b?c") == "https://example.org/a@b?c"
