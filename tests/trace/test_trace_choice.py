@@ -72,7 +72,7 @@ def test_moments_and_launches_in_a_window() -> None:
 
 def test_a_window_without_events(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(trace), "--from", "9000"]) == 1
-    assert "holds no device event" in capsys.readouterr().out
+    assert "holds no device event" in capsys.readouterr().err
 
 
 def test_kernels_by_name(trace: Path) -> None:

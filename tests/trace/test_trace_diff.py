@@ -14,8 +14,8 @@ from transformer_core.trace.compare import (
     difference,
     lists_all_kernels,
     read_profile,
-    short,
 )
+from transformer_core.trace.terminal import short
 
 FIRST = {"sgemm": (10, 40), "gelu_kernel": (55, 5)}
 SECOND = {"sgemm": (10, 20), "softmax_kernel": (35, 5)}
@@ -114,11 +114,11 @@ def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(
 
 def test_names_that_fit() -> None:
     kernel = "void at::native::(anonymous namespace)::reduce_kernel<512, Op<float>>(Op<float>, int)"
-    assert short(kernel) == "reduce_kernel<512, Op<float>>"
+    assert short(kernel, 58) == "reduce_kernel<512, Op<float>>"
     long = "split_embedding_backward_codegen_rowwise_adagrad_kernel_cta_per_row_"
-    assert short(long + "1") != short(long + "2")
-    assert len(short(long + "1")) <= 55
-    assert short("(anonymous)") == "(anonymous)"
+    assert short(long + "1", 58) != short(long + "2", 58)
+    assert len(short(long + "1", 58)) == 58
+    assert short("(anonymous)", 58) == "(anonymous)"
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,31 @@ def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_notes_on_what_is_unlike(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     bare = kineto(tmp_path / "bare.json", [on_device("kernel", "sgemm", 0, 5, 1)])
     found = difference(read_profile(pair[0]), read_profile(bare))
-    assert found.notes == ["bare.json marks no steps: the whole trace stands for one"]
+    (note,) = found.notes
+    assert note.startswith("bare.json marks no steps: times are of the work that the first did")
+
+
+def run_of(path: Path, steps: int, time: int = 10) -> Path:
+    """A trace without marks: so many times a kernel of so many microseconds, and a pause."""
+    rows = [on_device("kernel", "sgemm", 30 * k, time, k + 1) for k in range(steps)]
+    return kineto(path, [*rows, on_device("kernel", "last", 30 * steps, 0, steps + 1)])
+
+
+def test_without_steps_the_same_work_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recording three times as long is not slower."""
+    short_one, long_one = run_of(tmp_path / "a.json", 10), run_of(tmp_path / "b.json", 30)
+    assert main(["diff", str(short_one), str(long_one)]) == 0
+    said = capsys.readouterr().out
+    assert "mark no steps: times are of the work that the first did" in said
+    assert "the second did 3 times as much" in said
+    assert said.endswith("The same work takes as long\n")
+    slower = run_of(tmp_path / "c.json", 30, 15)
+    found = difference(read_profile(short_one), read_profile(slower))
+    assert by_name(found.kernels)["sgemm"] == pytest.approx(50)
+    other = kineto(tmp_path / "d.json", [on_device("kernel", "gemv", 0, 5, 1)])
+    assert main(["diff", str(short_one), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert "share no kernel: each whole trace stands for one" in said
+    assert said.endswith("Nothing can be said of the length of a step\n")

@@ -74,7 +74,7 @@ def test_begins_and_ends_apart_are_counted(
 ) -> None:
     rows = [{**on_device("kernel", "gelu", 20, 2, 2), "ph": phase} for phase in "BE"]
     assert main([str(kineto(tmp_path / "trace.json", rows))]) == 1
-    assert "2 events were left out: they are begins and ends apart" in capsys.readouterr().out
+    assert "2 events were left out: they are begins and ends apart" in capsys.readouterr().err
 
 
 def test_launches_whose_kernels_are_missing_are_told(tmp_path: Path) -> None:

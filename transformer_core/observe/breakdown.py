@@ -17,11 +17,13 @@ from schemas.results.captures import Capture
 from schemas.results.profiles import Breakdown
 from transformer_core.common import seals
 from transformer_core.common.endings import program
-from transformer_core.trace.__main__ import summary, write_results
+from transformer_core.trace.__main__ import write_results
+from transformer_core.trace.breakdown.devices import KERNELS_SHOWN
 from transformer_core.trace.breakdown.profile import break_down_reading, without_devices
 from transformer_core.trace.events.event_table import Events
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.terminal import page
 
 
 def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Events]:
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     capture = read_capture(options.capture)
     breakdown, events = breakdown_of_capture(capture, options.capture.parent)
     write_results(breakdown, events, options.output, options.events)
-    print(summary(breakdown))
+    print(page(breakdown, KERNELS_SHOWN))
     return 0
 
 

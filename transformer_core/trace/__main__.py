@@ -1,5 +1,9 @@
-"""Breakdown of profiles: ``python -m transformer_core.trace FILE…``; two of them side by side:
-``… diff A B``; all ranks in one file for a viewer: ``… perfetto FILE… --output ALL.json.gz``."""
+"""The program ``trace``: what the devices did in a training, from the traces of a profiler.
+
+``trace FILE...`` prints a summary over all ranks, ``trace diff A B`` compares two recordings, and
+``trace perfetto FILE... --output ALL.json.gz`` writes all ranks as one file for a viewer. Without an
+installation it is ``python -m transformer_core.trace``.
+"""
 
 import argparse
 import gc
@@ -10,7 +14,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown
-from transformer_core.common.endings import program
+from transformer_core.common.endings import in_words
 from transformer_core.common.seals import write_sealed
 from transformer_core.trace.arguments import (
     add_window,
@@ -25,92 +29,100 @@ from transformer_core.trace.breakdown.profile import (
     Choice,
     breakdown_of_files,
     failed_breakdown,
+    with_longest,
     write_events,
 )
 from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.events.process import unusable
+from transformer_core.trace.terminal import page, plain
 
+_ALL_KERNELS = 10_000
+_HELP = """\
+Read traces of torch.profiler (.json, .json.gz) or Nsight Systems (.sqlite), one file
+for each rank of a training or a folder of them, and print where the time of a step
+goes: the partition of wall time, phases, collectives, kernels, and ranks that others
+wait for. Nothing is changed, and nothing but what --output and --events name is written."""
+_EXAMPLES = """\
+examples:
+  trace traces/                              a folder with the traces of all ranks
+  trace rank0.json.gz --top 30 --filter gemm the 30 longest kernels with gemm in their names
+  trace rank0.json.gz --json > numbers.json  all numbers
+  trace diff before/ after/                  what changed, and by how much
+  trace perfetto traces/ --output all.json.gz  all ranks in one file for ui.perfetto.dev
 
-def summary(breakdown: Breakdown) -> str:
-    """The main numbers as lines of text."""
-    lines = [f"{breakdown.name}: {breakdown.status}"]
-    if breakdown.reason:
-        lines.append(breakdown.reason)
-    for device in breakdown.devices:
-        whole = device.profiled
-        shares = [("compute", whole.compute_ns)]
-        shares += [("exposed communication", whole.exposed_communication_ns)]
-        shares += [("exposed copies", whole.exposed_copies_ns or 0)]
-        shares += [("exposed graphs", whole.exposed_graphs_ns or 0), ("idle", whole.idle_ns)]
-        steps = f"{len(device.steps)} steps" if device.steps else "the whole trace"
-        lines.append(
-            f"rank {device.rank} on {device.device}: {steps}, {whole.window_ns / 1e6:,.3f} ms"
-        )
-        lines += [
-            f"  {name:<24}{time / 1e6:>14,.3f} ms {time / whole.window_ns:>7.1%}"
-            for name, time in shares
-            if time and whole.window_ns
-        ]
-        lines += [
-            f"    {activity.kind + ' ' + activity.name:<28}{activity.time_ns / 1e6:>12,.3f} ms "
-            f"{activity.share:>7.1%} of device time"
-            for activity in device.activities[:5]
-            if activity.share is not None
-        ]
-    return "\n".join([*lines, *(f"note: {note}" for note in breakdown.notes)])
+how to record:
+  with torch.profiler.profile(record_shapes=True) as p: ...; p.export_chrome_trace("rank0.json.gz")
+  nsys profile --trace=cuda,nvtx python train.py; nsys export --type=sqlite report1.nsys-rep
+
+exit status: 0 if something was broken down, 1 if the files cannot be used, 2 for a wrong command.
+diff and perfetto have a --help of their own."""
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.trace",
-        description="Read traces of Nsight Systems (SQLite exports) or torch.profiler (Kineto "
-        "JSON, also .gz), one per rank, and break down what the devices did.",
-        epilog="Two profiles side by side: diff A B. All ranks in one file for ui.perfetto.dev: "
-        "perfetto FILE... --output ALL.json.gz. Each has a --help of its own.",
+        prog="trace",
+        description=_HELP,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="traces by rank, or a folder"
+        "files", nargs="+", type=Path, metavar="FILE", help="a trace, or a folder of traces"
     )
-    parser.add_argument(
-        "--keep-status",
-        action="store_true",
-        help="where the files cannot be used, write a breakdown that says so, and exit with 0",
-    )
-    parser.add_argument(
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument(
         "--top",
         type=count,
         default=KERNELS_SHOWN,
-        help="kernels to list, and twice as many shapes of operators (default: %(default)s)",
+        metavar="N",
+        help="rows of each list: kernels, ranks, kinds of work (default: %(default)s)",
     )
-    parser.add_argument(
+    shown.add_argument(
         "--filter",
         type=pattern,
         default="",
         metavar="REGEX",
-        help="list kernels whose names hold a match",
+        help="list kernels whose names hold a match; shares stay those of all",
     )
-    add_window(parser)
-    parser.add_argument(
-        "--cache", type=Path, help="folder to keep the events of traces in, by what is in the files"
+    add_window(shown)
+    written = parser.add_argument_group("what is written")
+    written.add_argument("--json", action="store_true", help="print all numbers as JSON instead")
+    written.add_argument(
+        "--output", type=Path, metavar="FILE", help="write them to a file; - prints them"
     )
-    parser.add_argument("--name", default="trace", help="name in the result (default: %(default)s)")
-    parser.add_argument(
-        "--events", type=Path, help="event table to write, for example events.parquet"
+    written.add_argument(
+        "--events", type=Path, metavar="FILE", help="write the events as a table, events.parquet"
     )
-    parser.add_argument(
-        "--output", type=Path, help="breakdown to write, for example breakdown.json"
+    written.add_argument(
+        "--name", default="trace", help="name in the result (default: %(default)s)"
+    )
+    other = parser.add_argument_group("in pipelines")
+    other.add_argument(
+        "--cache", type=Path, metavar="DIR", help="keep events there, by what is in the files"
+    )
+    other.add_argument(
+        "--keep-status",
+        action="store_true",
+        help="if the files cannot be used, write a breakdown that says so, and exit with 0",
     )
     return parser
 
 
-@program
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # What only some commands need is imported by those: reading a trace should not take the time.
-    if arguments[:1] == ["diff"]:
-        from transformer_core.trace import compare as compare_profiles
+    try:
+        return _run(arguments)
+    except (ConfigError, OSError) as error:
+        print(plain(in_words(error)), file=sys.stderr)
+        return 1
 
-        return compare_profiles.main(arguments[1:])
+
+def _run(arguments: Sequence[str]) -> int:
+    # Reading a trace should not take the time of importing what only other commands need.
+    if arguments[:1] == ["diff"]:
+        from transformer_core.trace import compare
+
+        return compare.main(arguments[1:])
     if arguments[:1] == ["perfetto"]:
         from transformer_core.trace import perfetto
 
@@ -120,17 +132,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if meant := _command(options.files[0]):
         parser.error(f"{options.files[0]} is no file; is the command {meant} meant?")
     stretch = window(parser, options)
-    try:
-        options.files = traces_of(options.files)
-        outputs = (options.output, options.events)
-        refuse_overwriting(outputs, options.files)
-        breakdown, rows = _read(options, stretch)
-        write_results(breakdown, rows, options.output, options.events)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(summary(breakdown))
-    return 0 if breakdown.status == "ok" or options.keep_status else 1
+    if options.output == Path("-"):
+        options.json, options.output = True, None
+    options.files = traces_of(options.files)
+    refuse_overwriting((options.output, options.events), options.files)
+    breakdown, events = _read(options, stretch)
+    listed = with_longest(breakdown, options.top)
+    write_results(listed, events, options.output, options.events)
+    failed = breakdown.status != "ok"
+    if options.json:
+        print(listed.model_dump_json(indent=2))
+    if failed or not options.json:
+        stream = sys.stderr if failed else sys.stdout
+        print(page(breakdown, options.top), file=stream)
+    return 1 if failed and not options.keep_status else 0
 
 
 def _command(path: Path) -> str | None:
@@ -140,12 +155,13 @@ def _command(path: Path) -> str | None:
 
 
 def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Events]:
+    choice = Choice(
+        kernels=KernelChoice(_ALL_KERNELS, options.filter),
+        shapes=2 * options.top,
+        window=stretch,
+        cache=options.cache,
+    )
     try:
-        choice = Choice(
-            kernels=KernelChoice(options.top, options.filter),
-            window=stretch,
-            cache=options.cache,
-        )
         return breakdown_of_files(options.files, options.name, choice)
     except ConfigError as error:
         if not options.keep_status:

@@ -50,7 +50,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def add_window(parser: argparse.ArgumentParser) -> None:
+def add_window(parser: argparse._ActionsContainer) -> None:
     """The options of a window: :func:`window` reads them."""
     parser.add_argument(
         "--from",

@@ -1,29 +1,26 @@
-"""``python -m transformer_core.trace diff A B``: two profiles side by side.
+"""The program ``trace diff A B``: two profiles side by side.
 
-All times are of one step of one device, mean over steps and devices. The parts of the wall time sum
-to the step, so their differences sum to that of the step: they explain it whole. Phases, classes,
-collectives and kernels add up durations, whatever runs beside them, and say what to look at.
+All times are of one step of one device, mean over steps and devices. Where a side marks no steps, they
+are of the work that the first did: a recording of two minutes holds twice that of one minute, so the
+times of the second are divided by how often it ran the kernels of the first. The parts of the wall
+time sum to the whole, so their differences do: they explain it. Phases, classes, collectives and
+kernels add up durations, whatever runs beside them, and say what to look at.
 """
 
 import argparse
-import re
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import ValidationError
 
-from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown, DeviceBreakdown
 from transformer_core.trace.arguments import count, percent, traces_of
 from transformer_core.trace.breakdown.devices import KernelChoice
 from transformer_core.trace.breakdown.profile import Choice, breakdown_of_files
 from transformer_core.trace.events.process import unusable
-
-Use = TypeVar("Use")
+from transformer_core.trace.terminal import bare, plain, table, width
 
 _PARTS = {
     "computation": "compute_ns",
@@ -70,6 +67,8 @@ class Difference:
     """By name, of those that the breakdowns list."""
     notes: list[str] = field(default_factory=list)
     """Why the two can be compared in part only."""
+    unit: str = "step"
+    """What the times are of."""
 
     @property
     def explanation(self) -> list[Change]:
@@ -82,40 +81,120 @@ class Difference:
         return found
 
 
+@dataclass(frozen=True)
+class _Side:
+    """A profile, and how many units of work its devices did in all."""
+
+    devices: Sequence[DeviceBreakdown]
+    units: float
+    steps: bool
+
+    def per_unit(self, nanoseconds: float) -> float:
+        """Milliseconds of a unit."""
+        return nanoseconds / 1e6 / self.units
+
+    def whole(self, name: str) -> float | None:
+        """A part of the wall time; null where no device has such a part."""
+        windows = [device.profiled if self.steps else device.span for device in self.devices]
+        known = [value for one in windows if (value := getattr(one, name)) is not None]
+        return self.per_unit(sum(known)) if known else None
+
+    def times(
+        self, uses: Callable[[DeviceBreakdown], Iterable[tuple[str, int]]]
+    ) -> dict[str, float]:
+        """Times by name."""
+        total: defaultdict[str, int] = defaultdict(int)
+        for device in self.devices:
+            for name, time in uses(device):
+                total[name] += time
+        return {name: self.per_unit(time) for name, time in total.items()}
+
+
 def difference(first: Breakdown, second: Breakdown) -> Difference:
     """The two side by side; both must hold a device."""
-    sides = (first.devices, second.devices)
+    one, other, unit, notes = _sides(first, second)
 
-    def changes(time: Callable[[Sequence[DeviceBreakdown]], dict[str, float]]) -> list[Change]:
-        one, other = (time(side) for side in sides)
-        names = dict.fromkeys([*one, *other])
-        found = [Change(name, one.get(name), other.get(name)) for name in names]
+    def changes(time: Callable[[_Side], dict[str, float]]) -> list[Change]:
+        before, after = time(one), time(other)
+        names = dict.fromkeys([*before, *after])
+        found = [Change(name, before.get(name), after.get(name)) for name in names]
         return sorted(found, key=lambda change: -abs(change.difference_ms))
 
+    def parts(side: _Side) -> dict[str, float]:
+        known = {name: side.whole(column) for name, column in _PARTS.items()}
+        return {name: value for name, value in known.items() if value is not None}
+
+    kernels = changes(lambda s: s.times(lambda d: ((k.name, k.time_ns) for k in d.kernel_times)))
     return Difference(
         first=first.name,
         second=second.name,
-        step=Change("step", *(_per_step(side, _window) for side in sides)),
-        parts=changes(_parts),
-        phases=changes(
-            lambda side: _times(side, lambda d: ((p.phase, p.busy_ns) for p in d.phases))
-        ),
+        step=Change(unit, one.whole("window_ns"), other.whole("window_ns")),
+        parts=changes(parts),
+        phases=changes(lambda s: s.times(lambda d: ((p.phase, p.busy_ns) for p in d.phases))),
         operators=changes(
-            lambda side: _times(
-                side, lambda d: ((o.operator_class, o.time_ns) for o in d.operators)
-            )
+            lambda s: s.times(lambda d: ((o.operator_class, o.time_ns) for o in d.operators))
         ),
         collectives=changes(
-            lambda side: _times(side, lambda d: ((c.collective, c.time_ns) for c in d.collectives))
+            lambda s: s.times(lambda d: ((c.collective, c.time_ns) for c in d.collectives))
         ),
-        kernels=_listed(
-            changes(
-                lambda side: _times(side, lambda d: ((k.name, k.time_ns) for k in d.kernel_times))
-            ),
-            *map(lists_all_kernels, (first, second)),
-        ),
-        notes=_notes(first, second),
+        kernels=_listed(kernels, *map(lists_all_kernels, (first, second))),
+        notes=[*notes, *_notes(first, second)],
+        unit=unit,
     )
+
+
+def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list[str]]:
+    """The two with a common unit of work, its name, and what must be said of it."""
+    both = (first.devices, second.devices)
+    if all(any(device.steps for device in devices) for devices in both):
+        one, other = (
+            _Side(devices, sum(max(1, len(device.steps)) for device in devices), True)
+            for devices in both
+        )
+        return one, other, "step", []
+    bare = [
+        profile.name
+        for profile in (first, second)
+        if not any(device.steps for device in profile.devices)
+    ]
+    said = f"{' and '.join(dict.fromkeys(bare))} {'mark' if len({*bare}) > 1 else 'marks'} no steps"
+    times = _times_as_much(*both)
+    note = f"{said}, and the two share no kernel: each whole trace stands for one"
+    if times is not None:
+        note = (
+            f"{said}: times are of the work that the first did, of which the second did "
+            f"{times:.4g} times as much, by how often each ran the same kernels"
+        )
+    one, other = (
+        _Side(devices, units, False)
+        for devices, units in zip(both, (len(both[0]), len(both[1]) * (times or 1)), strict=True)
+    )
+    return one, other, "work" if times is not None else "trace", [note]
+
+
+def _times_as_much(
+    first: Sequence[DeviceBreakdown], second: Sequence[DeviceBreakdown]
+) -> float | None:
+    """How often a device of the second ran the kernels of the first, over how often one of the
+    first did: the median over the time of the first; null if they share none."""
+    counts: list[defaultdict[str, float]] = [defaultdict(float), defaultdict(float)]
+    weights: defaultdict[str, int] = defaultdict(int)
+    for side, devices in zip(counts, (first, second), strict=True):
+        for device in devices:
+            for kernel in device.kernel_times:
+                side[kernel.name] += kernel.count / len(devices)
+                weights[kernel.name] += kernel.time_ns if side is counts[0] else 0
+    shared = [
+        (counts[1][name] / counts[0][name], weights[name])
+        for name in counts[0]
+        if name in counts[1]
+    ]
+    half = sum(weight for _, weight in shared) / 2
+    for ratio, weight in sorted(shared):
+        half -= weight
+        if half <= 0:
+            return ratio
+    return None
 
 
 def lists_all_kernels(breakdown: Breakdown) -> bool:
@@ -135,47 +214,8 @@ def _listed(kernels: list[Change], first: bool, second: bool) -> list[Change]:
     ]
 
 
-def _window(device: DeviceBreakdown) -> int:
-    return device.profiled.window_ns
-
-
-def _steps(devices: Sequence[DeviceBreakdown]) -> int:
-    return sum(max(1, len(device.steps)) for device in devices)
-
-
-def _per_step(
-    devices: Sequence[DeviceBreakdown], time: Callable[[DeviceBreakdown], int | None]
-) -> float | None:
-    times = [time(device) for device in devices]
-    known = [value for value in times if value is not None]
-    return sum(known) / 1e6 / _steps(devices) if known else None
-
-
-def _parts(devices: Sequence[DeviceBreakdown]) -> dict[str, float]:
-    found = {}
-    for name, column in _PARTS.items():
-        value = _per_step(devices, lambda device, c=column: getattr(device.profiled, c))  # type: ignore[misc]
-        if value is not None:
-            found[name] = value
-    return found
-
-
-def _times(
-    devices: Sequence[DeviceBreakdown],
-    uses: Callable[[DeviceBreakdown], Iterable[tuple[str, int]]],
-) -> dict[str, float]:
-    total: defaultdict[str, int] = defaultdict(int)
-    for device in devices:
-        for name, time in uses(device):
-            total[name] += time
-    return {name: time / 1e6 / _steps(devices) for name, time in total.items()}
-
-
 def _notes(first: Breakdown, second: Breakdown) -> list[str]:
     notes = []
-    for one in (first, second):
-        if not any(device.steps for device in one.devices):
-            notes.append(f"{one.name} marks no steps: the whole trace stands for one")
     if (counts := (len(first.devices), len(second.devices)))[0] != counts[1]:
         notes.append(f"{first.name} ran on {counts[0]} devices, {second.name} on {counts[1]}")
     if first.source != second.source:
@@ -215,11 +255,9 @@ def _breakdown(path: Path) -> Breakdown | None:
         return None
 
 
-def text(found: Difference, count: int) -> str:
-    """The differences as lines."""
-    lines = [f"first:  {found.first}", f"second: {found.second}"]
-    heads = f"{'first':>14}{'second':>14}{'difference':>14}"
-    lines.append(f"{'ms of a step':<{_NAME}}{heads}")
+def text(found: Difference, count: int, columns: int) -> str:
+    """The differences as lines, ``count`` of each list."""
+    rows: list[tuple[str, ...]] = []
     for title, changes in (
         ("", [found.step]),
         ("wall time", found.parts),
@@ -230,85 +268,75 @@ def text(found: Difference, count: int) -> str:
     ):
         some = [change for change in changes if change.first_ms or change.second_ms]
         if some and title:
-            lines.append(title)
-        lines += [_line(change, indent=bool(title)) for change in some[:count]]
+            rows.append((title, "", "", "", ""))
+        rows += [_row(change, "  " if title else "") for change in some[:count]]
+    heads = (
+        "ms of the work" if found.unit == "work" else f"ms of a {found.unit}",
+        "first",
+        "second",
+        "difference",
+        "",
+    )
+    lines = [f"first:  {found.first}", f"second: {found.second}", *table(heads, rows, columns)]
     if found.explanation:
         told = ", ".join(f"{part.name} {part.difference_ms:+.3f} ms" for part in found.explanation)
-        lines.append(f"The step differs by {found.step.difference_ms:+.3f} ms: {told}")
+        lines.append(f"The {found.unit} differs by {found.step.difference_ms:+.3f} ms: {told}")
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 
 
-_NAME = 58
-"""Columns that a name may take."""
-_COMMON = re.compile(
-    r"^void |\(anonymous namespace\)::|\bat::native::|(?<=.)\((?:[^()]|\([^()]*\))*\)$"
-)
-"""What most kernels share, and their parameters."""
+def _row(change: Change, indent: str) -> tuple[str, ...]:
+    times = (change.first_ms, change.second_ms)
+    shown = ("-" if time is None else f"{time:,.3f}" for time in times)
+    ratio = f"{change.ratio:.2f} x" if change.ratio else ""
+    return (indent + bare(change.name), *shown, f"{change.difference_ms:+,.3f}", ratio)
 
 
-def short(name: str) -> str:
-    """A name that fits, cut in the middle, for it is at both ends that names differ."""
-    room = _NAME - 3
-    name = _COMMON.sub("", name)
-    return name if len(name) <= room else f"{name[: room * 2 // 3]}...{name[3 - room // 3 :]}"
-
-
-def _line(change: Change, indent: bool) -> str:
-    def shown(value: float | None) -> str:
-        return "-" if value is None else f"{value:,.3f}"
-
-    name = ("  " if indent else "") + short(change.name)
-    ratio = f"{change.ratio:8.2f} x" if change.ratio else ""
-    return (
-        f"{name:<{_NAME}}{shown(change.first_ms):>14}{shown(change.second_ms):>14}"
-        f"{change.difference_ms:>+14.3f}{ratio}"
-    )
-
-
-def _verdict(step: Change, allowed: float) -> tuple[str, int]:
+def _verdict(found: Difference, allowed: float) -> tuple[str, int]:
     """What the comparison comes to, as a sentence and as an exit code."""
-    if step.ratio is None:
+    if found.step.ratio is None or found.unit == "trace":
         return "Nothing can be said of the length of a step", 0
-    growth = 100 * (step.ratio - 1)
+    growth = 100 * (found.step.ratio - 1)
+    who = {"step": "A step", "work": "The same work"}[found.unit]
     if growth > allowed:
-        return (
-            f"A step takes {growth:.1f} % longer, more than the {allowed:g} % allowed",
-            REGRESSION,
-        )
+        return f"{who} takes {growth:.1f} % longer, more than the {allowed:g} % allowed", REGRESSION
     if growth > 0:
-        return f"A step takes {growth:.1f} % longer, of the {allowed:g} % allowed", 0
-    return (f"A step takes {-growth:.1f} % less" if growth else "A step takes as long"), 0
+        return f"{who} takes {growth:.1f} % longer, of the {allowed:g} % allowed", 0
+    return (f"{who} takes {-growth:.1f} % less" if growth else f"{who} takes as long"), 0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the differences; :data:`REGRESSION` if the second is slower by more than allowed."""
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.trace diff",
-        description="Two profiles side by side: by part of the wall time, phase, class of "
-        "operators, collective and kernel. A profile is a breakdown.json, a trace, or a folder "
-        f"with either. Exits with {REGRESSION} if a step of the second takes longer than allowed.",
+        prog="trace diff",
+        description="Compare two profiles by part of the wall time, phase, class of operators, "
+        "collective and kernel. A profile is a trace, a folder with the traces of all ranks, or "
+        f"a breakdown.json. Exit status {REGRESSION} if a step of the second takes longer than "
+        "allowed, 1 if a profile cannot be used, 2 for a wrong command.",
     )
     parser.add_argument("first", type=Path, help="what it was, for example before/")
     parser.add_argument("second", type=Path, help="what it is now, for example after/")
     parser.add_argument(
-        "--allowed", type=percent, default=5.0, help="per cent that a step may grow (default 5)"
+        "--allowed",
+        type=percent,
+        default=5.0,
+        help="per cent that a step may take longer (default: %(default)g)",
     )
-    parser.add_argument("--top", type=count, default=10, help="lines of each list (default 10)")
+    parser.add_argument(
+        "--top", type=count, default=10, help="rows of each list (default: %(default)s)"
+    )
     parser.add_argument("--cache", type=Path, help="folder to keep the events of traces in")
     options = parser.parse_args(arguments)
-    try:
-        profiles = [read_profile(path, options.cache) for path in (options.first, options.second)]
-        found = difference(*profiles)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
+    profiles = [read_profile(path, options.cache) for path in (options.first, options.second)]
+    names = (str(options.first), str(options.second))
+    found = difference(
+        *(p.model_copy(update={"name": name}) for p, name in zip(profiles, names, strict=True))
+    )
     sides = zip((options.first, options.second), profiles, strict=True)
     for path, profile in sides:
         if not lists_all_kernels(profile):
             found.notes.append(
                 f"{path} lists its longest kernels alone: those of the other are left out"
             )
-    print(text(replace(found, first=str(options.first), second=str(options.second)), options.top))
-    verdict, code = _verdict(found.step, options.allowed)
-    print(verdict)
+    verdict, code = _verdict(found, options.allowed)
+    print(plain(f"{text(found, options.top, width())}\n{verdict}"))
     return code

@@ -1,4 +1,4 @@
-"""``python -m transformer_core.trace perfetto FILE… --output ALL.json.gz``: one file of all ranks for
+"""The program ``trace perfetto FILE… --output ALL.json.gz``: one file of all ranks for
 ui.perfetto.dev, in the Trace Event Format (Google, 2016).
 
 A process is a rank, and every lane of a rank a thread of it; events of one thread lie in each other
@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.errors import ConfigError
 from transformer_core.common.files import atomic_path
 from transformer_core.trace.arguments import add_window, refuse_overwriting, traces_of, window
 from transformer_core.trace.events import event_table, phases
@@ -32,6 +31,7 @@ from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.terminal import plain
 
 
 @dataclass(frozen=True)
@@ -284,51 +284,58 @@ def _shifted(rows: Rows, nanoseconds: int) -> Rows:
 
 def write(path: Path, table: Events | pa.Table) -> list[Offset]:
     """The file, whole or not at all; compressed if its name ends in .gz."""
-    found, offsets = events(table)
-    encode = msgspec.json.Encoder().encode
     with atomic_path(path) as temporary, ExitStack() as opened:
         stream: BinaryIO = opened.enter_context(temporary.open("wb"))
         if path.suffix == ".gz":
             # Without name and time: the same file for the same events.
             packed = gzip.GzipFile("", "wb", compresslevel=5, fileobj=stream, mtime=0)
             stream = cast(BinaryIO, opened.enter_context(packed))
-        stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(found):
-            stream.write((b",\n" if number else b"") + encode(event))
-        stream.write(b"\n]}\n")
+        return write_to(stream, table)
+
+
+def write_to(stream: BinaryIO, table: Events | pa.Table) -> list[Offset]:
+    """The JSON of all ranks on one clock; what was added to the clocks."""
+    found, offsets = events(table)
+    encode = msgspec.json.Encoder().encode
+    stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    for number, event in enumerate(found):
+        stream.write((b",\n" if number else b"") + encode(event))
+    stream.write(b"\n]}\n")
     return offsets
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.trace perfetto",
+        prog="trace perfetto",
         description="One file for ui.perfetto.dev of the traces of all ranks, or of an "
         "events.parquet: steps, phases, layers, streams, classes of operators, memory and links, "
         "with the clocks of the ranks set right by their collectives.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--output", type=Path, required=True, help="for example all.json.gz")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="for example all.json.gz; - prints it"
+    )
     add_window(parser)
     parser.add_argument("--cache", type=Path, help="folder to keep the events of traces in")
     options = parser.parse_args(arguments)
     stretch = window(parser, options)
+    options.files = traces_of(options.files)
+    printed = options.output == Path("-")
+    refuse_overwriting([None if printed else options.output], options.files)
+    table = stretch.of(read_events(options.files, options.cache))
     try:
-        options.files = traces_of(options.files)
-        refuse_overwriting([options.output], options.files)
-        table = read_events(options.files, options.cache)
-        try:
-            offsets = write(options.output, stretch.of(table))
-        except OSError as error:
-            reason = f"cannot be written ({error.strerror or error})"
-            raise unusable(options.output, reason, "name another file, or make room") from None
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    for offset in offsets:
-        if offset.nanoseconds:
-            print(
-                f"rank {offset.rank}: clock set by {offset.nanoseconds / 1e6:+,.3f} ms, after "
-                f"{offset.matched:,} collectives"
-            )
-    print(f"{options.output}: open it in https://ui.perfetto.dev")
+        offsets = write_to(sys.stdout.buffer, table) if printed else write(options.output, table)
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror or error})"
+        raise unusable(options.output, reason, "name another file, or make room") from None
+    said = [
+        f"rank {offset.rank}: clock set by {offset.nanoseconds / 1e6:+,.3f} ms, after "
+        f"{offset.matched:,} collectives"
+        for offset in offsets
+        if offset.nanoseconds
+    ]
+    if not printed:
+        said.append(f"{options.output}: open it in https://ui.perfetto.dev")
+    if said:
+        print(plain("\n".join(said)), file=sys.stderr if printed else sys.stdout)
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from schemas.results.common import Status
 from schemas.results.profiles import Breakdown
 from transformer_core.trace.breakdown.devices import LONGEST, KernelChoice, break_down_all
-from transformer_core.trace.breakdown.summary import layers, shapes, summarise
+from transformer_core.trace.breakdown.summary import SHAPES_SHOWN, layers, shapes, summarise
 from transformer_core.trace.events.columns import NULL
 from transformer_core.trace.events.event_table import EVERYTHING, Events, Rows, Window, rows_of
 from transformer_core.trace.readers.files import Reading, read_files
@@ -29,6 +29,8 @@ class Choice:
     """What of some traces is broken down."""
 
     kernels: KernelChoice = LONGEST
+    shapes: int = SHAPES_SHOWN
+    """Operators by shapes that are listed."""
     window: Window = EVERYTHING
     cache: Path | None = None
     """Folder in which event tables are kept, by what is in the files."""
@@ -44,7 +46,7 @@ def breakdown_of_files(
     whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
     files = [str(path) for path in paths]
-    found = break_down_reading(reading, name, files, kernels=choice.kernels)
+    found = break_down_reading(reading, name, files, kernels=choice.kernels, shown=choice.shapes)
     if not found.devices and whole and choice.window != EVERYTHING:
         found = found.model_copy(update={"reason": NOTHING_INSIDE})
     return found, reading.events
@@ -81,6 +83,7 @@ def break_down_reading(
     viewer_files: list[str],
     profiler_reason: str | None = None,
     kernels: KernelChoice = LONGEST,
+    shown: int = SHAPES_SHOWN,
 ) -> Breakdown:
     """The breakdown of an event table that was read."""
     rows = rows_of(reading.events, but="memory")
@@ -94,9 +97,18 @@ def break_down_reading(
         profiler_reason=profiler_reason,
         viewer_files=viewer_files,
         devices=devices,
-        summary=summarise(devices, waits.stragglers, layers(rows), shapes(rows, kernels.count * 2)),
+        summary=summarise(devices, waits.stragglers, layers(rows), shapes(rows, shown)),
         notes=[*reading.notes, *waits.notes, *_launch_notes(rows)],
     )
+
+
+def with_longest(breakdown: Breakdown, count: int) -> Breakdown:
+    """A breakdown whose devices list so many kernels."""
+    devices = [
+        device.model_copy(update={"kernel_times": device.kernel_times[:count]})
+        for device in breakdown.devices
+    ]
+    return breakdown.model_copy(update={"devices": devices})
 
 
 def _launch_notes(rows: Rows) -> list[str]:

@@ -1,0 +1,263 @@
+"""A breakdown as a page of text, one summary over all ranks, as wide as the terminal."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from schemas.results.profiles import Breakdown, DeviceBreakdown, ProfileSummary
+from transformer_core.trace.events.event_table import COMMUNICATION, COMPUTE
+
+Row = Sequence[str]
+
+_NARROWEST, _WIDEST = 60, 160
+_COMMON = re.compile(
+    r"^void |\(anonymous namespace\)::|\bat::native::|(?<=.)\((?:[^()]|\([^()]*\))*\)$"
+)
+"""What most kernels share, and their parameters."""
+_BOUNDS = {
+    "device": "computation on the device",
+    "link": "communication that no computation hides",
+    "copies": "copies that nothing hides",
+    "input": "the next batch, which the host is still fetching",
+    "host": "the host, which launches work later than the device could begin it",
+    "other": "latency, waits between streams, or launches that the trace does not hold",
+}
+_PARTS = {
+    "computation": "compute",
+    "exposed communication": "exposed_communication",
+    "exposed copies": "exposed_copies",
+    "exposed CUDA graphs": "exposed_graphs",
+    "idle": "idle",
+}
+
+
+def width() -> int:
+    """Columns of the terminal, within reason."""
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((100, 24)).columns))
+
+
+def plain(text: str) -> str:
+    """``text`` without characters that a terminal would obey: names in traces are anybody's."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def bare(name: str) -> str:
+    """The name of a kernel without what most share: return type, usual name spaces, parameters."""
+    return _COMMON.sub("", name)
+
+
+def short(name: str, room: int) -> str:
+    """A name that fits, cut in the middle, for it is at both ends that names differ."""
+    name = plain(bare(name)).replace("\n", " ")
+    begin, end = (room - 3) * 2 // 3, (room - 3) - (room - 3) * 2 // 3
+    return name if len(name) <= room else f"{name[:begin]}...{name[-end:]}"
+
+
+def table(heads: Row, rows: Sequence[Row], columns: int) -> list[str]:
+    """Lines of a table whose first column holds names and takes the room that the others leave."""
+    sizes = [2 + max(len(row[k]) for row in [heads, *rows]) for k in range(1, len(heads))]
+    longest = max(len(plain(bare(row[0]))) for row in [heads, *rows])
+    room = max(8, min(columns - sum(sizes), longest))
+
+    def line(row: Row) -> str:
+        others = "".join(f"{cell:>{size}}" for cell, size in zip(row[1:], sizes, strict=True))
+        return f"{short(row[0], room):<{room}}{others}".rstrip()
+
+    return [line(heads), *map(line, rows)]
+
+
+def page(breakdown: Breakdown, top: int, columns: int | None = None) -> str:
+    """The main numbers of all ranks together, and what sets ranks apart. Lists have ``top`` rows."""
+    columns = columns or width()
+    found = breakdown.summary
+    lines = [f"{breakdown.name}: {breakdown.status}"]
+    if breakdown.reason:
+        lines.append(breakdown.reason)
+    if found and breakdown.devices:
+        lines[0] = _headline(breakdown, found)
+        sections: list[Callable[[], list[str]]] = [
+            lambda: _partition(found, columns),
+            lambda: _phases(breakdown.devices, columns),
+            lambda: _work(breakdown.devices, columns, top),
+            lambda: _collectives(breakdown.devices, found, columns),
+            lambda: _kernels(breakdown.devices, columns, top),
+            lambda: _ranks(breakdown.devices, found, columns, top),
+        ]
+        for section in sections:
+            if some := section():
+                lines += ["", *some]
+        lines += [""] * bool(breakdown.notes)
+    lines += [f"note: {note}" for note in breakdown.notes]
+    return plain("\n".join(lines))
+
+
+def _ms(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:,.3f}"
+
+
+def _share(part: float | None) -> str:
+    return "-" if part is None else f"{part:.1%}"
+
+
+def _headline(breakdown: Breakdown, found: ProfileSummary) -> str:
+    devices = breakdown.devices
+    ranks = sorted({device.rank for device in devices})
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    names = sorted({device.device for device in devices})
+    who += f" on {names[0]}" if len(names) == 1 else f" on {len(devices)} devices"
+    steps = max(len(device.steps) for device in devices)
+    took = f"{found.step_seconds * 1e3:,.3f} ms"
+    if not steps:
+        return f"{breakdown.name}: {who}, the whole trace, {took} (it marks no steps)"
+    lengths = [
+        sum(step.partition.window_ns for step in same) / len(same)
+        for same in _by_step(devices).values()
+    ]
+    text = f"{breakdown.name}: {who}, {steps} step{'s' * (steps > 1)} of {took}"
+    if steps > 1:
+        told = ((word, _ms(of(lengths))) for word, of in _ORDER)
+        text += f" ({', '.join(f'{word} {time}' for word, time in told)})"
+    return text
+
+
+_ORDER = (("shortest", min), ("median", median), ("longest", max))
+
+
+def _by_step(devices: Iterable[DeviceBreakdown]) -> dict[int | None, list]:
+    found: dict[int | None, list] = {}
+    for device in devices:
+        for step in device.steps:
+            found.setdefault(step.step, []).append(step)
+    return found
+
+
+def _partition(found: ProfileSummary, columns: int) -> list[str]:
+    rows, room = [], columns // 4
+    for name, field in _PARTS.items():
+        part = getattr(found, field)
+        if part:
+            time = f"{part * found.step_seconds * 1e3:,.3f}"
+            rows.append((name, time, _share(part), "#" * round(part * room)))
+    lines = table(("wall time", "ms", "share", ""), [(*row[:3], "") for row in rows], columns)
+    lines[1:] = [f"{line}   {row[3]}".rstrip() for line, row in zip(lines[1:], rows, strict=True)]
+    if found.hidden_communication is not None:
+        lines.append(f"{_share(found.hidden_communication)} of communication is hidden")
+    if found.bound and found.bound.window_ns:
+        verdict = found.bound.verdict
+        part = getattr(found.bound, f"{verdict}_ns") / found.bound.window_ns
+        lines.append(f"Bound by {_BOUNDS[verdict]}: {_share(part)} of the time")
+    return lines
+
+
+def _sums(devices: Iterable[DeviceBreakdown], list_name: str, key: str) -> dict[str, list]:
+    """The entries of a list of all devices by name, longest in all first."""
+    found: dict[str, list] = {}
+    for device in devices:
+        for use in getattr(device, list_name):
+            found.setdefault(getattr(use, key), []).append(use)
+    return found
+
+
+def _phases(devices: Sequence[DeviceBreakdown], columns: int) -> list[str]:
+    units = sum(max(1, len(device.steps)) for device in devices)
+    rows = []
+    for name, uses in _sums(devices, "phases", "phase").items():
+        host = None if any(use.host_ns is None for use in uses) else sum(u.host_ns for u in uses)
+        times = (sum(getattr(u, f) for u in uses) for f in ("busy_ns", "compute_ns"))
+        talks = sum(use.communication_ns for use in uses)
+        shown = [_ms(time / units) for time in (*times, talks)]
+        rows.append((name, "-" if host is None else _ms(host / units), *shown))
+    heads = ("phase, ms of a step", "host", "device", "computation", "communication")
+    return table(heads, rows, columns) if rows else []
+
+
+def _work(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+    found: dict[str, list] = {}
+    for device in devices:
+        for use in device.activities:
+            label = use.name if use.name.startswith(use.kind) else f"{use.kind} {use.name}"
+            found.setdefault(label, []).append(use)
+    whole = sum(use.time_ns for uses in found.values() for use in uses)
+    rows = _by_time(found, whole, len(devices))[:top]
+    return table(("work of a device", "count", "ms", "of device time"), rows, columns)
+
+
+def _by_time(found: dict[str, list], whole: int, devices: int) -> list[Row]:
+    """Name, count, time of a device and share, longest first."""
+    times = {name: sum(use.time_ns for use in uses) for name, uses in found.items()}
+    return [
+        (
+            name,
+            f"{sum(use.count for use in found[name]):,}",
+            _ms(times[name] / devices),
+            _share(times[name] / whole if whole else None),
+        )
+        for name in sorted(times, key=lambda name: -times[name])
+    ]
+
+
+def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+    """The longest kernels of all devices; shares are of the time of all, listed or not."""
+    found = _sums(devices, "kernel_times", "name")
+    whole = sum(
+        use.time_ns
+        for device in devices
+        for use in device.activities
+        if use.kind in (COMPUTE, COMMUNICATION)
+    )
+    rows = _by_time(found, whole, len(devices))
+    title = "operator" if all(device.device == "cpu" for device in devices) else "kernel"
+    lines = table((title, "count", "ms", "of their time"), rows[:top], columns) if rows else []
+    more = len(rows) - top
+    return [*lines, f"and {more:,} more"] if more > 0 else lines
+
+
+def _collectives(
+    devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int
+) -> list[str]:
+    rows = [
+        (
+            use.collective,
+            f"{use.count:,}",
+            _ms(use.time_ns / len(devices)),
+            "-" if use.transfer_ns is None else _ms(use.transfer_ns / len(devices)),
+            "-" if use.waiting_ns is None else _ms(use.waiting_ns / len(devices)),
+            "-" if use.bus_bandwidth is None else f"{use.bus_bandwidth / 1e9:,.1f}",
+        )
+        for use in found.collectives
+    ]
+    heads = ("collective", "count", "ms", "transfer", "waiting", "GB/s")
+    return table(heads, rows, columns) if rows else []
+
+
+def _ranks(
+    devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int, top: int
+) -> list[str]:
+    """What sets ranks apart: the share of collectives to which each came last, and how long the others
+    waited for it in a step; if not all fit, those that cost most."""
+    if len(devices) < 2:
+        return []
+    late = {one.rank: one for one in found.stragglers}
+    rows, order = [], []
+    for device in devices:
+        whole, one = device.profiled, late.get(device.rank)
+        steps = max(1, len(device.steps))
+        shares = (whole.compute_ns, whole.exposed_communication_ns, whole.idle_ns)
+        rows.append(
+            (
+                f"{device.rank} {device.device}",
+                _ms(whole.window_ns / steps),
+                *(_share(part / whole.window_ns if whole.window_ns else None) for part in shares),
+                "-" if one is None else _share(one.share),
+                "-" if one is None else _ms(one.caused_ns / steps),
+            )
+        )
+        order.append((-(one.caused_ns if one else 0), -whole.window_ns))
+    chosen = sorted(range(len(rows)), key=lambda place: order[place])[:top]
+    if len(rows) <= top:
+        chosen = list(range(len(rows)))
+    heads = ("rank", "step ms", "compute", "comm.", "idle", "last", "delay ms")
+    lines = table(heads, [rows[place] for place in chosen], columns)
+    more = len(rows) - len(chosen)
+    return [*lines, f"and {more:,} more, which cost the others less"] if more else lines
