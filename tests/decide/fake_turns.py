@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from pair_builders import paired, session
+from pair_builders import paired, session, with_ratios
 
 from schemas.results import Round, Session, Side
 from transformer_core.decide.next_sessions import Limits, Plan, SoFar
@@ -62,7 +62,7 @@ class FakeTurns:
             for of_all in zip(*(part.rounds for part in parts), strict=True)
         ]
         named: list[Side] = [parts[0].sides[0], *(part.sides[1] for part in parts)]
-        return parts[0].model_copy(
+        merged_session = parts[0].model_copy(
             update={
                 "sides": named,
                 "seconds": seconds,
@@ -70,6 +70,7 @@ class FakeTurns:
                 "rounds_seconds": sides * rounds * ROUND,
             }
         )
+        return with_ratios(merged_session)
 
     def pairs(self, sessions: int = 2) -> list[SoFar]:
         """The first round of each variant, by itself."""
@@ -87,4 +88,4 @@ class FakeTurns:
 
 
 def kept_in(folder: Path, pairs: Sequence[SoFar], key: str = "key") -> KeptStints:
-    return KeptStints(folder, {(pair.variant, pair.reference): key for pair in pairs})
+    return KeptStints(folder, {pair.pair: key for pair in pairs})

@@ -95,9 +95,14 @@ def session(
         "foreign_cpu_seconds": 0.01,
         "rounds_seconds": 3.0,
     }
-    names = [each.name for each in (values | changes)["sides"]]
-    values["ratios"] = session_ratios(rounds, names)
-    return Session(**(values | changes))
+    return with_ratios(Session(**(values | changes)))
+
+
+def with_ratios(made: Session) -> Session:
+    """The session with the ratios that its windows show."""
+    timed = {window.side for rnd in made.rounds for window in rnd.windows}
+    names = [side.name for side in made.sides if side.name in timed]
+    return made.model_copy(update={"ratios": session_ratios(made.rounds, names)})
 
 
 def provenance(**changes: Any) -> Provenance:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pair_builders import provenance, session, side, window
+from pair_builders import provenance, session, side, window, with_ratios
 
 from schemas.config.measurement import Comparing
 from schemas.results import Round
@@ -108,7 +108,9 @@ def test_false_alarms_fail() -> None:
         )
         for item in noisy.sessions
     ]
-    report = self_test_report.report(noisy.model_copy(update={"sessions": shifted}), 13, 0.02)
+    report = self_test_report.report(
+        noisy.model_copy(update={"sessions": [with_ratios(one) for one in shifted]}), 13, 0.02
+    )
     equal = by_share(report)[0.0]
     assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 40, 40)
     assert "at most 5% of equal sides" in report.reason

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from pair_builders import session
+from pair_builders import session, with_ratios
 
 from schemas.config.measurement import Comparing
 from schemas.results import Interval, Round
@@ -72,7 +72,9 @@ def test_several_sides_against_one() -> None:
             Round(windows=[*a.windows, *(w for w in b.windows if w.side == "slow")])
             for a, b in zip(fast.rounds, slow.rounds, strict=True)
         ]
-        return fast.model_copy(update={"rounds": rounds})
+        return with_ratios(
+            fast.model_copy(update={"rounds": rounds, "sides": [*fast.sides, slow.sides[1]]})
+        )
 
     found = session_effects([three(1), three(2)], "single", ["fast", "slow"], Comparing())
     assert {name: effect.verdict for name, effect in found.items()} == {

@@ -5,7 +5,7 @@ from math import exp, log
 
 import pytest
 
-from schemas.results import Interval
+from schemas.results import Interval, Pair
 from transformer_core.decide.next_sessions import (
     Costs,
     Limits,
@@ -21,8 +21,7 @@ MARGIN = 0.02
 
 def standing(ratio: float = 1.03, reach: float = 0.05, **changes: object) -> Standing:
     values = Standing(
-        reference="single",
-        variant="fast",
+        pair=Pair("fast", "single"),
         weight=1.0,
         ratio=Interval(median=ratio, low=ratio * exp(-reach), high=ratio * exp(reach), samples=20),
         verdict="UNDECIDED",
@@ -86,8 +85,8 @@ def test_what_does_not_fit_is_not_begun() -> None:
 
 def test_those_that_can_be_decided_come_before_those_that_cannot() -> None:
     limits = Limits(MARGIN, 8, 2)
-    hopeless = standing(1.01, 0.5, variant="hopeless", weight=10.0)
-    soon = standing(1.1, 0.12, variant="soon")
+    hopeless = standing(1.01, 0.5, pair=Pair("hopeless", "single"), weight=10.0)
+    soon = standing(1.1, 0.12, pair=Pair("soon", "single"))
     plan = next_plan([hopeless, soon], 60.0, limits)
     assert plan is not None
     assert plan.variants == ("soon",)

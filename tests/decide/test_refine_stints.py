@@ -14,7 +14,7 @@ from transformer_core.run.statuses import Outcome
 
 
 def verdicts(pairs: list[SoFar]) -> dict[str, str | None]:
-    return {one.variant: one.verdict for one in standings(pairs, LIMITS.margin)}
+    return {one.pair.variant: one.verdict for one in standings(pairs, LIMITS.margin)}
 
 
 def go_on(turns: FakeTurns, pairs: list[SoFar], time: float, folder: Path) -> float:
@@ -73,15 +73,15 @@ def test_more_time_goes_on_from_what_there_is(tmp_path: Path) -> None:
     pairs = turns.pairs()
     first = [pair.first for pair in pairs]
     go_on(turns, pairs, 40.0, tmp_path)
-    before = {pair.variant: pair.record() for pair in pairs}
+    before = {pair.pair.variant: pair.record() for pair in pairs}
     again = [SoFar(run) for run in first]
     kept = kept_in(tmp_path, again)
     kept.read_into(again)
-    assert {pair.variant: pair.record() for pair in again} == before
+    assert {pair.pair.variant: pair.record() for pair in again} == before
     assert kept.last == len(turns.made)
     turns.made.clear()
     spend(again, LIMITS, kept, turns.measure, lambda: 60.0 - turns.now() + 40.0, turns.now)
-    assert all(len(p.added) >= len(before[p.variant].sessions) - 2 for p in again)
+    assert all(len(p.added) >= len(before[p.pair.variant].sessions) - 2 for p in again)
     assert turns.made
 
 
