@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
 from schemas.config.training import AdamW, Training
 from transformer_core.data.tokenizing.special_tokens import UNK
-from transformer_core.models.loss import whole_head_loss
-from transformer_core.models.one_pass_loss import one_pass_loss_sum
+from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss
 from transformer_core.models.registry import build_language_model
 from transformer_core.training.optimization.optimizer import build_optimizer
 from transformer_core.training.precision.autocast import build_precision

@@ -16,7 +16,7 @@ from transformer_core.measure.gpu_check.attention_truth import (
     measure,
     relative_error,
 )
-from transformer_core.models.layers.attention import reference_attention
+from transformer_core.models.attention import reference_attention
 
 CPU = torch.device("cpu")
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")

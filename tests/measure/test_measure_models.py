@@ -20,7 +20,7 @@ from tests.training.small_training import (
 )
 from transformer_core.certify.bounds import UNDETERMINED
 from transformer_core.certify.short_run_worker import canonical_weights, record
-from transformer_core.models.decoding.beam_search import beam_search
+from transformer_core.models.decoding import beam_search
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.sharded_weights import whole_weights

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from transformer_core.models.layers.attention import ATTENTIONS, reference_attention
+from transformer_core.models.attention import ATTENTIONS, reference_attention
 
 B, H, N, M, K = 2, 3, 4, 5, 8
 

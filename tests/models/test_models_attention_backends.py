@@ -8,9 +8,8 @@ from torch.nn.attention import SDPBackend
 from schemas.config.model import SdpaAttention, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from transformer_core.models.device_kind import laid_out_for
-from transformer_core.models.layers import attention
-from transformer_core.models.layers.attention import (
+from transformer_core.models import attention
+from transformer_core.models.attention import (
     additive,
     build_attention,
     flash_over_sentences,
@@ -18,6 +17,7 @@ from transformer_core.models.layers.attention import (
     reference_attention,
     takes_sentences,
 )
+from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.registry import build_model
 from transformer_core.models.transformer import build_transformer
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from schemas.config.model import AnyAttention, AnyModel, AnyQkv, Transformer
-from transformer_core.models.layers.attention import ATTENTIONS
-from transformer_core.models.layers.qkv_projection import PROJECTIONS
+from transformer_core.models.attention import ATTENTIONS
+from transformer_core.models.qkv_projection import PROJECTIONS
 from transformer_core.models.registry import BUILDERS, build_model
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from transformer_core.models.layers import compiled_loops
-from transformer_core.models.layers.compiled_loops import in_pieces
+from transformer_core.models import compiled_loops
+from transformer_core.models.compiled_loops import in_pieces
 
 COUNT = 2**17
 """Elements that are worth three threads."""

@@ -7,11 +7,10 @@ from torch._dynamo.utils import counters
 
 from schemas.config.decoder_only import DecoderOnly
 from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models import language_model as decoder
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.compiled_layers import compile_layers
-from transformer_core.models.decoder_only import decoder
-from transformer_core.models.loss import chunked_token_loss_sum, token_loss_sum
-from transformer_core.models.one_pass_loss import one_pass_loss_sum
+from transformer_core.models.loss import chunked_token_loss_sum, one_pass_loss_sum, token_loss_sum
 from transformer_core.models.registry import build_language_model
 from transformer_core.parallel.strategies.fsdp import repeated_layers
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.config.model import Transformer
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.decoding.beam_search import _log_probabilities, beam_search, greedy
+from transformer_core.models.decoding import _log_probabilities, beam_search, greedy
 from transformer_core.models.registry import build_model
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.config.model import FusedDropout, TorchDropout
-from transformer_core.models.layers.dropout import DROPOUTS, Dropout, dropout
+from transformer_core.models.dropout import DROPOUTS, Dropout, dropout
 
 
 @pytest.mark.parametrize("kind", DROPOUTS)

@@ -10,10 +10,10 @@ from schemas.errors import Unsupported
 from tests.models.test_models_packing import build, padded_and_packed, pairs, ragged
 from tests.models.test_models_unpadded import assert_equal, loss_and_gradients
 from transformer_core.data.batching.collate import collate
-from transformer_core.models.decoding.beam_search import beam_search
+from transformer_core.models import attention, sublayers
+from transformer_core.models.attention import flash_over_sentences, reference_attention
+from transformer_core.models.decoding import beam_search
 from transformer_core.models.device_kind import laid_out_for
-from transformer_core.models.layers import attention, sublayers
-from transformer_core.models.layers.attention import flash_over_sentences, reference_attention
 from transformer_core.models.unpadded import Blocks, source_sentences
 
 FLASH = {"attention": {"kind": "sdpa", "backend": "flash"}}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from schemas.config.model import FusedSoftmaxAttention
-from transformer_core.models.layers.attention import build_attention, reference_attention
-from transformer_core.models.layers.fused_dropout import attention_weights
+from transformer_core.models.attention import build_attention, reference_attention
+from transformer_core.models.dropout import attention_weights
 
 B, H, N = 3, 2, 5
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}

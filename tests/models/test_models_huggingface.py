@@ -8,8 +8,8 @@ import torch
 from schemas.config.model import HuggingFace, Transformer
 from schemas.errors import Unsupported
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
-from transformer_core.models.decoding.beam_search import beam_search, greedy
-from transformer_core.models.libraries.huggingface import POSITIONS
+from transformer_core.models.decoding import beam_search, greedy
+from transformer_core.models.huggingface import POSITIONS
 from transformer_core.models.registry import build_model
 
 pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ import torch
 
 from schemas.config.decoder_only import HuggingFaceCausal
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.one_pass_loss import one_pass_loss_sum
+from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_language_model
 
 pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ import torch
 
 from schemas.config.model import ImportedModel
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
-from transformer_core.models.decoding.beam_search import beam_search, greedy
+from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.config.model import FusedNorm, PublishedNorm
-from transformer_core.models.layers.normalization import build_norm
+from transformer_core.models.sublayers import build_norm
 
 TOKENS, WIDTH = 8_000, 16
 

@@ -8,9 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.machine.step_kernels import FirstStep
-from transformer_core.models import one_pass_loss
-from transformer_core.models.loss import token_loss_sum
-from transformer_core.models.one_pass_loss import one_pass_loss_sum
+from transformer_core.models import loss as one_pass_loss
+from transformer_core.models.loss import one_pass_loss_sum, token_loss_sum
 
 
 def draw(v=11, scale=1.0):

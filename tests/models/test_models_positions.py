@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from transformer_core.models.layers.positions import Positions, sinusoidal_positions
+from transformer_core.models.positions import Positions, sinusoidal_positions
 
 
 @pytest.mark.parametrize(

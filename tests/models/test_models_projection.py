@@ -5,12 +5,12 @@ import torch
 from pydantic import TypeAdapter
 
 from schemas.config.model import AnyQkv, Transformer
-from transformer_core.models.layers.qkv_projection import (
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.qkv_projection import (
     PROJECTIONS,
     build_projection,
     canonical_state_dict,
 )
-from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.registry import build_model
 
 SPECS = {

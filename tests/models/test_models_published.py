@@ -9,11 +9,10 @@ from torch import nn
 
 from schemas.config.model import PublishedAttention, PublishedNorm, SeparateQkv, Transformer
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.layers.attention import reference_attention
-from transformer_core.models.layers.normalization import NORMS
-from transformer_core.models.loss import token_loss_sum
-from transformer_core.models.published_loss import kl_divergence_sum
+from transformer_core.models.attention import reference_attention
+from transformer_core.models.loss import kl_divergence_sum, token_loss_sum
 from transformer_core.models.registry import build_model
+from transformer_core.models.sublayers import NORMS
 from transformer_core.models.transformer import source_mask
 
 V = 23

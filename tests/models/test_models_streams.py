@@ -12,9 +12,12 @@ from torch import nn
 
 from schemas.config.model import StreamsQkv, Transformer
 from schemas.errors import Unsupported
-from transformer_core.models.layers import cuda_streams
-from transformer_core.models.layers.cuda_streams import between_synchronisations, concurrently
-from transformer_core.models.layers.qkv_projection import build_projection
+from transformer_core.models import qkv_projection as cuda_streams
+from transformer_core.models.qkv_projection import (
+    between_synchronisations,
+    build_projection,
+    concurrently,
+)
 from transformer_core.models.registry import build_model
 
 PARTS = ("query", "key", "value")

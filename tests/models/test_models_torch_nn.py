@@ -7,7 +7,7 @@ from torch import nn
 from schemas.config.model import TorchTransformer, Transformer
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.canonical_weights import canonical_state_dict
-from transformer_core.models.decoding.beam_search import beam_search, greedy
+from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.registry import build_model
 

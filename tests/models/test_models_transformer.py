@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from schemas.config.model import Transformer
-from transformer_core.models.layers.qkv_projection import Projection
 from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.qkv_projection import Projection
 from transformer_core.models.registry import build_model
 
 V = 20

@@ -7,7 +7,7 @@ from schemas.config.model import Transformer
 from tests.models.test_models_packing import DEVICES, KINDS, build, padded_and_packed, pairs, ragged
 from transformer_core.data.batching.collate import collate
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.layers.attention import reference_attention
+from transformer_core.models.attention import reference_attention
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.registry import build_model
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences

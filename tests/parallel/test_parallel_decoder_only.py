@@ -11,8 +11,7 @@ from torch.distributed.tensor import DTensor
 from schemas.config.decoder_only import DecoderOnly
 from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_spec
-from transformer_core.models.loss import whole_head_loss
-from transformer_core.models.one_pass_loss import one_pass_loss_sum
+from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss
 from transformer_core.models.registry import build_language_model
 from transformer_core.parallel.strategies.fsdp import FsdpStrategy
 

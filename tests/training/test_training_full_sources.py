@@ -12,8 +12,8 @@ from tests.training.small_training import VOCABULARY, small_setup, small_spec
 from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching.collate import Batch, collate
 from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models import attention
 from transformer_core.models.device_kind import laid_out_for
-from transformer_core.models.layers import attention
 from transformer_core.parallel.strategies.data_parallel import DataParallelObjective
 
 

@@ -148,7 +148,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
 @pytest.mark.parametrize(
     ("source", "stale", "fresh"),
     [
-        ("transformer_core/models/layers/sublayers.py", {"train", "evaluate", "page"}, {"shards"}),
+        ("transformer_core/models/sublayers.py", {"train", "evaluate", "page"}, {"shards"}),
         ("transformer_core/data/sharding/job.py", {"shards", "train"}, {"tokenizer"}),
         (
             "transformer_core/report/sections/tried.py",

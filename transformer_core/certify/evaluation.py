@@ -70,7 +70,7 @@ def checked_decoding(
 
 
 def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
-    """As :mod:`transformer_core.models.decoding.beam_search` goes on."""
+    """As :mod:`transformer_core.models.decoding` goes on."""
     source = _drawn(SENTENCES, LONGEST, vocabulary, device)
     for row in range(SENTENCES):
         source[row, LONGEST - row :] = PAD
@@ -93,7 +93,7 @@ def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator
 
 
 def _texts(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
-    """As :mod:`transformer_core.models.decoder_only.generation` goes on, from padded prompts."""
+    """As :mod:`transformer_core.models.decoding` goes on, from padded prompts."""
     text = _drawn(SENTENCES, LONGEST + TOKENS, vocabulary, device)
     column, begins = torch.arange(text.size(1), device=device), range(SENTENCES)
     for row in begins:

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from transformer_core.models.layers import qkv_projection
+from transformer_core.models import qkv_projection
 
 
 def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from schemas.config.model import Compiling
 from schemas.errors import Unsupported
 from transformer_core.models.device_kind import device_kind
-from transformer_core.models.one_pass_loss import watched
+from transformer_core.models.loss import watched
 
 
 def compile_layers(kind: Compiling, *layers: nn.Module, backend: str = "inductor") -> None:

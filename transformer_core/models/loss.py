@@ -1,15 +1,30 @@
-"""Label-smoothed cross-entropy, summed over tokens."""
+"""Label-smoothed cross-entropy, summed over tokens: of whole logits, of chunks, in one pass.
 
+In one pass no logits are kept, and none are computed twice. The gradient of a cross-entropy is
+known as soon as its value is: softmax less target. So the forward pass takes a chunk of tokens at a
+time, small enough to stay in the cache of a CPU, turns its logits into their gradient and that into
+gradients of hidden states and output map at once; the backward pass only scales these. Known from
+Liger Kernel (arXiv 2410.10989, 3.2) and Cut Cross-Entropy (arXiv 2411.09009).
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
+from torch.utils._triton import has_triton
 from torch.utils.checkpoint import checkpoint
 
+from transformer_core.common.progress import log
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.device_kind import device_kind
+from transformer_core.models.dropout import fits
+from transformer_core.models.unpadded import places
 
 
 def token_loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -115,3 +130,210 @@ def _rows_per_slice(logits: Tensor) -> int:
     """
     elements = 2**18 if device_kind(logits) == "cpu" else 2**26
     return max(1, elements // logits.size(-1))
+
+
+def kl_divergence_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Sum over the non-padding tokens of the smoothed cross-entropy in nats, a float32 scalar.
+
+    logits [b, t, v] with v > 2, labels [b, t]. Log-probabilities and smoothed targets [b * t, v]
+    exist in full; the targets give 1 - smoothing to the label and share the rest among the v - 2
+    tokens other than label and padding. Their Kullback-Leibler divergence is the cross-entropy less
+    the entropy of the targets, which is added, being a constant.
+    """
+    v = logits.size(-1)
+    label = labels.reshape(-1)
+    log_probabilities = logits.reshape(-1, v).float().log_softmax(dim=-1)
+    with torch.no_grad():
+        targets = torch.full_like(log_probabilities, smoothing / (v - 2))
+        targets.scatter_(1, label[:, None], 1.0 - smoothing)
+        targets[:, PAD] = 0.0
+        targets = targets.masked_fill((label == PAD)[:, None], 0.0)
+        entropy = -(1 - smoothing) * math.log(1 - smoothing)
+        if smoothing:
+            entropy -= smoothing * math.log(smoothing / (v - 2))
+        constant = entropy * (label != PAD).sum()
+    divergence = F.kl_div(log_probabilities, targets, reduction="sum")
+    return divergence + constant
+
+
+_CPU_ELEMENTS, _LOOP_ELEMENTS, _ELEMENTS = 2**20, 2**24, 2**28
+"""Logits of a chunk: 4 MiB, which a last-level cache holds; 32 MiB where one loop does all to a row
+while that is in the cache, and to add up gradients of the output map is what costs; on a GPU, so
+many that kernels are large."""
+_PADDING_LEFT_OUT = ("cpu",)
+"""Devices on which padding is left out. To know how much there is, a host must wait for a GPU."""
+_LIFT = 1024.0
+"""Keeps small probabilities in the range of float16."""
+
+
+def one_pass_loss_sum(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """The loss of the logits ``hidden @ output.T``, as
+    :func:`transformer_core.models.loss.token_loss_sum` has it: a float32 scalar in nats.
+
+    hidden [b, t, d], output [v, d], labels [b, t]; smoothing in 0 ... 1. On a CPU the logits of
+    padding are not computed. Under autocast, products are in its format and sums in 32 bits.
+    """
+    device = hidden.device.type
+    half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    flat, label = hidden.flatten(0, 1), labels.flatten()
+    if device_kind(hidden) in _PADDING_LEFT_OUT:
+        kept = places(label != PAD)
+        flat, label = flat[kept], label[kept]
+    result: Tensor = _OnePass.apply(flat, output, label, smoothing, half)
+    return result
+
+
+class _OnePass(torch.autograd.Function):
+    """hidden [n, d], output [v, d], labels [n] -> sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        output: Tensor,
+        labels: Tensor,
+        smoothing: float,
+        half: torch.dtype | None,
+    ) -> Tensor:
+        device = hidden.device.type
+        with torch.autocast(device, enabled=False):
+            h = hidden if half is None else hidden.to(half)
+            w = output if half is None else output.to(half)
+            wants_hidden, wants_output = ctx.needs_input_grad[:2]
+            counted = labels != PAD
+            losses = hidden.new_empty(len(h), dtype=torch.float32)
+            d_hidden = torch.empty_like(hidden) if wants_hidden else None
+            # In 32 bits: the chunks add up.
+            wide = None if output.dtype != torch.bfloat16 else torch.float32
+            d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
+            limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
+            padded = device_kind(hidden) not in _PADDING_LEFT_OUT
+            turn = _in_two_kernels if device == "cuda" and has_triton() else _loss_and_gradient
+            if w.dtype == torch.bfloat16 and fits(w) and not torch.compiler.is_compiling():
+                turn, limit = _in_one_loop, _LOOP_ELEMENTS
+            rows = max(1, limit // len(w))
+            for start in range(0, len(h), rows):
+                part = slice(start, start + rows)
+                logits = h[part] @ w.T
+                losses[part], d_logits = turn(
+                    logits, labels[part], counted[part] if padded else None, smoothing
+                )
+                _products(h[part], w, d_logits, part, d_hidden, d_output)
+            # The evenly spread share of the target needs the mean of the logits only: that of the
+            # rows of the output map, times the hidden state.
+            if smoothing:
+                weight = counted.to(w.dtype)
+                mean = w.float().mean(0)
+                losses -= smoothing * (h.float() @ mean)
+                if d_hidden is not None:
+                    d_hidden -= smoothing * weight[:, None] * mean
+                if d_output is not None:
+                    d_output -= smoothing / len(w) * (weight @ h).float()
+            ctx.save_for_backward(d_hidden, d_output)
+            ctx.format = output.dtype
+            return torch.where(counted, losses, 0.0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        d_hidden, d_output = ctx.saved_tensors
+        return (
+            None if d_hidden is None else d_hidden.mul_(grad),
+            None if d_output is None else d_output.mul_(grad).to(ctx.format),
+            None,
+            None,
+            None,
+        )
+
+
+def _loss_and_gradient(
+    logits: Tensor, labels: Tensor, counted: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Loss [n] and gradient [n, v] of logits [n, v], both without the evenly spread share.
+
+    The gradient is 0 in rows that are not ``counted``; null where all are.
+    """
+    wide = logits.float()
+    highest = wide.amax(-1)
+    chosen = wide.gather(-1, labels[:, None]).squeeze(-1)
+    probabilities = wide.softmax(-1)
+    # The most probable token has a probability of at least 1 / v, whose logarithm is finite.
+    log_total = highest - probabilities.amax(-1).log_()
+    loss = log_total - (1 - smoothing) * chosen
+    probabilities.scatter_add_(
+        -1, labels[:, None], probabilities.new_full((len(labels), 1), smoothing - 1)
+    )
+    if counted is not None:
+        probabilities *= counted[:, None]
+    return loss, probabilities
+
+
+def _in_one_loop(
+    logits: Tensor, labels: Tensor, _: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """The same by a compiled loop for a CPU, where padding is left out."""
+    # Here, because the compiler takes half a second to import, in every process.
+    from transformer_core.models.compiled_loops import loss_and_gradient
+
+    return loss_and_gradient(logits, labels, smoothing)
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(_loss_and_gradient, dynamic=True, fullgraph=True)
+
+
+_not_compiled: list[str] = []
+"""Why this process does not compile, once that has failed."""
+
+
+def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
+    """The same in two kernels, for GPUs: one reads the logits for their maximum and sum, the other
+    reads them again and writes the gradient. Step by step each of some ten operations would.
+
+    Step by step all the same where something watches every operation, or where compiling fails: it
+    takes a C compiler and Python's headers, which not every host has.
+    """
+    if _not_compiled or watched():
+        return _loss_and_gradient(*args)
+    from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
+
+    try:
+        return _compiled()(*args)
+    except TorchDynamoException as error:
+        _not_compiled.append(str(error).strip().split("\n")[0])
+        log.warning("the loss is computed step by step, not compiled: %s", _not_compiled[0])
+        return _loss_and_gradient(*args)
+
+
+def watched() -> bool:
+    """Whether a mode of torch sees every operation of this thread: one of tensors without memory,
+    say. Compiled code hides them, and torch refuses to compile unless the mode allows that."""
+    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+    return any(
+        isinstance(mode, FakeTensorMode) or not getattr(mode, "ignore_compile_internals", bool)()
+        for mode in modes
+    )
+
+
+def _products(
+    hidden: Tensor,
+    output: Tensor,
+    d_logits: Tensor,
+    part: slice,
+    d_hidden: Tensor | None,
+    d_output: Tensor | None,
+) -> None:
+    """Write the gradient of the rows ``part``, and add to that of the output map."""
+    lift = _LIFT if output.dtype == torch.float16 else 1.0
+    g = d_logits if lift == 1.0 else d_logits * lift
+    g = g.to(output.dtype)
+    if d_hidden is not None:
+        d_hidden[part] = (g @ output).to(d_hidden.dtype) / lift if lift != 1.0 else g @ output
+    if d_output is not None:
+        if g.dtype == d_output.dtype:
+            d_output.addmm_(g.T, hidden)
+        elif lift == 1.0:
+            d_output += g.T @ hidden
+        else:
+            d_output += (g.T @ hidden).to(d_output.dtype) / lift

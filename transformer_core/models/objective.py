@@ -11,9 +11,12 @@ from schemas.config.task import AnyTask, LanguageModel
 from schemas.config.training import AnyLoss, WholeLoss
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.device_kind import device_kind
-from transformer_core.models.loss import chunked_token_loss_sum, token_loss_sum
-from transformer_core.models.one_pass_loss import one_pass_loss_sum
-from transformer_core.models.published_loss import kl_divergence_sum
+from transformer_core.models.loss import (
+    chunked_token_loss_sum,
+    kl_divergence_sum,
+    one_pass_loss_sum,
+    token_loss_sum,
+)
 
 _WHOLE = WholeLoss()
 

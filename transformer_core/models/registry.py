@@ -7,13 +7,12 @@ from torch import nn
 
 from schemas.config.decoder_only import AnyLanguageModel
 from schemas.config.model import AnyModel
-from transformer_core.models.decoder_only.decoder import build_decoder
-from transformer_core.models.layers.attention import leave_out_cudnn
-from transformer_core.models.libraries.huggingface import build_huggingface
-from transformer_core.models.libraries.huggingface_causal import build_huggingface_causal
-from transformer_core.models.libraries.torch_nn import build_torch_nn
-from transformer_core.models.libraries.user_model import build_imported
+from transformer_core.models.attention import leave_out_cudnn
+from transformer_core.models.huggingface import build_huggingface, build_huggingface_causal
+from transformer_core.models.language_model import build_decoder
+from transformer_core.models.torch_nn import build_torch_nn
 from transformer_core.models.transformer import EncoderDecoder, build_transformer
+from transformer_core.models.user_model import build_imported
 
 BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
     "transformer": build_transformer,

@@ -10,24 +10,23 @@ from torch.utils.checkpoint import checkpoint
 
 from schemas.config.model import Transformer
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
-from transformer_core.models.decoding.key_value_cache import DecoderCache
-from transformer_core.models.layers.attention import (
+from transformer_core.models.attention import (
     mask_for_kernels,
     takes_sentences,
     whole_masks,
 )
-from transformer_core.models.layers.dropout import Dropout
-from transformer_core.models.layers.normalization import build_norm
-from transformer_core.models.layers.positions import Positions
-from transformer_core.models.layers.qkv_projection import Projection, project_together
-from transformer_core.models.layers.sublayers import DecoderLayer, EncoderLayer, Memory
+from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
+from transformer_core.models.decoding import DecoderCache
+from transformer_core.models.dropout import Dropout
 from transformer_core.models.packed_segments import (
     places_within,
     source_segments,
     target_segments,
     together,
 )
+from transformer_core.models.positions import Positions
+from transformer_core.models.qkv_projection import Projection, project_together
+from transformer_core.models.sublayers import DecoderLayer, EncoderLayer, Memory, build_norm
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
 
 Head = Callable[[Tensor, Tensor], Tensor]

@@ -20,7 +20,7 @@ from transformer_core.common.seals import check
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
-from transformer_core.models.decoding.beam_search import beam_search, greedy
+from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 from transformer_core.training.precision.autocast import Precision, build_precision
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tests.attacks.planted.fault import BF16, Change, Fault
 from tests.attacks.planted.planting import Patch, result, swap
-from transformer_core.models.decoding.key_value_cache import DecoderCache, LayerCache
-from transformer_core.models.decoding.prefix_decoding import PrefixCache
+from transformer_core.models.decoding import DecoderCache, LayerCache, PrefixCache
 from transformer_core.models.transformer import EncoderDecoder
 
 SMALL: Change = {"d_model": 16, "d_ff": 32, "heads": 2}

@@ -11,15 +11,10 @@ from torch import Tensor, nn
 
 from tests.attacks.planted.fault import BF16, DDP, PLAIN_ATTENTION, WIDE, Fault, dropping, spread
 from tests.attacks.planted.planting import Patch, swap, swap_item
-from transformer_core.models import objective
+from transformer_core.models import attention, dropout, objective, sublayers
+from transformer_core.models import compiled_loops as dropout_kernels
+from transformer_core.models import dropout as fused_dropout
 from transformer_core.models import transformer as transformer_module
-from transformer_core.models.layers import (
-    attention,
-    dropout,
-    dropout_kernels,
-    fused_dropout,
-    sublayers,
-)
 from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.training import assemble
 

@@ -14,9 +14,9 @@ from tests.attacks.planted.fault import BF16, COMPRESS, FSDP, POWER, Change, Fau
 from tests.attacks.planted.loss_faults import ONE_PASS
 from tests.attacks.planted.planting import Patch, arguments, result, swap
 from tests.attacks.planted.resuming_faults import after_loading
-from transformer_core.models import one_pass_loss
-from transformer_core.models.layers import sublayers
-from transformer_core.models.layers.normalization import FusedNorm
+from transformer_core.models import loss as one_pass_loss
+from transformer_core.models import sublayers
+from transformer_core.models.sublayers import FusedNorm
 from transformer_core.parallel.hooks import compression, power_sgd
 from transformer_core.parallel.strategies import fsdp
 from transformer_core.training.precision import onednn_products

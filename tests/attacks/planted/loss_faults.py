@@ -10,7 +10,8 @@ from torch import Tensor
 from tests.attacks.planted.fault import BF16, TWO, UNTIED, Fault
 from tests.attacks.planted.planting import keep, swap, swap_item
 from transformer_core.models import loss as loss_module
-from transformer_core.models import objective, one_pass_loss
+from transformer_core.models import loss as one_pass_loss
+from transformer_core.models import objective
 from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.training.precision import autocast
 

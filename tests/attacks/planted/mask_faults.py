@@ -11,9 +11,8 @@ from torch import Tensor
 from tests.attacks.planted.fault import BF16, PACKED, UNPADDED, Fault
 from tests.attacks.planted.planting import Patch, swap
 from transformer_core.data.tokenizing.special_tokens import EOS
+from transformer_core.models import positions, unpadded
 from transformer_core.models import transformer as transformer_module
-from transformer_core.models import unpadded
-from transformer_core.models.layers import positions
 
 
 def attention_with(**changes: Any) -> Patch:

@@ -25,8 +25,8 @@ from tests.attacks.planted.planting import (
     swap_item,
 )
 from transformer_core.data.tokenizing.special_tokens import EOS, PAD
+from transformer_core.models import dropout, sublayers
 from transformer_core.models import transformer as transformer_module
-from transformer_core.models.layers import dropout, sublayers
 from transformer_core.parallel.hooks import compression
 from transformer_core.parallel.strategies import central, fsdp
 from transformer_core.training import assemble, evaluation, loop

@@ -14,7 +14,8 @@ from tests.attacks.planted.fault import BF16, DDP, TWO, Change, Fault, spread
 from tests.attacks.planted.loss_faults import ONE_PASS
 from tests.attacks.planted.parallel_faults import forgets_early, own_tokens
 from tests.attacks.planted.planting import swap
-from transformer_core.models import objective, one_pass_loss, unpadded
+from transformer_core.models import loss as one_pass_loss
+from transformer_core.models import objective, unpadded
 from transformer_core.models import transformer as transformer_module
 from transformer_core.parallel.strategies import ddp
 

@@ -8,7 +8,9 @@ from torch import Tensor
 from schemas.base import merge
 from tests.attacks.planted.fault import BF16, WIDE, Change, Fault
 from tests.attacks.planted.planting import Patch, swap, swap_item
-from transformer_core.models.layers import attention, dropout_kernels, softmax_kernels
+from transformer_core.models import attention
+from transformer_core.models import compiled_loops as dropout_kernels
+from transformer_core.models import compiled_loops as softmax_kernels
 
 SOFTMAX: Change = {"model": {"attention": {"kind": "fused_softmax"}, "dropout": 1e-9}}
 """The kernel works where something may be dropped, so short runs drop next to nothing."""

@@ -10,10 +10,11 @@ from tests.attacks.planted.dropout_faults import attending_without_dropout, with
 from tests.attacks.planted.fault import GPT2, Fault
 from tests.attacks.planted.planting import Patch, swap, swap_item
 from tests.attacks.planted.text_faults import WIDE_TEXTS, texts
-from transformer_core.models.decoder_only import causal_layers, decoder
-from transformer_core.models.decoder_only.decoder import Decoder
-from transformer_core.models.decoding.key_value_cache import LayerCache
-from transformer_core.models.layers import attention
+from transformer_core.models import attention
+from transformer_core.models import language_model as causal_layers
+from transformer_core.models import language_model as decoder
+from transformer_core.models.decoding import LayerCache
+from transformer_core.models.language_model import Decoder
 
 
 def dropping(name: str, patch: Patch, **more: Any) -> Fault:

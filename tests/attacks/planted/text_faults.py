@@ -15,10 +15,10 @@ from tests.attacks.planted.loss_faults import ONE_PASS, padding_counts
 from tests.attacks.planted.mask_faults import mask_of
 from tests.attacks.planted.planting import Patch, each_micro, swap, swap_item
 from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models import language_model as causal_layers
+from transformer_core.models import language_model as decoder
 from transformer_core.models import objective
-from transformer_core.models.decoder_only import causal_layers, decoder
-from transformer_core.models.decoder_only.causal_layers import CausalAttention
-from transformer_core.models.decoder_only.decoder import Decoder
+from transformer_core.models.language_model import CausalAttention, Decoder
 
 FAMILY = "language model"
 WIDE_TEXTS: Change = merge(TEXTS, {"model": {"d_model": 32, "d_ff": 64}})

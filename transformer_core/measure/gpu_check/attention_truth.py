@@ -17,7 +17,7 @@ from schemas.errors import Unsupported
 from schemas.results.gpu_check import AttentionTruth, AttentionTruths
 from transformer_core.common.files import write_text
 from transformer_core.measure.gpu_check.no_device import no_device
-from transformer_core.models.layers.attention import additive, build_attention, reference_attention
+from transformer_core.models.attention import additive, build_attention, reference_attention
 
 SHAPE = (8, 8, 64, 64)
 """[b, h, n, k]. As many keys as elements, so that the identity serves as values."""

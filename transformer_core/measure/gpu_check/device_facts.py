@@ -20,7 +20,7 @@ from schemas.results.gpu_check import DeviceFact, DeviceFacts
 from transformer_core.common.files import write_text
 from transformer_core.measure.gpu_check import nccl_rank
 from transformer_core.measure.gpu_check.no_device import no_device
-from transformer_core.models import one_pass_loss
+from transformer_core.models import loss as one_pass_loss
 from transformer_core.run.statuses import classify
 
 ROOT = Path(__file__).parents[3]

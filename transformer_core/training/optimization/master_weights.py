@@ -103,9 +103,9 @@ def in_one_loop(
 ) -> None:
     """The same on a CPU, in one pass over each parameter."""
     # Here, because the compiler takes half a second to import, in every process.
-    from transformer_core.training.optimization import master_loops
+    from transformer_core.models import compiled_loops
 
     for weight, gradient, state in zip(weights, gradients, states, strict=True):
         arrays = (weight, gradient, state[MASTER], state["exp_avg"], state["exp_avg_sq"])
         factor = 1.0 if scale is None else 1 / float(scale)
-        master_loops.update(arrays, int(state["step"]), group, factor)
+        compiled_loops.update_masters(arrays, int(state["step"]), group, factor)

@@ -1,10 +1,90 @@
-"""Dropout on a CPU in one pass with a sum, a ReLU or a softmax beside it: no masks are kept."""
+"""Dropout (JMLR 15, 2014, 1929-1958), one function per kind.
 
+The fused kind takes one pass with a sum, a ReLU or a softmax beside it on a CPU, and keeps no masks.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from schemas.config.model import AnyDropout, SharedDraws
+from transformer_core.models.device_kind import device_kind
+
+Drop = Callable[[Tensor, float], Tensor]
+"""(x, p) -> x of the same shape: each element 0 with probability p < 1, else times 1 / (1 - p)."""
+
+
+def torch_dropout(x: Tensor, p: float) -> Tensor:
+    """torch's own: on a CPU, a floating-point number is drawn for every element."""
+    return F.dropout(x, p) if p else x
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zero each element of ``x`` with probability ``p`` < 1, and scale the others by 1 / (1 - p).
+
+    On a CPU, torch draws a floating-point number for every element, which takes a visible share of
+    a training step. Here one 64-bit draw of the same generator decides four elements, so that
+    ``p`` is rounded to a multiple of 2^-16. Elsewhere, and in compiled code, this is torch's own.
+    """
+    if p == 0.0:
+        return x
+    if torch.compiler.is_compiling() or device_kind(x) != "cpu":
+        return F.dropout(x, p)
+    draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    lanes = draws.view(torch.int16)[: x.numel()].view(x.shape)
+    kept = lanes >= round(p * 2**16) - 2**15
+    return x * kept.to(x.dtype).mul_(1 / (1 - p))
+
+
+def fused(x: Tensor, p: float) -> Tensor:
+    """One compiled pass whose mask is made anew in the backward pass, where x is of 32 bits on a
+    CPU; else :func:`dropout`."""
+    return fused_dropout(x, p) if _is_fused(x, p) else dropout(x, p)
+
+
+DROPOUTS: dict[str, Drop] = {"torch": torch_dropout, "shared_draws": dropout, "fused": fused}
+"""Dropout by the ``kind`` of its schema."""
+
+_SHARED_DRAWS = SharedDraws()
+
+
+class Dropout(nn.Module):
+    """Dropout of one kind in training mode, nothing in evaluation mode."""
+
+    def __init__(self, p: float, method: AnyDropout = _SHARED_DRAWS) -> None:
+        super().__init__()
+        self.p = p
+        self.drop = DROPOUTS[method.kind]
+        self.fused = method.kind == "fused"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x of any shape -> the same shape."""
+        return self.drop(x, self.p) if self.training else x
+
+    def of_relu(self, x: Tensor) -> Tensor:
+        """Dropout of max(x, 0)."""
+        if self.fused and self.training and _is_fused(x, self.p):
+            return dropout_of_relu(x, self.p)
+        dropped: Tensor = self(F.relu(x))
+        return dropped
+
+    def added(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual`` plus dropout of x, both of one shape."""
+        if self.fused and self.training and fits(residual) and _is_fused(x, self.p):
+            return dropout_added(residual, x, self.p)
+        total: Tensor = residual + self(x)
+        return total
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def _is_fused(x: Tensor, p: float) -> bool:
+    return p > 0.0 and fits(x) and not torch.compiler.is_compiling()
 
 
 def fits(x: Tensor) -> bool:
@@ -33,7 +113,7 @@ def dropout_added(residual: Tensor, x: Tensor, p: float) -> Tensor:
 
 def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
     """Dropout of the softmax of scores [b, h, n, m], which may be overwritten; mask and ``causal``
-    are those of :mod:`transformer_core.models.layers.attention`."""
+    are those of :mod:`transformer_core.models.attention`."""
     result: Tensor = _Weights.apply(scores, mask, causal, p)
     return result
 
@@ -49,7 +129,7 @@ class _Kept(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         # Here, because the compiler takes half a second to import, in every process.
-        from transformer_core.models.layers import dropout_kernels as kernels
+        from transformer_core.models import compiled_loops as kernels
 
         ctx.seed, ctx.p, ctx.kernels = _seed(), p, kernels
         return kernels.kept(x, ctx.seed, p)
@@ -65,7 +145,7 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, x: Tensor, p: float) -> Tensor:
-        from transformer_core.models.layers import dropout_kernels as kernels
+        from transformer_core.models import compiled_loops as kernels
 
         ctx.seed, ctx.p, ctx.kernels, ctx.format = _seed(), p, kernels, x.dtype
         return kernels.added(residual, x, ctx.seed, p)
@@ -81,7 +161,7 @@ class _OfRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        from transformer_core.models.layers import dropout_kernels as kernels
+        from transformer_core.models import compiled_loops as kernels
 
         result = kernels.positive(x, _seed(), p)
         ctx.save_for_backward(result)
@@ -101,7 +181,7 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
         # Here, because the compiler takes half a second to import, in every process.
-        from transformer_core.models.layers import softmax_kernels as kernels
+        from transformer_core.models import compiled_loops as kernels
 
         ctx.seed, ctx.p, ctx.kernels = _seed() if p else 0, p, kernels
         softmax, weights = kernels.weights_of(scores.detach(), mask, causal, ctx.seed, p)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from schemas.config.model import ImportedModel
 from schemas.errors import nearest
-from transformer_core.models.decoding.prefix_decoding import PrefixCache
+from transformer_core.models.decoding import PrefixCache
 from transformer_core.models.interface import Cache
 
 _DECODING = ("encode", "decode", "new_cache")

@@ -22,9 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from schemas.config.model import AnyAttention, AttentionBackend, SdpaAttention
 from schemas.errors import Unsupported
 from transformer_core.models.device_kind import device_kind
-from transformer_core.models.layers.dropout import Drop
-from transformer_core.models.layers.dropout import dropout as shared_draws
-from transformer_core.models.layers.fused_dropout import attention_weights, fits
+from transformer_core.models.dropout import Drop, attention_weights, fits
+from transformer_core.models.dropout import dropout as shared_draws
 
 Attention = Callable[..., Tensor]
 """(q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]."""

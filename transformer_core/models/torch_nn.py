@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from schemas.config.model import TorchTransformer, Transformer
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.decoding.prefix_decoding import PrefixCache
-from transformer_core.models.layers.dropout import Dropout
-from transformer_core.models.layers.positions import Positions
-from transformer_core.models.layers.qkv_projection import canonical_state_dict
+from transformer_core.models.decoding import PrefixCache
+from transformer_core.models.dropout import Dropout
+from transformer_core.models.positions import Positions
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.transformer import build_transformer
 
 

@@ -1,0 +1,469 @@
+"""Compiled loops over tensors on a CPU: dropout, softmax of attention, loss, updates of masters.
+
+numba has no bfloat16. A loop takes an array of such numbers as one of uint16, and reads and writes
+them as the upper halves of numbers of 32 bits, in which it computes.
+
+Pieces run on the very threads that compute torch's operators. Those wait for their next work by
+looking for it all the time, for some milliseconds, and would take the cores from any other threads.
+
+A mask of dropout is a hash of the place of each element and of a seed of the call, as counter-based
+generators have it (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011), so that the
+backward pass makes it anew instead of keeping it. The hash mixes 32 bits by two multiplications and
+shifts, with the constants of C. Wellons' search (lowbias32, github.com/skeeto/hash-prospector), and
+takes the second half of the seed between them: the masks of two seeds are not one sequence with
+another start.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, types, uint32
+from numba.extending import overload
+from numpy.typing import NDArray
+from torch import Tensor
+
+SUMS = {"reassoc", "contract", "nsz"}
+"""What the compiler may do: add in another order. It may not take it that no number is NaN."""
+LOWEST = np.float32(-3.0e38)
+"""What a maximum begins with, and what stands for an element that is hidden."""
+_LEAST = 2**15
+"""Elements below which a second thread costs more than it saves."""
+
+
+def array_of(x: Tensor) -> NDArray[Any]:
+    """The elements of a tensor on the CPU in a row, bfloat16 as uint16: its memory where it is
+    contiguous."""
+    flat = x.detach().contiguous().view(-1)
+    if x.dtype == torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(np.uint16)
+    return flat.numpy()
+
+
+def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> None:
+    """``work(start, stop)`` on pieces of ``count`` things, one for each of torch's threads; each
+    thing is ``weight`` elements. An error of a piece is raised when all have ended."""
+    threads = torch.get_num_threads()
+    size = count if count * weight < threads * _LEAST else -(-count // threads)
+    starts = list(range(0, count, max(1, size)))
+    errors: list[BaseException] = []
+    came: set[int] = set()
+
+    def pieces() -> None:
+        """Those that are left: how many threads come is not for this one to say."""
+        try:
+            came.add(get_ident())
+            while (start := _next(starts)) is not None:
+                work(start, min(start + size, count))
+        except BaseException as error:
+            errors.append(error)
+
+    if len(starts) > 1:
+        _on_threads()(pieces, len(starts))
+    else:
+        pieces()
+    if errors:
+        raise errors[0]
+    # What a signal raises just before C calls Python is printed there, and lost.
+    if get_ident() not in came:
+        raise KeyboardInterrupt
+
+
+def _next(starts: list[int]) -> int | None:
+    with suppress(IndexError):  # between a look and a grasp another thread may be faster
+        return starts.pop()
+    return None
+
+
+_Run = Callable[[Callable[[], None], int], None]
+"""(work, threads): do the work on each of the threads, this one among them."""
+
+
+@cache
+def _on_threads() -> _Run:
+    """On those of torch where it computes by OpenMP and its library has GCC's way in, as LLVM's and
+    Intel's have; else on threads of a pool."""
+    try:
+        torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        parallel = torchs.GOMP_parallel
+    except (AttributeError, OSError):
+        return _on_pool
+    # void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags)
+    form = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    parallel.argtypes = (form, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+
+    def run(work: Callable[[], None], threads: int) -> None:
+        parallel(form(lambda _: work()), None, threads, 0)
+
+    return run
+
+
+def _on_pool(work: Callable[[], None], threads: int) -> None:
+    waiting = [_pool(threads).submit(work) for _ in range(threads - 1)]
+    work()
+    for done in waiting:
+        done.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads - 1, "loop")
+
+
+def wide(x):  # type: ignore[no-untyped-def]
+    """An element of an array as a number of 32 bits. For compiled loops only."""
+    raise NotImplementedError
+
+
+def like(element, value):  # type: ignore[no-untyped-def]
+    """A number of 32 bits as the array has them that ``element`` is from: to the nearest of 16 bits
+    (ties to even). For compiled loops only."""
+    raise NotImplementedError
+
+
+@njit(inline="always")
+def _widened(bits):  # type: ignore[no-untyped-def]
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@njit(inline="always")
+def _narrowed(value):  # type: ignore[no-untyped-def]
+    bits = np.float32(value).view(np.uint32)
+    odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16(np.uint32(bits + odd + np.uint32(0x7FFF)) >> np.uint32(16))
+
+
+@overload(wide, inline="always")
+def _wide(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _widened(x)) if x == types.uint16 else (lambda x: x)
+
+
+@overload(like, inline="always")
+def _like(element, value):  # type: ignore[no-untyped-def]
+    if element == types.uint16:
+        return lambda element, value: _narrowed(value)
+    return lambda element, value: value
+
+
+@njit(inline="always")
+def exp_of(x):  # type: ignore[no-untyped-def]
+    """e to the power of x, which is at most 0; next to nothing below -87.
+
+    A polynomial after Cody and Waite (Software Manual for the Elementary Functions, 1980), so that
+    a loop of it becomes vector instructions; its relative error is below 3e-7.
+    """
+    x = max(np.float32(x), np.float32(-87.0))
+    whole = np.int32(x * np.float32(1.44269504) - np.float32(0.5))  # towards 0: x is not positive
+    r = x - np.float32(whole) * np.float32(0.693359375)
+    r = r + np.float32(whole) * np.float32(2.12194440e-4)
+    power = np.float32(1 / 5040)
+    for factor in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+        power = power * r + np.float32(factor)
+    return power * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@njit(fastmath=True, inline="always")
+def larger(x, y):  # type: ignore[no-untyped-def]
+    """The larger of two; of no use to find what is no number."""
+    return x if x > y else y
+
+
+@njit(inline="always")
+def is_kept(place, low, high, threshold):  # type: ignore[no-untyped-def]
+    """Whether the element at ``place`` is kept, by the two halves of a seed."""
+    x = uint32(uint32(place) + low)
+    x = uint32(x ^ (x >> uint32(16)))
+    x = uint32(x * uint32(0x7FEB352D))
+    x = uint32(x ^ high)
+    x = uint32(x ^ (x >> uint32(15)))
+    x = uint32(x * uint32(0x846CA68B))
+    x = uint32(x ^ (x >> uint32(16)))
+    return x >= threshold
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def _add(result, x, residual, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+    for i in range(len(x)):
+        kept = is_kept(first + i, low, high, threshold)
+        result[i] = like(
+            result[i], wide(residual[i]) + (wide(x[i]) * scale if kept else np.float32(0))
+        )
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def _scale(result, x, _, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+    for i in range(len(x)):
+        kept = is_kept(first + i, low, high, threshold)
+        result[i] = like(result[i], wide(x[i]) * scale if kept else np.float32(0))
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def _relu(result, x, _, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+    for i in range(len(x)):
+        kept = is_kept(first + i, low, high, threshold)
+        value = wide(x[i])
+        result[i] = like(result[i], value * scale if kept and value > 0 else np.float32(0))
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def _where(result, x, other, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+    for i in range(len(x)):
+        result[i] = like(result[i], wide(x[i]) * scale if wide(other[i]) > 0 else np.float32(0))
+
+
+def kept(x: Tensor, seed: int, p: float, form: torch.dtype | None = None) -> Tensor:
+    """x of any shape, each element dropped with probability ``p``, else over 1 - p, in the format
+    ``form`` or its own."""
+    return _shared(_scale, x, x, seed, p, form)
+
+
+def added(residual: Tensor, x: Tensor, seed: int, p: float) -> Tensor:
+    """``residual`` plus :func:`kept` of x, both of one shape."""
+    return _shared(_add, x, residual, seed, p)
+
+
+def positive(x: Tensor, seed: int, p: float) -> Tensor:
+    """:func:`kept` of max(x, 0)."""
+    return _shared(_relu, x, x, seed, p)
+
+
+def where_positive(gradient: Tensor, result: Tensor, p: float) -> Tensor:
+    """The gradient of :func:`positive`, whose result it takes: over 1 - p where that is not 0."""
+    return _shared(_where, gradient, result, 0, p)
+
+
+def constants(seed: int, p: float) -> tuple[np.uint32, np.uint32, np.uint32, np.float32]:
+    """What :func:`is_kept` takes beside a place, and what kept elements are multiplied by."""
+    return (
+        np.uint32(seed & 0xFFFFFFFF),
+        np.uint32(seed >> 32 & 0xFFFFFFFF),
+        np.uint32(min(round(p * 2**32), 2**32 - 1)),
+        np.float32(1 / (1 - p)),
+    )
+
+
+def _shared(
+    loop: Callable[..., None],
+    x: Tensor,
+    other: Tensor,
+    seed: int,
+    p: float,
+    form: torch.dtype | None = None,
+) -> Tensor:
+    """Run ``loop`` on pieces of tensors on the CPU; the result has the format ``form``, or that of
+    ``other``."""
+    result = torch.empty(x.shape, dtype=form or other.dtype)
+    arrays = [array_of(t) for t in (result, x, other)]
+    numbers = constants(seed, p)
+
+    def piece(start: int, stop: int) -> None:
+        loop(*(array[start:stop] for array in arrays), np.int64(start), *numbers)
+
+    in_pieces(piece, x.numel())
+    return result
+
+
+_LANES = 16
+"""Rows are worked on in multiples of this, so that no element is left over for slow single ones."""
+
+
+@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
+def _softmax(  # type: ignore[no-untyped-def]
+    weights, scores, hidden, offsets, causal, start, stop, low, high, threshold, scale
+):
+    """Rows start to stop of scores [rows, m], overwritten by their softmax; ``offsets`` say where
+    the mask of each begins, and ``causal`` how many queries follow each other, or 0."""
+    m = scores.shape[1]
+    width = (m + _LANES - 1) // _LANES * _LANES
+    work, dropped = np.empty(width, np.float32), np.empty(width, np.float32)
+    for row in range(start, stop):
+        seen = min(m, row % causal + 1) if causal else m
+        given, made = scores[row], weights[row]
+        work[seen:] = LOWEST
+        for j in range(seen):
+            work[j] = wide(given[j])
+        if len(hidden):
+            mask = hidden[offsets[row] :]
+            for j in range(seen):
+                work[j] = LOWEST if mask[j] else work[j]
+        top = LOWEST
+        for j in range(width):
+            top = larger(work[j], top)
+        for j in range(width):
+            shown = np.float32(work[j] != LOWEST)
+            work[j] = exp_of(work[j] - top) * shown
+        total = np.float32(0)
+        for j in range(width):
+            total += work[j]
+        over = np.float32(1) / total if total != 0 else np.float32(0)
+        place = row * m
+        for j in range(width):
+            work[j] *= over
+        for j in range(width):
+            kept = is_kept(place + j, low, high, threshold)
+            dropped[j] = work[j] * scale if kept else np.float32(0)
+        for j in range(m):
+            given[j] = like(given[j], work[j])
+        for j in range(m):
+            made[j] = like(made[j], dropped[j])
+
+
+@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
+def _softmax_gradient(  # type: ignore[no-untyped-def]
+    result, gradient, softmax, start, stop, low, high, threshold, scale
+):
+    """The gradient of the scores, rows start to stop of [rows, m]."""
+    m = gradient.shape[1]
+    width = (m + _LANES - 1) // _LANES * _LANES
+    work, share = np.zeros(width, np.float32), np.zeros(width, np.float32)
+    for row in range(start, stop):
+        g, p, out = gradient[row], softmax[row], result[row]
+        for j in range(m):
+            work[j] = wide(g[j])
+        for j in range(m):
+            share[j] = wide(p[j])
+        place, total = row * m, np.float32(0)
+        for j in range(width):
+            kept = is_kept(place + j, low, high, threshold)
+            work[j] = work[j] * scale if kept else np.float32(0)
+            total += work[j] * share[j]
+        for j in range(m):
+            out[j] = like(out[j], share[j] * (work[j] - total))
+
+
+def weights_of(
+    scores: Tensor, mask: Tensor | None, causal: bool, seed: int, p: float
+) -> tuple[Tensor, Tensor]:
+    """Softmax of scores [b, h, n, m], and the same with elements dropped with probability ``p``.
+
+    mask is boolean, broadcastable to the scores, true where a key is seen; with ``causal``, query i
+    sees keys 0 to i. A query without a key sees nothing: its weights are 0. The scores are
+    overwritten if they are contiguous.
+    """
+    softmax, n, m = scores.contiguous(), scores.size(-2), scores.size(-1)
+    weights = torch.empty_like(softmax)
+    flat = [array_of(x).reshape(-1, m) for x in (weights, softmax)]
+    hidden, offsets = _hidden(mask, scores)
+    forward: Callable[..., None] = _softmax
+    numbers = constants(seed, p)
+
+    def piece(start: int, stop: int) -> None:
+        forward(*flat, hidden, offsets, n if causal else 0, start, stop, *numbers)
+
+    in_pieces(piece, len(flat[0]), m)
+    return softmax, weights
+
+
+def gradient_of(gradient: Tensor, softmax: Tensor, seed: int, p: float) -> Tensor:
+    """The gradient of the scores, from that of the weights and the softmax [b, h, n, m]."""
+    result, m = torch.empty_like(softmax), softmax.size(-1)
+    backward: Callable[..., None] = _softmax_gradient
+    flat = [array_of(x).reshape(-1, m) for x in (result, gradient, softmax)]
+    numbers = constants(seed, p)
+
+    def piece(start: int, stop: int) -> None:
+        backward(*flat, start, stop, *numbers)
+
+    in_pieces(piece, len(flat[0]), m)
+    return result
+
+
+def _hidden(mask: Tensor | None, scores: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """The mask inverted, in a row, and where in it that of each row of scores begins."""
+    if mask is None:
+        return np.empty(0, np.bool_), np.empty(0, np.int64)
+    m = scores.size(-1)
+    hidden = (~mask).expand(*mask.shape[:-1], m).contiguous()
+    places = torch.arange(0, hidden.numel(), m).view(hidden.shape[:-1])
+    return hidden.view(-1).numpy(), places.expand(scores.shape[:-1]).reshape(-1).numpy()
+
+
+@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
+def _loss_of_rows(logits, labels, losses, share, start, stop):  # type: ignore[no-untyped-def]
+    """Rows start to stop; ``share`` is what the target gives to the label."""
+    count = logits.shape[1]
+    work = np.empty(count, np.float32)
+    for row in range(start, stop):
+        x, label = logits[row], labels[row]
+        for j in range(count):
+            work[j] = wide(x[j])
+        top = LOWEST
+        for j in range(count):
+            top = larger(work[j], top)
+        chosen = work[label]
+        for j in range(count):
+            work[j] = exp_of(work[j] - top)
+        total = np.float32(0)
+        for j in range(count):
+            total += work[j]
+        losses[row] = top + np.log(total) - share * chosen
+        work[label] -= share * total
+        over = np.float32(1) / total
+        for j in range(count):
+            x[j] = like(x[j], work[j] * over)
+
+
+def loss_and_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Loss [n] of logits [n, v], both without the evenly spread share of the target, and its
+    gradient, which takes the place of the logits. labels [n], of which none is padding."""
+    losses = torch.empty(len(logits), dtype=torch.float32)
+    arrays = (array_of(logits).reshape(logits.shape), array_of(labels), array_of(losses))
+    share, rows = np.float32(1 - smoothing), _loss_of_rows
+    work: Callable[..., None] = rows
+
+    def piece(start: int, stop: int) -> None:
+        work(*arrays, share, start, stop)
+
+    in_pieces(piece, len(logits), logits.size(1))
+    return losses, logits
+
+
+@njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+def _update_master(  # type: ignore[no-untyped-def]
+    weight, gradient, master, first, second, scale, decay, one, two, rate, root, eps
+):
+    """arXiv 1412.6980, algorithm 1, with decoupled decay; ``rate`` and ``root`` correct a bias."""
+    for i in range(len(weight)):
+        gradient[i] = like(gradient[i], wide(gradient[i]) * scale)
+        g = wide(gradient[i])
+        m = one * first[i] + (np.float32(1) - one) * g
+        v = two * second[i] + (np.float32(1) - two) * g * g
+        first[i], second[i] = m, v
+        w = master[i] * decay - rate * m / (np.sqrt(v) * root + eps)
+        master[i] = w
+        weight[i] = like(weight[i], w)
+
+
+def update_masters(
+    tensors: Sequence[Tensor], step: int, group: Mapping[str, Any], scale: float = 1.0
+) -> None:
+    """Update weight, gradient, master, first and second moment, all of one shape and contiguous but
+    the gradient, in step ``step`` from 1; the gradient is multiplied by ``scale`` first."""
+    arrays = [array_of(tensor) for tensor in tensors]
+    one, two = group["betas"]
+    if not tensors[1].is_contiguous():
+        tensors[1].mul_(scale)
+        scale = 1.0
+    numbers = (
+        scale,
+        1 - group["lr"] * group["weight_decay"],
+        one,
+        two,
+        group["lr"] / (1 - one**step),
+        (1 - two**step) ** -0.5,
+        group["eps"],
+    )
+    constants = [np.float32(number) for number in numbers]
+
+    def piece(start: int, stop: int) -> None:
+        _update_master(*(array[start:stop] for array in arrays), *constants)
+
+    in_pieces(piece, len(arrays[0]))

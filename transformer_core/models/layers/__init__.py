@@ -1,1 +1,0 @@
-"""What the encoder-decoder is built from."""
