@@ -1,12 +1,10 @@
-"""Targets and the owner of a results folder."""
-
-from pathlib import Path
+"""Targets: what a study has, and mistyped ones."""
 
 import pytest
 
 from schemas.config.study import Study
 from schemas.errors import ConfigError
-from transformer_core.study.targets import check_owner, check_targets, known_targets
+from transformer_core.study.targets import check_targets, known_targets
 
 STUDY = Study.model_validate({"name": "mine", "variants": ["single", "ddp"], "repeats": 2})
 
@@ -40,17 +38,3 @@ def test_what_is_known_or_not_ours_passes() -> None:
     check_targets(
         ["--cores", "2", "results/report.html", "all", "results/runs/ddp/spec.json"], known
     )
-
-
-def test_the_results_of_another_study_are_kept(tmp_path: Path) -> None:
-    marker = tmp_path / ".study"
-    check_owner(STUDY, marker, "my.yaml")
-    marker.write_text("mine\n")
-    check_owner(STUDY, marker, "my.yaml")
-    marker.write_text("theirs\n")
-    with pytest.raises(ConfigError) as caught:
-        check_owner(STUDY, marker, "my.yaml")
-    (problem,) = caught.value.problems
-    assert "'theirs'" in problem.message
-    assert "mv" in problem.remedy
-    check_owner(STUDY.model_copy(update={"replace_results": True}), marker, "my.yaml")

@@ -1,6 +1,5 @@
 """What is said of the time of a study: before, while and after it runs."""
 
-import io
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,28 +11,20 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Refinement, Unsettled
 from transformer_core.common.study_clock import JobTimes, RunningClock
-from transformer_core.study.timekeeping.beginning import at_the_end, at_the_start
-from transformer_core.study.timekeeping.expectations import (
+from transformer_core.study.timekeeping import (
+    LINE_SECONDS,
     Range,
+    Timekeeper,
+    Work,
+    at_the_end,
+    at_the_start,
     expected,
     guesses,
     in_words,
     total,
 )
-from transformer_core.study.timekeeping.progress_line import LINE_SECONDS, Timekeeper, Work
 
 STEP = 1e12
-
-
-class Screen(io.StringIO):
-    """A terminal, or not."""
-
-    def __init__(self, terminal: bool) -> None:
-        super().__init__()
-        self.terminal = terminal
-
-    def isatty(self) -> bool:
-        return self.terminal
 
 
 class Now:
@@ -50,21 +41,22 @@ def record(event: str, **fields: Any) -> logging.LogRecord:
     return made
 
 
-def keeper(folder: Path, terminal: bool, asked: float | None = None) -> tuple[Timekeeper, Now]:
-    now = Now()
+def keeper(folder: Path, asked: float | None = None) -> tuple[Timekeeper, Now, list[str]]:
+    now, said = Now(), list[str]()
     work = Work({"train": 4, "page": 1}, {"train": 1.0, "page": 0.5}, {}, {}, start=2.0)
     clock = RunningClock(folder / "clock.json", now)
-    return Timekeeper(clock, work, asked, stream=Screen(terminal), now=now), now
+    return Timekeeper(clock, work, asked, said.append, now), now, said
 
 
 def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -> None:
     one.emit(record("job_info", jobid=number, rule_name=rule, rule_msg=f"Job of {rule}\nmore"))
     now.now += seconds
     one.emit(record("job_finished", job_id=number))
+    one.tell()
 
 
 def test_the_line_says_what_how_far_and_how_long_still(tmp_path: Path) -> None:
-    one, now = keeper(tmp_path, terminal=True)
+    one, now, _ = keeper(tmp_path)
     for number in range(3):
         run_job(one, now, number, "train", 100.0)
     one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
@@ -79,7 +71,7 @@ def test_the_line_says_what_how_far_and_how_long_still(tmp_path: Path) -> None:
 
 
 def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> None:
-    one, now = keeper(tmp_path, terminal=True)
+    one, now, _ = keeper(tmp_path)
     run_job(one, now, 0, "train", 100.0)
     one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
     now.now += 90.0
@@ -91,35 +83,22 @@ def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> Non
     )
 
 
-def test_a_terminal_has_one_line(tmp_path: Path) -> None:
-    one, now = keeper(tmp_path, terminal=True)
-    run_job(one, now, 0, "train", 1.0)
-    text = one.stream.getvalue()  # type: ignore[attr-defined]
-    assert "\n" not in text
-    assert text.count("\x1b[2K") == 2
-    one.clear().emit(record("progress"))
-    assert one.stream.getvalue().endswith("\r\x1b[2K")  # type: ignore[attr-defined]
-
-
-def test_a_log_has_a_line_now_and_then(tmp_path: Path) -> None:
-    one, now = keeper(tmp_path, terminal=False)
+def test_the_log_has_a_line_now_and_then(tmp_path: Path) -> None:
+    one, now, said = keeper(tmp_path)
     for number in range(100):
         run_job(one, now, number, "train", LINE_SECONDS / 10)
-    one.clear().emit(record("progress"))
-    lines = one.stream.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) == 10
-    assert "\x1b" not in "".join(lines)
+    assert len(said) == 10
 
 
 def test_the_line_knows_of_the_time_of_the_study(tmp_path: Path) -> None:
-    one, now = keeper(tmp_path, terminal=True, asked=600.0)
+    one, now, _ = keeper(tmp_path, asked=600.0)
     one.work.counts["refine"] = 1
     run_job(one, now, 0, "page", 60.0)
     assert "1:00 of 10:00, 9 min left" in one.line().replace("about ", "")
 
 
-def test_who_failed_is_not_at_work(tmp_path: Path) -> None:
-    one, _ = keeper(tmp_path, terminal=True)
+def test_a_failed_job_no_longer_runs(tmp_path: Path) -> None:
+    one, *_ = keeper(tmp_path)
     one.emit(record("job_info", jobid=0, rule_name="train", rule_msg=None))
     one.emit(record("job_error", jobid=0))
     assert one.work.running == {}

@@ -150,7 +150,7 @@ def _sources() -> Path:
     compiled of these holds for them."""
     folder = Path(tempfile.mkdtemp(prefix="project-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name in ("workflow", "config", "schemas", "transformer_core"):
+    for name in ("workflow", "profiles", "config", "schemas", "transformer_core"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "Snakefile", folder)
     know_sources(folder)

@@ -1,4 +1,4 @@
-"""The targets that a study has, and whose results lie in the results folder."""
+"""The targets that a study has; a mistyped one is refused with the nearest names."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -84,20 +84,3 @@ def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
     ]
     if problems:
         raise ConfigError(problems)
-
-
-def check_owner(study: Study, marker: Path, file: str) -> None:
-    """Refuse to overwrite the results of another study; ConfigError unless the study allows it."""
-    owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
-    owner = owner or study.name
-    if owner != study.name and not study.replace_results:
-        folder = marker.parent
-        problem = ConfigProblem(
-            file,
-            "name",
-            study.name,
-            f"{folder}/ holds the results of the study {owner!r}, which would be overwritten",
-            f"keep them with `mv {folder} {folder}-{owner}`, or give them up with "
-            "`--config replace_results=true`",
-        )
-        raise ConfigError([problem])

@@ -1,13 +1,14 @@
 # The study, its run specs, and what all rules share. Everything wrong in a file is said here,
 # before the DAG is made.
-import gc
 import json
 import shlex
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+from snakemake.settings.enums import Quietness
 
 from schemas.base import seconds_of
 from schemas.config.corpus import SPLITS
@@ -19,7 +20,6 @@ from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import STUDY_OPTIONS
 from transformer_core.run import warm_start
 from transformer_core.common.seals import seal_file, seal_of
-from transformer_core.study.abandoned_locks import sign_in
 from transformer_core.study.certification import compared_with
 from transformer_core.study.declarations.claims_file import (
     CLAIMS_FILE,
@@ -29,7 +29,7 @@ from transformer_core.study.declarations.claims_file import (
 )
 from transformer_core.study.declarations.study_files import study_settings
 from transformer_core.study.compared_pairs import turn_groups
-from transformer_core.study.checks.foreign_results import check_foreign
+from transformer_core.study.ownership import check_foreign, check_owner, work_alone
 from transformer_core.study.checks.imported_rules import OWN_TARGETS, asked_in_vain
 from transformer_core.study.checks.planned_study import plan_study
 from transformer_core.study.reservations import (
@@ -40,48 +40,15 @@ from transformer_core.study.reservations import (
     reservation,
 )
 from transformer_core.study.resolve import VARIANTS_FILE, lineage
-from transformer_core.study.targets import check_owner, check_targets, known_targets
+from transformer_core.study.targets import check_targets, known_targets
 from transformer_core.study.staleness import fingerprints
+from transformer_core.study.timekeeping import begin, end
 from transformer_core.study.users_files import corpus_files, own_models
 from transformer_core.study.variants import read_variants
 from transformer_core.report.contents import FIGURES, TABLES
 
-# Reading the rules and making the DAG leaves next to no garbage, and looking for it takes a tenth of
-# the time. From the first job on it is looked for again.
-gc.freeze()
-gc.disable()
-
 # Only what runs jobs needs a number of cores; --unlock, --summary and the like do not.
-CORES = workflow.global_resources["_cores"].value or 1
-START = workflow.execute
-
-
-def go_on(*args, **settings):
-    """Start Snakemake as after a clean end: what a killed one has left stands in nobody's way.
-
-    It has no hook between its settings and its look at locks and at incomplete files.
-    """
-    workflow.dag_settings.force_incomplete = True
-    if workflow.is_main_process and not workflow.dag_settings.forceall:
-        refuse_foreign_results()
-    plugin = settings.get("executor_plugin")
-    if workflow.is_main_process and not (plugin and plugin.common_settings.dryrun_exec):
-        sign_in()
-    return START(*args, **settings)
-
-
-def refuse_foreign_results():
-    """Refuse results that came here without what Snakemake knew of them, if they are of others."""
-    specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
-    planned = {"results/study.json": STUDY} | specs
-    texts = {place: schema.canonical_json() for place, schema in planned.items()}
-    try:
-        check_foreign(texts, STUDY_FILE, Path(".snakemake"))
-    except ConfigError as error:
-        raise WorkflowError(f"the study cannot run here:\n{error}") from None
-
-
-workflow.execute = go_on
+CORES = workflow.resource_settings.cores or 1
 
 # A study given with --configfile stands for itself. It is not taken from Snakemake's `config`, which
 # knows no limits, keeps the last of two equal keys, and makes dates of texts that look like one.
@@ -121,6 +88,11 @@ try:
     SPECS, SHORT_RUNS = PLANNED.specs, PLANNED.short_runs
     EXTRA_PAIRS, PAIRS = PLANNED.extra_pairs, PLANNED.pairs
     check_owner(STUDY, OWNER, STUDY_FILE)
+    if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
+        specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
+        planned = {"results/study.json": STUDY} | specs
+        texts = {place: schema.canonical_json() for place, schema in planned.items()}
+        check_foreign(texts, STUDY_FILE, Path(".snakemake"))
     TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"
     PART_MANIFESTS = gather.tokenize(f"{TRAIN_SHARDS}/part-{{scatteritem}}/manifest.json")
     # Runs over several real hosts are not grouped: the others must know which processes come next.
@@ -190,38 +162,14 @@ resource_scopes:
 workflow.global_resources.setdefault("timed", 1)
 
 
-def keep_time():
-    """Start the clock of the study, and say how long it is going to take."""
-    if workflow.touch:
-        return  # no job runs
-    from snakemake.logging import logger
-    from snakemake.settings.enums import Quietness
-    from transformer_core.study.timekeeping.beginning import begin
-
-    quiet = {Quietness.ALL, Quietness.PROGRESS} & {*(workflow.output_settings.quiet or ())}
-    groups = [len(turns.sides) for turns in TURNS.values()]
-    jobs = [*workflow.dag.needrun_jobs()]
-    keeper, said = begin(jobs, CORES, STUDY, SPECS, groups, show=not quiet)
-    logger.info(said)
-    logger.handlers.insert(0, keeper.clear())
-    logger.addHandler(keeper)
-    keeper.clock.go(keeper.tell)
-    TIMEKEEPERS.append(keeper)
+TIMEKEEPERS = []
 
 
 def stop_time():
-    """Stop the clock; what is said of the time at the end."""
-    from snakemake.logging import logger
-    from transformer_core.study.timekeeping.beginning import at_the_end
-
+    """Stop the clock of the study."""
     for keeper in TIMEKEEPERS:
         logger.removeHandler(keeper)
-        keeper.clock.stop()
-        if said := at_the_end(keeper.asked, keeper.clock.spent()):
-            logger.info(said)
-
-
-TIMEKEEPERS = []
+        end(keeper)
 
 
 onsuccess:
@@ -233,13 +181,21 @@ onerror:
 
 
 onstart:
-    gc.enable()
+    try:
+        work_alone(Path(".snakemake/at-work"))
+    except ConfigError as error:
+        raise WorkflowError(f"the study cannot run now:\n{error}") from None
     write_text(OWNER, f"{STUDY.name}\n")
-    keep_time()
-    # With a limit on the rate of jobs, Snakemake 9 looks for new ones ever more often, in the end
-    # dozens of times a second, and takes a good part of a core from what is timed. One machine
-    # needs no such limit.
+    if not workflow.touch:  # else no job runs
+        sides = [len(turns.sides) for turns in TURNS.values()]
+        say = partial(logger.info, extra={"quietness": Quietness.PROGRESS})
+        TIMEKEEPERS.append(
+            begin([*workflow.dag.needrun_jobs()], CORES, STUDY, SPECS, sides, say)
+        )
+        logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:
+        # With its limit on the rate of jobs, which no option turns off, Snakemake 9 looks for new
+        # jobs ever more often, in the end dozens of times a second, at the cost of what is timed.
         workflow.scheduler.job_rate_limiter = None
         # Jobs of this host may be forked from a process that has imported torch.
         os.environ.setdefault(warm_start.WARM_STARTS, warm_start.offer_warm_starts())

@@ -1,18 +1,23 @@
-"""Results that were brought here without what Snakemake knows of them.
+"""Whose results lie in the results folder: one study's, and one Snakemake at a time works on them.
 
 Snakemake makes a file again when its parameters have changed, and keeps those in
 ``.snakemake/metadata``. Where results were copied without that folder, or it was removed, it takes
-them as they are: the results of one study would pass for those of another.
+them as they are: the results of one study would pass for those of another. So they are refused.
 """
 
 import ast
 import base64
 import contextlib
+import errno
+import fcntl
 import json
+import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from schemas.config.study import Study
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 
 CHANGES_NO_RESULT = True  # it decides whether work may begin
@@ -70,3 +75,49 @@ def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
                 below = f"{path}.{name}" if path else str(name)
                 return _difference(one.get(name), other.get(name), below)
     return path or "(top level)", one, other
+
+
+def check_owner(study: Study, marker: Path, file: str) -> None:
+    """Refuse to overwrite the results of another study; ConfigError unless the study allows it."""
+    owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
+    owner = owner or study.name
+    if owner != study.name and not study.replace_results:
+        folder = marker.parent
+        problem = ConfigProblem(
+            file,
+            "name",
+            study.name,
+            f"{folder}/ holds the results of the study {owner!r}, which would be overwritten",
+            f"keep them with `mv {folder} {folder}-{owner}`, or give them up with "
+            "`--config replace_results=true`",
+        )
+        raise ConfigError([problem])
+
+
+def work_alone(lock: Path) -> None:
+    """Keep other Snakemakes from this folder until this process ends, however it ends.
+
+    The system drops the lock with the process, also on a file system shared by several hosts.
+    Raises ConfigError if another process has it. A file system without locks gets none.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    stream = lock.open("a+", encoding="utf-8")
+    try:
+        # Of this process alone: jobs and servers forked from it do not inherit the lock.
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            return
+        stream.seek(0)
+        holder = stream.read().strip() or None
+        message = "another Snakemake works in this folder"
+        remedy = "wait until it has ended, or end it"
+        raise ConfigError([ConfigProblem(str(lock), "process", holder, message, remedy)]) from None
+    stream.truncate(0)
+    stream.write(f"{os.getpid()} on {platform.node()}")
+    stream.flush()
+    _HELD.append(stream)
+
+
+_HELD: list[TextIO] = []
+"""Closing a file would drop its lock."""

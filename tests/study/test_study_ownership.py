@@ -1,0 +1,148 @@
+"""Results of another study are neither overwritten nor taken; one Snakemake at a time works."""
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.config.study import Study
+from schemas.errors import ConfigError
+from transformer_core.study.ownership import check_foreign, check_owner
+
+STUDY = Study.model_validate({"name": "mine", "variants": ["single"]})
+PLACE = "results/study.json"
+MADE = '{"name":"it\'s {mine}","training":{"steps":60}}'
+PLANNED = '{"name":"it\'s {mine}","training":{"steps":80}}'
+
+
+@pytest.fixture(autouse=True)
+def _study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    Path(PLACE).write_text(f"{MADE}\n")
+
+
+def known(kind: str, text: str = "", place: str = PLACE) -> None:
+    """What Snakemake keeps of a file."""
+    name = base64.b64encode(place.encode()).decode()
+    path = Path(".snakemake", kind, name)
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+
+
+def check(planned: str = PLANNED) -> None:
+    check_foreign({PLACE: planned}, "config/config.yaml", Path(".snakemake"))
+
+
+def test_results_of_another_study_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check()
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.field, problem.value) == (PLACE, "training.steps", 60)
+    assert "config/config.yaml, where this is 80" in problem.message
+    assert "--forceall" in problem.remedy
+
+
+def test_those_of_this_study_are_taken() -> None:
+    check(MADE)
+
+
+def test_what_snakemake_knows_it_makes_again() -> None:
+    known("metadata", json.dumps({"params": ["'other'", repr(MADE)]}))
+    check()
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["", "{", "{}", "[]", '{"params": [7, "x("]}', json.dumps({"params": [repr(PLANNED)]})],
+)
+def test_what_it_knows_of_another_file_does_not_count(record: str) -> None:
+    known("metadata", record)
+    with pytest.raises(ConfigError):
+        check()
+
+
+def test_what_it_was_not_done_with_it_makes_again() -> None:
+    known("incomplete")
+    check()
+
+
+def test_no_results_and_damaged_ones_are_for_others_to_say() -> None:
+    Path(PLACE).unlink()
+    check()
+    Path(PLACE).write_text("{")
+    with pytest.raises(
+        ConfigError, match=r"are of another study than config/config\.yaml; and what"
+    ):
+        check()
+
+
+def test_the_results_of_another_study_are_kept(tmp_path: Path) -> None:
+    marker = tmp_path / ".study"
+    check_owner(STUDY, marker, "my.yaml")
+    marker.write_text("mine\n")
+    check_owner(STUDY, marker, "my.yaml")
+    marker.write_text("theirs\n")
+    with pytest.raises(ConfigError) as caught:
+        check_owner(STUDY, marker, "my.yaml")
+    (problem,) = caught.value.problems
+    assert "'theirs'" in problem.message
+    assert "mv" in problem.remedy
+    check_owner(STUDY.model_copy(update={"replace_results": True}), marker, "my.yaml")
+
+
+WORK = """
+import os, sys, time
+from pathlib import Path
+from schemas.errors import ConfigError
+from transformer_core.study.ownership import work_alone
+try:
+    work_alone(Path(".snakemake/at-work"))
+except ConfigError as error:
+    sys.exit(str(error))
+if not os.fork():
+    time.sleep(30)  # a job that outlives it
+print("working", flush=True)
+sys.stdin.read()
+"""
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def work() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORK],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_one_snakemake_at_a_time_and_a_killed_one_blocks_nobody() -> None:
+    first = work()
+    assert first.stdout is not None
+    assert first.stdout.readline() == "working\n"
+    second = work()
+    said = second.communicate()[1]
+    assert second.returncode == 1
+    assert "another Snakemake works in this folder" in said
+    assert f"{first.pid} on " in said
+    first.kill()
+    first.wait()
+    third = work()
+    assert third.stdout is not None
+    assert third.stdout.readline() == "working\n"
+    for one in (first, third):
+        kill_group(one)

@@ -1,1 +1,0 @@
-"""How long a study is going to take, and how far it is."""
