@@ -19,7 +19,7 @@ from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import rows
-from transformer_core.report.kit.palette import BLUE, ORANGE
+from transformer_core.report.kit.palette import VARIANT, colour_of
 from transformer_core.report.page import environment
 
 BETTER = {"FASTER", "LESS"}
@@ -64,7 +64,7 @@ def draw(found: Against, quantity: str) -> str:
     with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
         figure, axes = rows(len(shown))
         for row, (change, ratio) in enumerate(shown):
-            color = _color(change, BLUE, ORANGE)
+            color = _color(change, VARIANT, colour_of("without"))
             axes.plot([ratio.low, ratio.high], [row, row], color=color)
             axes.plot(ratio.median, row, "o", color=color, ms=6)
         if shown:

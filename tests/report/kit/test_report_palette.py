@@ -1,11 +1,20 @@
 """The colours: legible on light and dark paper, and told apart by all kinds of eyes."""
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from transformer_core.report.kit.palette import BLUE, SERIES, SHADES, declarations, with_variables
+from transformer_core.report.kit import palette
+from transformer_core.report.kit.palette import (
+    ROLES,
+    SERIES,
+    SHADES,
+    colour_of,
+    declarations,
+    with_variables,
+)
 
 PAGE = ("paper", "card", "ink", "muted", "line", "link", "good", "bad", "neutral")
 TEXTS = ("ink", "muted", "link", "good", "bad", "neutral")
@@ -65,7 +74,16 @@ def test_the_first_series_are_told_apart(scheme: str, eyes: str) -> None:
 
 
 def test_drawings_follow_the_scheme() -> None:
-    assert with_variables(f"fill: {BLUE}") == "fill: var(--blue)"
+    assert with_variables(f"fill: {colour_of('variant')}") == "fill: var(--blue)"
     assert len(set(SERIES)) == len(SERIES)
     assert f"--blue:{SHADES['blue'].dark}" in declarations(dark=True, series_only=True)
     assert "--paper" not in declarations(series_only=True)
+
+
+def test_a_role_has_one_colour_in_figures_and_diagrams() -> None:
+    style = (Path(palette.__file__).parent / "style.css").read_text(encoding="utf-8")
+    for role in ("computation", "communication", "copies", "idle"):
+        assert f"var(--{role})" in style
+        assert f"--{role}:var(--{ROLES[role]})" in declarations()
+    assert not set(ROLES) & set(SHADES)
+    assert not any(f"var(--{name})" in style for name in SHADES if name not in PAGE)

@@ -12,7 +12,7 @@ from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.language import NOTHING, Said, say
-from transformer_core.report.kit.palette import BLUE
+from transformer_core.report.kit.palette import VARIANT
 
 WIDTH = 5.2
 """Inches. Narrow, so that text stays legible when a phone shrinks the figure to its width."""
@@ -105,7 +105,7 @@ class RatioRow:
     """What stands beside its number."""
     clear: bool = True
     """Whether it is a difference."""
-    color: Any = BLUE
+    color: Any = VARIANT
     """Of its bar in a waterfall."""
     adds: bool = True
     """In a waterfall: added to what is above, not left out of the whole."""
@@ -115,7 +115,7 @@ def ratio_points(shown: Sequence[RatioRow], reference: str, margin: float) -> Fi
     """A point with its interval for each, against 1 and the ``margin`` of what is the same."""
     figure, axes = rows(len(shown))
     for number, row in enumerate(shown):
-        ratio, color = row.ratio, BLUE if row.clear else svg.INK
+        ratio, color = row.ratio, VARIANT if row.clear else svg.INK
         axes.plot([ratio.low, ratio.high], [number, number], color=color)
         axes.plot(ratio.median, number, "o", color=color, mfc=color if row.clear else "none", ms=6)
         _beside(axes, number, f"{ratio.median:.2f}× {row.said}", fontsize=9)

@@ -40,25 +40,64 @@ SHADES = {
 """Shades by name. The page's style and every figure know them as ``var(--name)``."""
 
 _PAGE = ("paper", "card", "ink", "muted", "line", "link", "good", "bad", "neutral")
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = SERIES = [
-    shade.light for name, shade in SHADES.items() if name not in _PAGE
-]
+SERIES = [shade.light for name, shade in SHADES.items() if name not in _PAGE]
 """Colours of series as figures are drawn, in the order in which series take them."""
+
+ROLES = {
+    "variant": "blue",
+    "without": "orange",
+    "reference": "grey",
+    "computation": "blue",
+    "communication": "vermilion",
+    "overlap": "purple",
+    "transfer": "sky",
+    "waiting": "orange",
+    "copies": "yellow",
+    "graphs": "brown",
+    "idle": "grey",
+    "forward": "blue",
+    "backward": "orange",
+    "other": "grey",
+    "contraction": "blue",
+    "normalization": "orange",
+    "element_wise": "green",
+    "weights_bytes": "blue",
+    "master_weights_bytes": "sky",
+    "gradients_bytes": "green",
+    "optimizer_bytes": "orange",
+    "buckets_bytes": "pink",
+    "communication_bytes": "vermilion",
+    "activations_bytes": "purple",
+    "temporary_bytes": "yellow",
+}
+"""Shades by what they show: one meaning has one colour in all figures and diagrams. The page's
+style knows each as ``var(--role)``."""
+
+
+def colour_of(role: str) -> str:
+    """The colour of a role as figures are drawn."""
+    return SHADES[ROLES[role]].light
+
+
+VARIANT, REFERENCE, COMMUNICATION = map(colour_of, ("variant", "reference", "communication"))
 
 _NAMES = {shade.light: name for name, shade in SHADES.items() if name not in _PAGE}
 
 
 def declarations(dark: bool = False, series_only: bool = False) -> str:
-    """The shades as CSS custom properties."""
-    return ";".join(
-        f"--{name}:{shade.dark if dark else shade.light}"
+    """The shades as CSS custom properties; the page's with the roles."""
+    found = {
+        name: shade.dark if dark else shade.light
         for name, shade in SHADES.items()
         if not (series_only and name in _PAGE)
-    )
+    }
+    if not series_only:
+        found |= {role: f"var(--{name})" for role, name in ROLES.items()}
+    return ";".join(f"--{name}:{value}" for name, value in found.items())
 
 
 def with_variables(text: str) -> str:
     """The text of a drawing whose series follow the reader's light or dark setting."""
-    for colour, name in _NAMES.items():
-        text = text.replace(colour, f"var(--{name})")
+    for light, name in _NAMES.items():
+        text = text.replace(light, f"var(--{name})")
     return text

@@ -11,7 +11,7 @@ from transformer_core.report.kit.drawing import (
     rows,
 )
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import BLUE
+from transformer_core.report.kit.palette import VARIANT
 from transformer_core.report.own_training.own_results import OwnResults, together
 from transformer_core.report.sections.profile_figures import partitions, timelines
 from transformer_core.trace.breakdown.timeline import read_timeline
@@ -90,7 +90,7 @@ def own_memory(results: OwnResults) -> Drawing:
         shown.insert(0, (OWN, results.found.own_peak_memory_bytes))
     figure, axes = rows(len(shown))
     for row, (_, peak) in enumerate(shown):
-        axes.barh(row, (peak or 0) / 2**20, 0.6, color=BLUE if row else svg.INK, alpha=0.55)
+        axes.barh(row, (peak or 0) / 2**20, 0.6, color=VARIANT if row else svg.INK, alpha=0.55)
     if shown:
         axes.set_yticks(range(len(shown)), [name for name, _ in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)

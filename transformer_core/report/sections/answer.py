@@ -23,7 +23,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import BLUE, GREY, ORANGE
+from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.tried import summarise
 
 
@@ -160,18 +160,18 @@ def draw_waterfall(results: StudyResults) -> Drawing:
     """From the baseline to the best combination, beyond it, and without each of its parts."""
     found = results.search
     groups = (
-        (found.waterfall, "+", BLUE),
-        (found.beyond, "+", GREY),
-        (found.left_out, "without", ORANGE),
+        (found.waterfall, "+", VARIANT),
+        (found.beyond, "+", REFERENCE),
+        (found.left_out, "without", colour_of("without")),
     )
     shown = [
         RatioRow(
             f"{word} {stage.change}{' *' if stage.uncertified else ''}",
             stage.effect.ratio,
-            color=color,
-            adds=color != ORANGE,
+            color=shade,
+            adds=word == "+",
         )
-        for stages, word, color in groups
+        for stages, word, shade in groups
         for stage in stages
         if stage.effect.ratio
     ]

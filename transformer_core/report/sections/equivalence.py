@@ -25,7 +25,7 @@ from transformer_core.report.kit.drawing import (
     rows,
 )
 from transformer_core.report.kit.language import NOTHING, Said, say
-from transformer_core.report.kit.palette import GREY, SERIES
+from transformer_core.report.kit.palette import REFERENCE, SERIES
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _course(axes: Axes, row: int, certificate: Certificate) -> None:
             share(abs(step.loss - step.reference_loss) / abs(step.reference_loss), bound)
             for step in certificate.steps
         ]
-        axes.plot(shares, [row] * len(shares), "|", color=GREY, ms=9, zorder=1)
+        axes.plot(shares, [row] * len(shares), "|", color=REFERENCE, ms=9, zorder=1)
 
 
 def _left_out(results: StudyResults) -> Said:

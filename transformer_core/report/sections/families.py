@@ -15,7 +15,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.formats import interval_columns
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import BLUE, SERIES
+from transformer_core.report.kit.palette import SERIES, VARIANT
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def _panels(curves: Sequence[FamilyCurve], draw: Panel) -> Figure:
 
 def _throughput(axes: Axes, curve: FamilyCurve) -> None:
     counted = [(p.value, p.throughput.median) for p in curve.points if p.counts and p.throughput]
-    axes.plot(*zip(*counted, strict=True), color=BLUE, lw=1.2)
+    axes.plot(*zip(*counted, strict=True), color=VARIANT, lw=1.2)
     for point in curve.points:
         if point.throughput is None:
             continue
-        color = BLUE if point.counts else svg.INK
+        color = VARIANT if point.counts else svg.INK
         _whisker(axes, point.value, point.throughput, color, "o", filled=point.counts)
     if curve.knee is not None:
         axes.axvline(curve.knee, color=svg.INK, ls=":", lw=1.2)

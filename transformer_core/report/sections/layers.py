@@ -14,7 +14,7 @@ from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, nothing
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import BLUE, GREY, ORANGE
+from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.profiles import measured_roofline, shown, telling
 from transformer_core.trace.breakdown.summary import roofline_share
 from transformer_core.trace.events.layers import SEPARATOR
@@ -120,7 +120,7 @@ def _tree(results: StudyResults, name: str, breakdown: Breakdown) -> Tree:
     )
 
 
-_PHASES = {"forward": BLUE, "backward": ORANGE, "other": GREY}
+_PHASES = {name: colour_of(name) for name in ("forward", "backward", "other")}
 _MOST = 2
 
 
@@ -147,7 +147,7 @@ def draw_layer_tree(results: StudyResults) -> Drawing:
     panels[-1, 0].set_xlabel("device time of a step (ms)")
     figure.legend(
         handles=[
-            Rectangle((0, 0), 1, 1, color=colour, label=name) for name, colour in _PHASES.items()
+            Rectangle((0, 0), 1, 1, color=shade, label=name) for name, shade in _PHASES.items()
         ],
         loc="outside lower center",
         ncols=3,
@@ -174,11 +174,11 @@ def _draw(axes: Axes, layers: Sequence[LayerUse], steps: int) -> None:
         width = layer.time_ns / 1e6 / steps
         begins[outer], begins[layer.path] = left + width, left
         place, edge = left, depth(layer)
-        for phase, colour in _PHASES.items():
+        for phase, shade in _PHASES.items():
             part = getattr(layer, f"{phase}_ns") / 1e6 / steps
             if part:
                 axes.add_patch(
-                    Rectangle((place, edge - 0.46), part, 0.92, fc=colour, lw=0, alpha=0.55)
+                    Rectangle((place, edge - 0.46), part, 0.92, fc=shade, lw=0, alpha=0.55)
                 )
             place += part
         axes.add_patch(Rectangle((left, edge - 0.46), width, 0.92, fc="none", ec=svg.INK, lw=0.4))

@@ -16,7 +16,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
 from transformer_core.report.kit.formats import plain_size
 from transformer_core.report.kit.language import NOTHING, Said, say
-from transformer_core.report.kit.palette import BLUE, SERIES
+from transformer_core.report.kit.palette import SERIES, VARIANT
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def draw_utilisation(results: StudyResults) -> Drawing:
         assert useful is not None
         if whole is not None:
             axes.barh(row, whole.median, height=0.62, color=svg.INK, alpha=0.25, lw=0)
-        axes.barh(row, useful.median, height=0.62, color=BLUE, lw=0)
+        axes.barh(row, useful.median, height=0.62, color=VARIANT, lw=0)
         axes.plot([useful.low, useful.high], [row, row], color=svg.INK, lw=1.2)
     if found:
         axes.set_yticks(

@@ -26,17 +26,7 @@ from transformer_core.report.kit.drawing import (
     rows,
 )
 from transformer_core.report.kit.language import Said, say
-from transformer_core.report.kit.palette import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PINK,
-    PURPLE,
-    SERIES,
-    SKY,
-    VERMILION,
-    YELLOW,
-)
+from transformer_core.report.kit.palette import SERIES, colour_of
 from transformer_core.report.sections.memory import (
     Memory,
     label,
@@ -350,7 +340,7 @@ def _draw_step(axes: Axes, rank: RankAnatomy) -> set[str]:
 
 
 MEBI = 1 << 20
-COLOURS = dict(zip(PARTS, (BLUE, SKY, GREEN, ORANGE, PINK, VERMILION, PURPLE, YELLOW), strict=True))
+COLOURS = {part: colour_of(part) for part in PARTS}
 
 WORDS = {
     "weights_bytes": "weights",

@@ -22,18 +22,7 @@ from transformer_core.report.kit.drawing import (
     rows,
 )
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import (
-    BLUE,
-    BROWN,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SERIES,
-    SKY,
-    VERMILION,
-    YELLOW,
-)
+from transformer_core.report.kit.palette import SERIES, colour_of
 from transformer_core.report.sections.profiles import measured_roofline, shown, telling
 from transformer_core.trace.breakdown.timeline import (
     COLOURS,
@@ -44,7 +33,12 @@ from transformer_core.trace.breakdown.timeline import (
 )
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 
-_COMMUNICATION = {"hidden": PURPLE, "exposed": VERMILION, "transfer": SKY, "waiting": ORANGE}
+_COMMUNICATION = {
+    "hidden": colour_of("overlap"),
+    "exposed": colour_of("communication"),
+    "transfer": colour_of("transfer"),
+    "waiting": colour_of("waiting"),
+}
 _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 
 
@@ -203,11 +197,11 @@ def _ceilings(axes: Axes, roofline: Roofline, span: tuple[float, float]) -> None
 
 
 _PARTS = {
-    "computation": BLUE,
-    "computation and communication": PURPLE,
-    "exposed communication": VERMILION,
-    "exposed copies": YELLOW,
-    "CUDA graphs": BROWN,
+    "computation": colour_of("computation"),
+    "computation and communication": colour_of("overlap"),
+    "exposed communication": colour_of("communication"),
+    "exposed copies": colour_of("copies"),
+    "CUDA graphs": colour_of("graphs"),
 }
 
 
@@ -271,7 +265,7 @@ def _shares(breakdown: Breakdown) -> tuple[float, ...]:
     )
 
 
-CLASSES = dict(zip(COLOURS, (BLUE, ORANGE, GREEN, VERMILION, GREY, YELLOW, BROWN), strict=True))
+CLASSES = {name: colour_of(name) for name in COLOURS}
 """Colours of what a device does."""
 WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
 _LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimizer": "O"}

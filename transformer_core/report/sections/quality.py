@@ -10,7 +10,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import BLUE, GREY
+from transformer_core.report.kit.palette import REFERENCE, VARIANT
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def draw_quality(results: StudyResults) -> Drawing:
         for side in shown:
             seconds = [0.0, *(look.seconds for look in side.looks)]
             bleu = [0.0, *(look.bleu for look in side.looks)]
-            color = GREY if side.name == BASELINE else BLUE
+            color = REFERENCE if side.name == BASELINE else VARIANT
             axes.plot(seconds, bleu, "o-", color=color, ms=4, label=_label(side))
         axes.set(xlabel="seconds of training", ylabel="BLEU", ylim=(0, None), xlim=(0, None))
         legend_below(axes, None)

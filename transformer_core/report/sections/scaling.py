@@ -17,7 +17,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
 from transformer_core.report.kit.formats import plain_duration
 from transformer_core.report.kit.language import Said, say
-from transformer_core.report.kit.palette import BLUE, SERIES
+from transformer_core.report.kit.palette import SERIES, VARIANT
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ def draw_projection_check(results: StudyResults) -> Drawing:
     figure, axes = rows(len(shown))
     for row, check in enumerate(shown):
         assert check.error is not None
-        axes.plot([0, check.error], [row, row], color=BLUE)
-        axes.plot(check.error, row, "o", color=BLUE, ms=6)
+        axes.plot([0, check.error], [row, row], color=VARIANT)
+        axes.plot(check.error, row, "o", color=VARIANT, ms=6)
         axes.annotate(
             plain_duration(check.measured_seconds),
             (1, row),

@@ -18,7 +18,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, name_rows, nothing, rows
 from transformer_core.report.kit.formats import interval_columns
 from transformer_core.report.kit.language import NOTHING, Said, say
-from transformer_core.report.kit.palette import BLUE
+from transformer_core.report.kit.palette import VARIANT
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -46,12 +46,12 @@ def draw_throughput(results: StudyResults) -> Drawing:
     figure, axes = rows(len(names))
     for row, name in enumerate(names):
         interval = found[name]
-        axes.barh(row, interval.median, 0.6, color=BLUE, alpha=0.45, lw=0)
+        axes.barh(row, interval.median, 0.6, color=VARIANT, alpha=0.45, lw=0)
         axes.plot([interval.low, interval.high], [row, row], color=svg.INK, zorder=3)
     if names:
         sessions = session_rates(results)
         places = [names.index(results.study.baseline)] * len(sessions)
-        axes.plot(sessions, places, "o", color=BLUE, ms=4, alpha=0.8)
+        axes.plot(sessions, places, "o", color=VARIANT, ms=4, alpha=0.8)
         name_rows(axes, names)
         axes.set(xlabel="non-padding tokens per second", xlim=(0, None))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -84,7 +84,7 @@ def draw_drift(results: StudyResults) -> Drawing:
         frame = rounds_frame(run)
         for _, session in frame.groupby("session"):
             axes.plot(session["round"], session["reference"], color=svg.INK, alpha=0.45, lw=1)
-            axes.plot(session["round"], session["ratio"], color=BLUE)
+            axes.plot(session["round"], session["ratio"], color=VARIANT)
         axes.axhline(1, color=svg.INK, lw=0.8, ls="--")
         axes.set_title(run.variant, fontsize=10)
     for axes in grid[len(shown) :]:

@@ -11,7 +11,7 @@ from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, legend_below, name_rows, rows
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import BLUE, BROWN, GREY, VERMILION, YELLOW
+from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.profiles import shown, telling
 from transformer_core.trace.compare import Difference, difference
 
@@ -116,11 +116,11 @@ def _path(name: str, breakdown: Breakdown) -> Path | None:
 
 
 _PARTS = {
-    "computation": BLUE,
-    "exposed communication": VERMILION,
-    "exposed copies": YELLOW,
-    "exposed CUDA graphs": BROWN,
-    "idle": GREY,
+    "computation": colour_of("computation"),
+    "exposed communication": colour_of("communication"),
+    "exposed copies": colour_of("copies"),
+    "exposed CUDA graphs": colour_of("graphs"),
+    "idle": colour_of("idle"),
 }
 
 
@@ -133,14 +133,14 @@ def draw_differences(results: StudyResults) -> Drawing:
     for row, reason in enumerate(found):
         ends = {True: 0.0, False: 0.0}
         parts = {part.name: part.difference_ms for part in reason.difference.parts}
-        for name, colour in _PARTS.items():
+        for name, shade in _PARTS.items():
             change = parts.get(name, 0.0)
             if not change:
                 continue
             label = name if name not in labelled else None
             labelled.add(name)
             longer = change > 0
-            axes.barh(row, change, 0.7, ends[longer], color=colour, lw=0, label=label)
+            axes.barh(row, change, 0.7, ends[longer], color=shade, lw=0, label=label)
             ends[longer] += change
         axes.plot(reason.difference.step.difference_ms, row, "D", color=svg.INK, ms=5)
     if found:
