@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from schemas.results.against import Against, Change, Lost, Origin
     from schemas.results.answer import (
         Answer,
+        AnswerChange,
         AnswerClaim,
         AnswerCommands,
         AnswerQuality,
+        AnswerRival,
         AnswerStage,
         AnswerTime,
         AnswerVariant,
@@ -169,9 +171,11 @@ __all__ = [
     "Activity",
     "Against",
     "Answer",
+    "AnswerChange",
     "AnswerClaim",
     "AnswerCommands",
     "AnswerQuality",
+    "AnswerRival",
     "AnswerStage",
     "AnswerTime",
     "AnswerVariant",

@@ -5,6 +5,8 @@ The page and results/report.md show the same numbers, from the same reading.
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from schemas.base import Schema
 from schemas.results.claims import ClaimVerdict
 from schemas.results.common import Amount, Bytes, Elapsed, Interval, Measured, Score, Status
@@ -29,6 +31,9 @@ class AnswerVariant(Schema):
 
     variant: str
     """Name of the variant."""
+    changes: list[str] = Field(default_factory=list)
+    """Settings that differ from the baseline's. Several are a bundle: the speed-up is theirs
+    together, and not that of the change after which the variant is named."""
     status: Status
     """How its run ended."""
     reason: str | None
@@ -50,6 +55,38 @@ class AnswerVariant(Schema):
     """BLEU after the steps of the study, 0 to 100; null of a language model."""
     bits_per_byte: Amount | None = None
     """Bits per byte of a language model after the steps of the study; null of a translation."""
+
+
+class AnswerChange(Schema):
+    """A speed-up and the changes that it is the effect of."""
+
+    variant: str
+    """Name of the variant, or of the technique that the search measured by itself."""
+    reference: str
+    """The variant against which it was measured."""
+    changes: list[str]
+    """Settings that differ: one, or those of a bundle where only bundles were measured."""
+    speedup: Interval
+    """Throughput over that of the reference."""
+    verdict: Verdict
+    """What the interval says."""
+
+
+class AnswerRival(Schema):
+    """A certified variant that seems faster than the recommendation, and is not recommended."""
+
+    variant: str
+    """Name of the variant."""
+    speedup: Interval
+    """Throughput over that of the baseline in its own turns."""
+    verdict: Verdict | None
+    """What the interval says."""
+    direct: Interval | None
+    """Measured in the same turns as the recommendation, where it was: its throughput over that of
+    the baseline, or of the recommendation if ``against`` names it."""
+    against: str | None
+    """What ``direct`` is over; null without a direct comparison: then nothing but the missing
+    verdict speaks against the variant."""
 
 
 class AnswerClaim(Schema):
@@ -92,6 +129,8 @@ class AnswerCommands(Schema):
     """Makes this study again."""
     train: str
     """Trains with the recommendation, on the corpus of the study."""
+    path: str = "results/recommended.yaml"
+    """The run spec of the recommendation."""
 
 
 class Answer(Schema):
@@ -110,11 +149,14 @@ class Answer(Schema):
     baseline: str
     """What everything is compared with."""
     status: Literal["found", "baseline", "not_searched"]
-    """A combination was found, nothing beats the baseline, or nothing was searched."""
+    """Something faster was found, nothing beats the baseline, or nothing was searched."""
     reason: str
     """Why, in a sentence."""
     recommended: list[str]
-    """Variants whose changes the recommended combination takes; none for the baseline."""
+    """Variants whose changes the recommendation takes; none for the baseline."""
+    searched: bool = True
+    """Whether the search found it; otherwise it is a variant of the study that is faster than all
+    that the search found."""
     speedup: Interval | None
     """Its throughput over that of the baseline."""
     verdict: Verdict | None
@@ -127,6 +169,12 @@ class Answer(Schema):
     """From the baseline to it, one technique after the other."""
     variants: list[AnswerVariant]
     """Every variant, in the order of the study."""
+    fastest_change: AnswerChange | None = None
+    """The single change with the largest effect by itself that is certified and FASTER; a bundle
+    where no single change is."""
+    rivals: list[AnswerRival] = Field(default_factory=list)
+    """Certified variants with a higher point estimate than the recommendation's, the fastest
+    first, and the direct comparison."""
     claims: list[AnswerClaim]
     """Every claim, in the order of config/claims.yaml."""
     undecided: list[str]

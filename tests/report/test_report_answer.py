@@ -8,18 +8,15 @@ from pathlib import Path
 import pytest
 from report_builders import EVIL, SPEED
 
-from schemas.results import Answer, Refinement, Unsettled
+from schemas.results import Answer, Effect, Interval, Refinement, Stage, Unsettled, Verdict
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock, JobTimes
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.brief import brief, cell
 from transformer_core.report.kit.formats import exact
-from transformer_core.report.sections.answer import (
-    changed_settings,
-    read_answer,
-    training_command,
-)
+from transformer_core.report.sections.answer import read_answer, training_command
+from transformer_core.report.sections.tried import changed_settings, changes
 from transformer_core.study.resolve import resolve_all
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
@@ -103,6 +100,68 @@ def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(study_folder: Pa
     assert found == {"training": {"precision": {"kind": "bf16"}}}
     assert changed_settings(specs["single"], specs["single"]) == {}
     assert training_command(specs["ddp"]).startswith("torchrun --standalone --nproc-per-node=2 -m")
+
+
+def searched(source: Path, folder: Path, **found: object) -> Answer:
+    """The answer of the study after a search that found something else."""
+    shutil.copytree(source, folder)
+    result = StudyResults(source).search.model_copy(update=found)
+    (folder / "search.json").write_text(result.model_dump_json())
+    return read_answer(StudyResults(folder))
+
+
+def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
+    interval = Interval(median=ratio, low=ratio - 0.1, high=ratio + 0.1, samples=24)
+    effect = Effect(quantity="throughput", ratio=interval, verdict=verdict)
+    return Stage(parts=[part], change=part, effect=effect)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"status": "not_searched", "parts": [], "certificate": None, "waterfall": []},
+        {"status": "baseline", "parts": [], "certificate": None, "waterfall": []},
+        {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]},
+    ],
+)
+def test_no_certified_row_is_faster_than_the_answer(
+    study_folder: Path, tmp_path: Path, found: dict[str, object]
+) -> None:
+    answer = searched(study_folder, tmp_path / "results", **found)
+    row = next(v for v in answer.variants if v.variant == "amp_bf16")
+    assert (answer.status, answer.recommended, answer.searched) == ("found", ["amp_bf16"], False)
+    assert (answer.speedup, answer.certificate) == (row.speedup, "equivalent")
+    assert answer.settings == {"training": {"precision": {"kind": "bf16"}}}
+    assert "--spec results/runs/amp_bf16/spec.json" in brief(answer)
+    assert "step by step" not in brief(answer)
+
+
+def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison(
+    study_folder: Path, tmp_path: Path
+) -> None:
+    beside = stage("amp_bf16", 1.02, "SAME")
+    found = {"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
+    answer = searched(study_folder, tmp_path / "results", beyond=[beside], **found)
+    assert (answer.status, answer.recommended) == ("baseline", [])
+    (rival,) = answer.rivals
+    assert (rival.variant, rival.direct, rival.against) == (
+        "amp_bf16",
+        beside.effect.ratio,
+        "single",
+    )
+    assert "`amp_bf16` seems faster, 1.62×" in brief(answer)
+    assert "in the same turns as the recommendation it ran at 1.02×" in brief(answer)
+
+
+def test_the_fastest_change_is_a_single_one(answer: Answer, study_folder: Path) -> None:
+    results = StudyResults(study_folder)
+    assert answer.fastest_change is not None
+    assert answer.fastest_change.variant == "amp_bf16"
+    assert answer.fastest_change.changes == ["training.precision"]
+    assert changes(results, "accum4_sync", "single") == ["parallel", "training.accumulation"]
+    bundle = answer.fastest_change.model_copy(update={"changes": ["model.qkv", "parallel"]})
+    text = brief(answer.model_copy(update={"fastest_change": bundle}))
+    assert "The fastest bundle of changes is `amp_bf16`" in text
 
 
 def test_a_study_without_numbers_has_an_answer(empty_folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_axe_finds_nothing_serious(browser: Chromium, page: Path) -> None:
 def test_words_stand_out_from_dark_paper(browser: Chromium, page: Path) -> None:
     browser.open(page, dark=True)
     # Sections that have every kind of word: badges, links, tables, code, captions.
-    where = ", include: [['header'], ['nav'], ['#recommendation'], ['#claims'], ['#variants']]"
+    where = ", include: [['header'], ['nav'], ['#answer'], ['#claims'], ['#variants']]"
     assert problems(browser, where, ", runOnly: ['color-contrast']") == {}
 
 
@@ -128,7 +128,8 @@ def test_keys_are_enough(browser: Chromium, page: Path) -> None:
     browser.press("Tab", 9)
     assert browser.evaluate("document.activeElement.className") == "skip"
     browser.press("Enter", 13)
-    assert browser.evaluate("location.hash") == "#recommendation"
+    assert browser.evaluate("location.hash") == "#answer"
+    browser.evaluate("document.querySelector('#variants > details').open = true")
     head = "document.querySelector('#variants thead th:nth-child(4)')"
     browser.evaluate(f"{head}.querySelector('button').focus()")
     browser.press("Enter", 13)
@@ -138,6 +139,21 @@ def test_keys_are_enough(browser: Chromium, page: Path) -> None:
         ".map(r => r.cells[3].querySelector('data')?.value ?? null).filter(v => v !== null)"
     )
     assert [float(value) for value in numbers] == sorted(float(value) for value in numbers)
+
+
+def test_a_link_to_a_closed_section_opens_it(browser: Chromium, page: Path) -> None:
+    opened = "document.querySelector('#machine > details').open"
+    browser.open(page)
+    assert not browser.evaluate(opened)
+    browser.open(page, anchor="#machine")
+    assert browser.evaluate(opened)
+
+
+def test_the_open_page_is_short(browser: Chromium, page: Path) -> None:
+    closed = "[...document.querySelectorAll('main > section > details.whole')]"
+    browser.open(page)
+    assert browser.evaluate(f"{closed}.every(d => !d.open)")
+    assert browser.evaluate("document.querySelectorAll('main > section > h2').length") == 6
 
 
 def test_a_link_into_what_is_folded_opens_it(browser: Chromium, page: Path) -> None:
@@ -155,5 +171,5 @@ def test_search_leaves_the_sections_that_say_it(browser: Chromium, page: Path) -
     hidden = browser.evaluate(
         "[...document.querySelectorAll('main > section')].filter(s => s.hidden).map(s => s.id)"
     )
-    assert "recommendation" in hidden
+    assert "answer" in hidden
     assert "details" not in hidden

@@ -53,7 +53,7 @@ def test_a_ratio_to_the_baseline_is_the_same_everywhere(html: str) -> None:
             if not against or "#variant-single" in against[0]:
                 shown = [found[1] for cell in cells[2:4] if (found := RATIO.search(cell))]
                 said[variant] |= set(shown[:1])
-    sentence = section(html, "summary")
+    sentence = section(html, "tried")
     for variant, ratio in re.findall(
         r'href="#variant-(\w+)"><code>\w+</code></a> (?:ran at )?<data value="([^"]+)"', sentence
     ):

@@ -35,12 +35,12 @@ class Section:
     heading: str
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
-    under: str | None = None
-    """The section whose question it continues; null for one with a question of its own."""
     task: str | None = None
     """The kind of task that it is about; null for all."""
     drawn_in: str | None = None
     """The module of its figures, if they have one of their own."""
+    closed: bool = True
+    """Whether the page shows only its heading until a reader opens it."""
 
     @property
     def template(self) -> str:
@@ -70,60 +70,25 @@ class Section:
 
 
 SECTIONS = (
-    Section("answer", "The answer", figures=("waterfall",)),
-    Section("claims", "Which claims of the original study hold here?", tables=("claims",)),
-    Section("tried", "What makes training faster?", figures=("speedup",)),
-    Section(
-        "variants",
-        "All variants in numbers",
-        figures=("throughput", "drift"),
-        tables=("variants",),
-        under="tried",
-    ),
-    Section(
-        "families",
-        "Sweeps of one number",
-        figures=("families", "family_costs"),
-        tables=("families",),
-        under="tried",
-    ),
-    Section(
-        "profiles",
-        "What the devices do in a step",
-        figures=(
-            "profile_partition",
-            "profile_communication",
-            "profile_timelines",
-            "operator_roofline",
-        ),
-        drawn_in="profile_figures",
-        tables=("profiles", "operators"),
-        under="tried",
-    ),
+    Section("answer", "The answer", figures=("waterfall",), closed=False),
+    Section("todo", "What to do", closed=False),
     Section(
         "why",
         "Why is it faster?",
         figures=("differences",),
         tables=("differences",),
-        under="tried",
+        closed=False,
     ),
     Section(
-        "layers",
-        "Which layers take the time?",
-        figures=("layer_tree",),
-        tables=("layers", "shapes"),
-        under="tried",
-    ),
-    Section("headroom", "Where is the limit?", under="tried"),
-    Section(
-        "quality",
-        "How soon does it translate well?",
-        figures=("quality",),
-        task="translation",
+        "equivalence",
+        "Does it train the same model?",
+        figures=("equivalence", "training_loss", "validation_loss"),
+        tables=("equivalence",),
+        closed=False,
     ),
     Section(
         "memory",
-        "Where does the memory go?",
+        "What does it cost in memory?",
         figures=(
             "memory_anatomy",
             "memory",
@@ -132,17 +97,53 @@ SECTIONS = (
             "memory_imbalance",
             "memory_prediction",
         ),
-        drawn_in="memory_figures",
         tables=("memory", "memory_milestones", "largest_batch"),
+        drawn_in="memory_figures",
+        closed=False,
+    ),
+    Section("tried", "What was tried?", figures=("speedup",), closed=False),
+    Section(
+        "variants",
+        "All variants in numbers",
+        figures=("throughput", "drift"),
+        tables=("variants",),
+    ),
+    Section("details", "Variants in detail"),
+    Section("techniques", "Technique by technique"),
+    Section(
+        "families",
+        "Sweeps of one number",
+        figures=("families", "family_costs"),
+        tables=("families",),
+    ),
+    Section("claims", "Which claims of the original study hold here?", tables=("claims",)),
+    Section(
+        "profiles",
+        "What do the devices do in a step?",
+        figures=(
+            "profile_partition",
+            "profile_communication",
+            "profile_timelines",
+            "operator_roofline",
+        ),
+        tables=("profiles", "operators"),
+        drawn_in="profile_figures",
     ),
     Section(
-        "equivalence",
-        "Does it train the same model?",
-        figures=("equivalence", "training_loss", "validation_loss"),
-        tables=("equivalence",),
+        "layers",
+        "Which layers take the time?",
+        figures=("layer_tree",),
+        tables=("layers", "shapes"),
     ),
-    Section("translations", "Translations", under="equivalence", task="translation"),
-    Section("continuations", "Continuations", under="equivalence", task="language_model"),
+    Section("headroom", "Where is the limit?"),
+    Section(
+        "quality",
+        "How soon does it translate well?",
+        figures=("quality",),
+        task="translation",
+    ),
+    Section("translations", "Translations", task="translation"),
+    Section("continuations", "Continuations", task="language_model"),
     Section(
         "scaling",
         "What do more devices and slow links do?",
@@ -154,15 +155,16 @@ SECTIONS = (
         figures=("lengths_tokens", "lengths_characters"),
         tables=("corpus",),
     ),
-    Section("techniques", "Technique by technique"),
-    Section("details", "Variants in detail"),
-    Section("limits", "What this machine could not do"),
+    Section("limits", "What could this machine not do?"),
     Section(
-        "machine", "Machine", figures=("utilisation", "collective_bandwidth"), tables=("machine",)
+        "machine",
+        "What can this machine do?",
+        figures=("utilisation", "collective_bandwidth"),
+        tables=("machine",),
     ),
-    Section("method", "How it was measured"),
+    Section("method", "How was it measured?"),
 )
-"""In the order of a reader's questions; how it was measured, and on what, at the end."""
+"""In the order of a reader's questions: first the answer and its reasons, then, closed, all else."""
 
 FIGURES = {figure: section for section in SECTIONS for figure in section.figures}
 """The section of each figure, by the name of its file."""

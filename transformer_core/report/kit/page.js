@@ -1,5 +1,5 @@
 "use strict";
-// All of this is comfort: without it the page shows the same.
+// The page shows the same without this script.
 (() => {
   const number = (cell) => {
     const data = cell.querySelector("data");
@@ -55,6 +55,8 @@
         const said = section.textContent.toLowerCase();
         const found = words.every((word) => said.includes(word));
         section.hidden = !found;
+        const whole = section.querySelector(":scope > details.whole");
+        if (whole) whole.open = found && event.target.value.trim() !== "";
         document.querySelector(`nav a[href="#${section.id}"]`).parentElement.hidden = !found;
       }
     });
@@ -65,6 +67,8 @@
   // A link into something folded opens it; so does printing.
   const open = () => {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const whole = target && target.querySelector(":scope > details.whole");
+    if (whole) whole.open = true;
     for (let up = target; up; up = up.parentElement) if (up.tagName === "DETAILS") up.open = true;
     if (target) target.scrollIntoView();
   };

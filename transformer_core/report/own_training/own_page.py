@@ -29,13 +29,13 @@ from transformer_core.report.own_training.own_results import (
 from transformer_core.report.page import environment
 
 SECTIONS = (
-    Section("recommendation", "The answer"),
-    Section("summary", "What makes training faster?"),
-    Section("profiles", "What the devices do in a step", under="summary"),
-    Section("memory", "Where does the memory go?"),
-    Section("equivalence", "Does it train the same model?"),
-    Section("machine", "Machine"),
-    Section("method", "How it was measured"),
+    Section("recommendation", "The answer", closed=False),
+    Section("summary", "What was tried?", closed=False),
+    Section("profiles", "What do the devices do in a step?"),
+    Section("memory", "What does it cost in memory?", closed=False),
+    Section("equivalence", "Does it train the same model?", closed=False),
+    Section("machine", "What can this machine do?"),
+    Section("method", "How was it measured?"),
 )
 """The sections of the report that have a meaning here, under the same names."""
 

@@ -1,20 +1,28 @@
-"""The answer, as the page, report.md and summary.json give it."""
+"""The answer as the page, report.md and summary.json give it."""
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import (
     Answer,
+    AnswerChange,
     AnswerClaim,
     AnswerCommands,
     AnswerQuality,
+    AnswerRival,
     AnswerStage,
     AnswerTime,
     AnswerVariant,
+    CertificateStatus,
+    Comparison,
+    Interval,
+    Pair,
     Refinement,
     Stage,
+    Verdict,
 )
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
@@ -24,13 +32,117 @@ from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
-from transformer_core.report.sections.tried import summarise
+from transformer_core.report.sections.tried import changed_settings, changes, summarise
+from transformer_core.study.combinations import combine
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fastest training that is certified: the search's, or a variant that is faster still."""
+
+    parts: list[str]
+    spec: RunSpec
+    speedup: Interval | None
+    verdict: Verdict | None
+    certificate: CertificateStatus | None
+    reason: str
+    searched: bool = True
+
+    @property
+    def path(self) -> str:
+        """Its run spec as a file."""
+        return (
+            "results/recommended.yaml"
+            if self.searched
+            else f"results/runs/{self.parts[0]}/spec.json"
+        )
+
+
+def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
+    """The recommendation, and the certified variants that seem faster and are not recommended.
+
+    No certified row of the page is faster than the recommendation without a reason. Either the two
+    were compared directly and the row lost, or its interval leaves open whether it beats the
+    baseline at all; otherwise the row itself is the recommendation.
+    """
+    found, best = results.search, best_stage(results)
+    choice = Choice(
+        parts=found.parts,
+        spec=found.spec,
+        speedup=best.effect.ratio if best else None,
+        verdict=best.effect.verdict if best else None,
+        certificate=found.certificate.status if found.parts and found.certificate else None,
+        reason=found.reason,
+    )
+    least = choice.speedup.median if choice.speedup else 1.0
+    rivals: list[AnswerRival] = []
+    for row in _certified(results):
+        assert row.speedup is not None
+        if row.speedup.median <= least:
+            break
+        if _is(results, row.variant, choice):
+            continue
+        direct, against = _direct(results, row.variant, choice)
+        if direct is None and row.verdict == "FASTER":
+            reason = "no combination that was searched is shown to be faster"
+            spec, status = results.specs[row.variant], row.certificate
+            own = Choice([row.variant], spec, row.speedup, row.verdict, status, reason, False)
+            return own, rivals
+        # An undecided ratio around 1 is no rival of a baseline that nothing beats.
+        if direct is not None or choice.parts:
+            rivals.append(
+                AnswerRival(
+                    variant=row.variant,
+                    speedup=row.speedup,
+                    verdict=row.verdict,
+                    direct=direct,
+                    against=against,
+                )
+            )
+    return choice, rivals
+
+
+def _certified(results: StudyResults) -> list[Comparison]:
+    """Comparisons with the baseline that count, the fastest first."""
+    counted = [c for c in results.comparisons.values() if c.counts and c.speedup]
+    return sorted(counted, key=lambda c: -c.speedup.median if c.speedup else 0.0)
+
+
+def _direct(
+    results: StudyResults, variant: str, choice: Choice
+) -> tuple[Interval | None, str | None]:
+    """What a variant reached beside the recommendation if it was not faster there, and over what."""
+    found, best = results.search, choice.speedup
+    for stage in (*found.waterfall, *found.beyond, *found.left_out):
+        ratio = stage.effect.ratio
+        if stage.parts == [variant] and ratio and _changes_alike(results, variant):
+            slower = ratio.median <= best.median if best else stage.effect.verdict != "FASTER"
+            if slower:
+                return ratio, found.baseline
+    if len(choice.parts) == 1 and _changes_alike(results, choice.parts[0]):
+        pair = results.by_pair.get(Pair(variant, choice.parts[0]))
+        if pair and pair.speedup and pair.speedup.median <= 1:
+            return pair.speedup, choice.parts[0]
+    return None, None
+
+
+def _is(results: StudyResults, variant: str, choice: Choice) -> bool:
+    """Whether a variant is the recommendation itself, measured in other turns."""
+    if choice.parts == [variant]:
+        return _changes_alike(results, variant)
+    return choice.spec.model_copy(update={"variant": variant}) == results.specs[variant]
+
+
+def _changes_alike(results: StudyResults, variant: str) -> bool:
+    """Whether a variant is the baseline with its own change, as the search combines it."""
+    own = combine(results.study, results.definitions, [variant], variant)
+    return own is not None and own == results.specs[variant]
 
 
 def read_answer(results: StudyResults) -> Answer:
     """The whole answer; nothing in it is computed a second time elsewhere."""
     study, found = results.study, results.search
-    best = best_stage(results)
+    choice, rivals = choose(results)
     variants = list(_variants(results))
     commits = {r.provenance.commit for v in results.ordered for r in v.repeats}
     return Answer(
@@ -39,30 +151,69 @@ def read_answer(results: StudyResults) -> Answer:
         machine=", ".join(gpu.name for gpu in results.hardware.gpus) or results.hardware.cpu,
         commit=commits.pop() if len(commits) == 1 else None,
         baseline=study.baseline,
-        status=found.status,
-        reason=found.reason,
-        recommended=found.parts,
-        speedup=best.effect.ratio if best else None,
-        verdict=best.effect.verdict if best else None,
-        certificate=found.certificate.status if found.parts and found.certificate else None,
-        settings=changed_settings(results.specs[study.baseline], found.spec),
+        status=found.status if choice.searched else "found",
+        reason=choice.reason,
+        recommended=choice.parts,
+        searched=choice.searched,
+        speedup=choice.speedup,
+        verdict=choice.verdict,
+        certificate=choice.certificate,
+        settings=changed_settings(results.specs[study.baseline], choice.spec),
         stages=[
             AnswerStage(change=s.change, speedup=s.effect.ratio, verdict=s.effect.verdict)
             for s in found.waterfall
         ],
         variants=variants,
+        fastest_change=_fastest_change(results),
+        rivals=rivals,
         claims=[
             AnswerClaim(claim=c.claim, statement=c.statement, verdict=c.verdict)
             for c in results.claims
         ],
         undecided=[v.variant for v in variants if v.counts and v.verdict == "UNDECIDED"],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
-        quality=_quality(results),
+        quality=_quality(results) if choice.searched else None,
         time=_time(results),
         commands=AnswerCommands(
             reproduce=reproducing_command("results/report.html"),
-            train=training_command(found.spec),
+            train=training_command(choice.spec, choice.path),
+            path=choice.path,
         ),
+    )
+
+
+def _fastest_change(results: StudyResults) -> AnswerChange | None:
+    """The single change with the largest certified effect: against the baseline, else in the first
+    step of the search, else against another variant; where no change was measured by itself, the
+    fastest bundle."""
+    baseline = results.study.baseline
+    faster = [
+        AnswerChange(
+            variant=c.variant,
+            reference=c.reference,
+            changes=changes(results, c.variant, c.reference),
+            speedup=c.speedup,
+            verdict=c.verdict,
+        )
+        for c in results.all_comparisons
+        if c.counts and c.speedup and c.verdict == "FASTER"
+    ]
+    first = results.search.waterfall[:1]
+    faster += [
+        AnswerChange(
+            variant=stage.change,
+            reference=baseline,
+            changes=[stage.change],
+            speedup=stage.effect.ratio,
+            verdict=stage.effect.verdict,
+        )
+        for stage in first
+        if stage.effect.ratio and stage.effect.verdict == "FASTER" and not stage.uncertified
+    ]
+    return max(
+        faster,
+        key=lambda one: (len(one.changes) == 1, one.reference == baseline, one.speedup.median),
+        default=None,
     )
 
 
@@ -100,6 +251,7 @@ def _variants(results: StudyResults) -> Iterator[AnswerVariant]:
         comparison, quality = results.comparisons.get(name), result.evaluation.texts
         yield AnswerVariant(
             variant=name,
+            changes=changes(results, name, results.study.baseline),
             status=result.status,
             reason=result.reason,
             speedup=comparison.speedup if comparison else None,
@@ -113,47 +265,21 @@ def _variants(results: StudyResults) -> Iterator[AnswerVariant]:
         )
 
 
-def changed_settings(baseline: RunSpec, recommended: RunSpec) -> dict[str, Any]:
-    """Settings of the second that differ from the first, nested as in a run spec; those of a
-    choice with its kind."""
-    found = _differences(baseline.model_dump(mode="json"), recommended.model_dump(mode="json"))
-    found.pop("variant", None)
-    return found
-
-
-def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in after.items():
-        other = before.get(name)
-        if isinstance(value, dict) and isinstance(other, dict):
-            if inner := _differences(other, value):
-                found[name] = inner
-        elif value != other:
-            found[name] = value
-    return {"kind": after["kind"]} | found if found and "kind" in after else found
-
-
-def training_command(spec: RunSpec) -> str:
-    """Trains what is recommended, without measuring, on the corpus of the study."""
+def training_command(spec: RunSpec, path: str = "results/recommended.yaml") -> str:
+    """Trains a run spec, without measuring, on the corpus of the study."""
     program = "python -m"
     if spec.world_size > 1:
         hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"
         program = f"torchrun {hosts} --nproc-per-node={spec.processes_per_node} -m"
     return (
-        f"{program} transformer_core.training --spec results/recommended.yaml"
+        f"{program} transformer_core.training --spec {path}"
         f" --data results/data/{spec.corpus.name} --output trained"
     )
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The answer, the comparisons that it names, and how it was searched for."""
-    summary = summarise(results)
-    return {
-        "answer": read_answer(results),
-        "search": results.search,
-        "faster": summary.faster,
-        "undecided": summary.undecided,
-    }
+    """The answer and the comparisons that it names."""
+    return {"answer": read_answer(results), "undecided": summarise(results).undecided}
 
 
 def draw_waterfall(results: StudyResults) -> Drawing:

@@ -29,8 +29,9 @@ from transformer_core.report.kit.palette import REFERENCE, SERIES
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Quantities in words."""
-    return {"words": WORDS}
+    """Quantities in words, and the certificate of the recommended combination."""
+    found = results.search
+    return {"words": WORDS, "own": found.certificate if found.parts else None}
 
 
 FLOOR = 1e-6

@@ -1,8 +1,9 @@
-"""What the numbers support in a few sentences, chosen here and worded in the template."""
+"""The variants by verdict, and the settings that each changes; worded in the template."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.config.run_spec import RunSpec
 from schemas.results import Certificate, Comparison, VariantResult
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.drawing import Drawing, RatioRow, left_out, ratio_points
@@ -58,9 +59,57 @@ def summarise(results: StudyResults) -> Summary:
     )
 
 
+def changes(results: StudyResults, variant: str, reference: str) -> list[str]:
+    """The settings in which a variant differs from another one; several are a bundle."""
+    before, after = (results.specs[name].model_dump(mode="json") for name in (reference, variant))
+    names = []
+    for section in after.keys() - {"variant"}:
+        old, new = before[section], after[section]
+        if (
+            not isinstance(new, dict)
+            or not isinstance(old, dict)
+            or old.get("kind") != new.get("kind")
+        ):
+            names += [section] if old != new else []
+        else:
+            names += [f"{section}.{field}" for field in new if old.get(field) != new[field]]
+    if any(name.split(".")[0] == "parallel" for name in names):
+        # Several devices are where a parallel strategy runs, and no change beside it.
+        names = [name for name in names if name not in _PLACES]
+    return sorted(names)
+
+
+_PLACES = {"machine.nodes", "machine.devices_per_node"}
+
+
+def changed_settings(baseline: RunSpec, recommended: RunSpec) -> dict[str, Any]:
+    """Settings of the second that differ from the first, nested as in a run spec; those of a
+    choice with its kind."""
+    found = _differences(baseline.model_dump(mode="json"), recommended.model_dump(mode="json"))
+    found.pop("variant", None)
+    return found
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in after.items():
+        other = before.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            if inner := _differences(other, value):
+                found[name] = inner
+        elif value != other:
+            found[name] = value
+    return {"kind": after["kind"]} | found if found and "kind" in after else found
+
+
 def context(results: StudyResults) -> dict[str, Any]:
-    """The sentences' content."""
-    return {"summary": summarise(results)}
+    """The comparisons by verdict, the settings that each variant changes, and the search."""
+    baseline = results.study.baseline
+    return {
+        "summary": summarise(results),
+        "changes": {name: changes(results, name, baseline) for name in results.variants},
+        "search": results.search,
+    }
 
 
 def draw_speedup(results: StudyResults) -> Drawing:

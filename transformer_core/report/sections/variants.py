@@ -19,15 +19,19 @@ from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, name_r
 from transformer_core.report.kit.formats import interval_columns
 from transformer_core.report.kit.language import NOTHING, Said, say
 from transformer_core.report.kit.palette import VARIANT
+from transformer_core.report.sections.tried import changes
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Throughput and time per epoch by variant, from the turns, and the fastest equivalent one."""
+    """Throughput, time per epoch and changes by variant, and the fastest equivalent one."""
     found = throughputs(results)
     certified = [name for name in found if results.certificates[name].status == "equivalent"]
     return {
         "fastest": max(certified, key=lambda name: found[name].median, default=None),
         "throughputs": found,
+        "changes": {
+            name: changes(results, name, results.study.baseline) for name in results.variants
+        },
         "epochs": {
             name: epoch_seconds(result, found.get(name))
             for name, result in results.variants.items()

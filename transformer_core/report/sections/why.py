@@ -12,6 +12,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, legend_below, name_rows, rows
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
+from transformer_core.report.sections.answer import choose
 from transformer_core.report.sections.profiles import shown, telling
 from transformer_core.trace.compare import Difference, difference
 
@@ -32,6 +33,16 @@ def reasons(results: StudyResults) -> list[Reason]:
         for found in results.all_comparisons
         if found.reference in profiles and found.variant in profiles
     ]
+
+
+def of_recommendation(results: StudyResults) -> Difference | None:
+    """How a profiled step of the recommended combination differs from the baseline's; null if
+    either was not profiled, or if a variant is recommended instead."""
+    profile, baseline = results.search.profile, shown(results).get(results.study.baseline)
+    if profile is None or profile.summary is None or baseline is None:
+        return None
+    choice, _ = choose(results)
+    return difference(baseline, profile) if choice.searched and choice.parts else None
 
 
 @dataclass(frozen=True)
@@ -76,13 +87,20 @@ class Path:
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Every comparison with its reason, what each profiled variant waits for, and a few paths."""
+    """Why the recommendation and every variant differ, what each profiled one waits for, and a few
+    critical paths."""
     found = reasons(results)
+    recommended = of_recommendation(results)
     profiles = shown(results)
     bounds = [bound for name in profiles if (bound := _bound(name, profiles[name]))]
     of_baseline = [bound for bound in bounds if bound.name == results.study.baseline]
     return {
         "reasons": found,
+        "recommended": recommended,
+        "differences": [
+            *([recommended] if recommended else []),
+            *(reason.difference for reason in found),
+        ],
         "best": _best(found, results.study.baseline),
         "bounds": bounds,
         "usual": next(iter([*of_baseline, *bounds]), None),
@@ -127,12 +145,18 @@ _PARTS = {
 def draw_differences(results: StudyResults) -> Drawing:
     """By variant, the parts by which its step differs from that of the baseline."""
     baseline = results.study.baseline
-    found = [reason for reason in reasons(results) if reason.comparison.reference == baseline]
+    found = {
+        reason.comparison.variant: reason.difference
+        for reason in reasons(results)
+        if reason.comparison.reference == baseline
+    }
+    if recommended := of_recommendation(results):
+        found = {"recommended": recommended} | found
     figure, axes = rows(len(found))
     labelled: set[str] = set()
-    for row, reason in enumerate(found):
+    for row, one in enumerate(found.values()):
         ends = {True: 0.0, False: 0.0}
-        parts = {part.name: part.difference_ms for part in reason.difference.parts}
+        parts = {part.name: part.difference_ms for part in one.parts}
         for name, shade in _PARTS.items():
             change = parts.get(name, 0.0)
             if not change:
@@ -142,9 +166,9 @@ def draw_differences(results: StudyResults) -> Drawing:
             longer = change > 0
             axes.barh(row, change, 0.7, ends[longer], color=shade, lw=0, label=label)
             ends[longer] += change
-        axes.plot(reason.difference.step.difference_ms, row, "D", color=svg.INK, ms=5)
+        axes.plot(one.step.difference_ms, row, "D", color=svg.INK, ms=5)
     if found:
-        name_rows(axes, [reason.comparison.variant for reason in found])
+        name_rows(axes, list(found))
         axes.axvline(0, color=svg.INK, lw=0.8)
         axes.set_xlabel(f"difference of a profiled step to {baseline} (ms)")
         handles, labels = axes.get_legend_handles_labels()
