@@ -1,5 +1,4 @@
 """Training, measuring and reporting; each job runs as ``python -m transformer_core.<room>``.
 
-Rooms import in one direction only:
-data -> model -> parallel -> train -> measure -> profiling -> analysis -> report.
+Rooms import in one direction only, which tests/test_layers.py lists.
 """

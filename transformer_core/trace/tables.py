@@ -1,0 +1,129 @@
+"""Traces as tables of pandas, for notebooks: ``tables = read_files(["traces/"])``.
+
+Times are nanoseconds, as in a breakdown; :mod:`schemas.results.profiles` describes the columns.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from schemas.results.profiles import Breakdown
+from transformer_core.trace.arguments import traces_of
+from transformer_core.trace.breakdown.devices import KernelChoice
+from transformer_core.trace.breakdown.profile import Choice, breakdown_of_files
+from transformer_core.trace.events.event_table import TEXTS, Events, Window
+from transformer_core.trace.terminal import page
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_EVERY = Choice(kernels=KernelChoice(count=1_000_000), shapes=1_000_000)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The traces of all ranks of one training; tables are made when they are asked for."""
+
+    breakdown: Breakdown
+    """All numbers, as ``trace --json`` prints them."""
+    _events: Events
+
+    @cached_property
+    def events(self) -> "pd.DataFrame":
+        """Every event: device events, steps, phases, modules, waits, memory; see
+        :mod:`transformer_core.trace.events.event_table` for the columns."""
+        import pyarrow as pa
+
+        from transformer_core.trace.events.arrow import table_of
+
+        # Texts of several ranks are numbered apart, which categories of pandas may not be.
+        found = table_of(self._events)
+        kinds = [
+            pa.field(column.name, pa.string() if column.name in TEXTS else column.type)
+            for column in found.schema
+        ]
+        return found.cast(pa.schema(kinds)).to_pandas()
+
+    @cached_property
+    def devices(self) -> "pd.DataFrame":
+        """A row per device: the partition of its profiled time."""
+        return self._of_devices(lambda device: [device.profiled])
+
+    @cached_property
+    def steps(self) -> "pd.DataFrame":
+        """A row per device and step: the partition of the step; empty if the trace marks none."""
+        import pandas as pd
+
+        found = self._of_devices(lambda device: device.steps)
+        if found.empty:
+            return found
+        parts = pd.DataFrame(list(found.pop("partition")))
+        return pd.concat([found, parts], axis=1)
+
+    @cached_property
+    def kernels(self) -> "pd.DataFrame":
+        """A row per device and kernel, longest first."""
+        return self._of_devices(lambda device: device.kernel_times).sort_values(
+            "time_ns", ascending=False, ignore_index=True
+        )
+
+    @cached_property
+    def phases(self) -> "pd.DataFrame":
+        """A row per device and phase."""
+        return self._of_devices(lambda device: device.phases)
+
+    @cached_property
+    def collectives(self) -> "pd.DataFrame":
+        """A row per device and kind of collective."""
+        return self._of_devices(lambda device: device.collectives)
+
+    @cached_property
+    def layers(self) -> "pd.DataFrame":
+        """The tree of modules, summed over devices; empty if the trace has no ranges of modules."""
+        return self._frame(self.breakdown.summary.layers if self.breakdown.summary else [])
+
+    @cached_property
+    def shapes(self) -> "pd.DataFrame":
+        """Operators by the shapes of their inputs, summed over devices, longest first."""
+        return self._frame(self.breakdown.summary.shapes if self.breakdown.summary else [])
+
+    def __str__(self) -> str:
+        return page(self.breakdown, 10)
+
+    def _of_devices(self, rows: Any) -> "pd.DataFrame":
+        return self._frame(
+            [
+                {"rank": device.rank, "device": device.device} | row.model_dump()
+                for device in self.breakdown.devices
+                for row in rows(device)
+            ]
+        )
+
+    @staticmethod
+    def _frame(rows: Iterable[BaseModel | dict[str, Any]]) -> "pd.DataFrame":
+        import pandas as pd
+
+        return pd.DataFrame(
+            [row.model_dump() if isinstance(row, BaseModel) else row for row in rows]
+        )
+
+
+def read_files(
+    paths: Sequence[str | Path],
+    name: str = "trace",
+    begin_ms: float | None = None,
+    end_ms: float | None = None,
+    cache: Path | None = None,
+) -> Tables:
+    """The traces of all ranks of one training: files, or folders that hold them.
+
+    ``begin_ms`` and ``end_ms`` cut a window out, after the first event; ``cache`` is a folder that
+    keeps the events for the next time. Raises ConfigError for files that cannot be used.
+    """
+    choice = Choice(_EVERY.kernels, _EVERY.shapes, Window(begin_ms, end_ms), cache)
+    breakdown, events = breakdown_of_files(traces_of([Path(p) for p in paths]), name, choice)
+    return Tables(breakdown, events)
