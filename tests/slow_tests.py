@@ -58,7 +58,7 @@ SLOW = {
     "test_attacks_planted_faults.py",
     # Many samples, or much text.
     "test_study_staleness.py",
-    "test_measure_kept_kernels.py::test_kernels_that_are_not_kept_take_no_memory",
+    "test_measure_kept_kernels.py",
     "test_measure_peaks.py::test_peak_rss_grows_with_touched_memory_and_never_shrinks",
     "test_data_encoding.py::test_a_small_table_changes_nothing",
     "test_data_table_limits.py::test_a_page_larger_than_the_memory",

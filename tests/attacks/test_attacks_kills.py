@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -91,10 +90,8 @@ def test_times_count_from_the_first_job(tmp_path: Path) -> None:
     said.touch()
     command = f"sleep 0.3; echo 'Job 2: Train single, repeat 1' > {said}; sleep 60"
     child = subprocess.Popen(["sh", "-c", command])
-    began = time.monotonic()
     wait_for_a_job(child, said, 30.0)
     assert at_work(said.read_text()) == "Train single, repeat 1"
-    assert time.monotonic() - began < 30
     child.kill()
     child.wait()
     said.write_text("")

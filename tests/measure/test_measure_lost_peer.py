@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,8 +43,8 @@ if __name__ == "__main__":
 
 def end_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int
-) -> tuple[int, Outcome, float]:
-    """Exit code, explaining outcome, and seconds of a run whose rank 1 ends like ``end``."""
+) -> tuple[int, Outcome]:
+    """Exit code and explaining outcome of a run whose rank 1 ends like ``end``."""
     # Side by side on the loopback: what is tested needs no network namespace.
     monkeypatch.setattr(namespaces, "refusal", lambda: "not in this test")
     link = {"bandwidth": "1Gbit/s"} if nodes == 2 else None
@@ -59,11 +58,10 @@ def end_of(
     )
     (tmp_path / "losing_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
-    began = time.monotonic()
     code = run_workers(Order(spec=spec, output=tmp_path, command=end), "losing_worker")
     outcome = read_outcomes(tmp_path)
     assert outcome is not None, "nobody said why"
-    return code, outcome, time.monotonic() - began
+    return code, outcome
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="takes SIGSTOP and parent-death signals")
@@ -80,8 +78,7 @@ def end_of(
 def test_the_lost_rank_and_its_host_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int, reason: str
 ) -> None:
-    code, outcome, seconds = end_of(tmp_path, monkeypatch, end, nodes)
+    code, outcome = end_of(tmp_path, monkeypatch, end, nodes)
     assert code > 0
     assert outcome.status == "failed"
     assert re.search(reason, outcome.reason or ""), outcome
-    assert seconds < 120

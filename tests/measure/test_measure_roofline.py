@@ -120,9 +120,9 @@ def test_a_cpu_is_measured_with_one_and_all_threads(
     for rate in found.matrix:
         assert (rate.flops_per_second is None) == (rate.reason is not None)
         assert rate.flops_per_second or rate.format == "tf32"
-    assert all(memory.bytes_per_second > 1e8 for memory in found.memory)
+    assert all(memory.bytes_per_second > 0 for memory in found.memory)
     assert found.launch_overhead_seconds is not None
-    assert 1e-8 < found.launch_overhead_seconds < 1e-3
+    assert found.launch_overhead_seconds > 0
     assert found.transfers == []
     assert found.transfer_reason
 
