@@ -7,8 +7,8 @@ from scipy import stats
 from schemas.results import LogRatio
 from transformer_core.decide.intervals import (
     CONFIDENCE,
+    between_sessions,
     simultaneous_ratios,
-    variance_between_sessions,
 )
 from transformer_core.measure.turns.session_ratio import TRIM
 
@@ -25,6 +25,7 @@ def study(
     sessions: int = 2,
     pairs: int = 8,
     truth: float = 0.0,
+    reference: str = "reference",
 ) -> list[list[LogRatio]]:
     """A comparison for each of ``noise``, the standard deviation of its rounds; heavy tails.
 
@@ -42,7 +43,7 @@ def study(
     errors_cs = spreads_cs / ((1 - 2 * cut / pairs) * np.sqrt(pairs))
     return [
         [
-            LogRatio("variant", "reference", float(c), float(e), pairs - 2 * cut - 1, pairs)
+            LogRatio("variant", reference, float(c), float(e), pairs - 2 * cut - 1, pairs)
             for c, e in zip(*comparison, strict=True)
         ]
         for comparison in zip(centers_cs, errors_cs, strict=True)
@@ -84,7 +85,7 @@ def test_a_real_difference_is_found() -> None:
     found = [
         interval.high < 1
         for _ in range(40)
-        for interval in simultaneous_ratios(study(random, ALIKE, 0.003, truth=np.log(1 / 1.06)))
+        for interval in simultaneous_ratios(study(random, ALIKE, 0.003, 4, truth=np.log(1 / 1.06)))
     ]
     assert np.mean(found) > 0.95
 
@@ -104,13 +105,47 @@ def test_errors_are_moderated_the_more_the_more_alike_they_are() -> None:
     assert 1.3 * alike < among_others < 0.3
 
 
-def test_variance_between_sessions_is_estimated_from_all_comparisons() -> None:
+def test_variance_between_sessions_is_estimated_for_each_reference() -> None:
     random = np.random.default_rng(7)
     many = study(random, [0.01] * 400, 0.02)
-    assert variance_between_sessions(many) == pytest.approx(0.02**2, rel=0.2)
-    none = study(random, [0.01] * 400, 0.0)
-    assert variance_between_sessions(none) < 0.002**2
-    assert variance_between_sessions([[LogRatio("variant", "reference", 0.1, 0.01, 5, 8)]]) == 0.0
+    none = study(random, [0.01] * 400, 0.0, reference="quiet")
+    found = between_sessions([*many, *none])
+    assert found["reference"].variance == pytest.approx(0.02**2, rel=0.2)
+    assert found["quiet"].variance < 0.002**2
+    alone = between_sessions([[LogRatio("variant", "reference", 0.1, 0.01, 5, 8)]])
+    assert alone == {"reference": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize("sessions", [2, 4])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"one": (0.01, 16)},
+        {"one": (0.01, 7), "two": (0.03, 3), "three": (0.01, 1)},
+        {name: (0.03 if name == "c" else 0.01, 1) for name in "abcdef"},
+    ],
+)
+def test_intervals_hold_where_comparisons_share_sessions_and_references_differ(
+    groups: dict[str, tuple[float, int]], share: float, sessions: int
+) -> None:
+    """``groups`` has of each reference the standard deviation of its ratios between sessions, of
+    whose variance it makes a ``share`` itself, and how many variants take turns with it. True
+    ratios are 1 and 1 / 1.05: at most 5 % of studies may have an interval that misses."""
+    random, studies, failed = np.random.default_rng(11), 200, 0
+    for _ in range(studies):
+        comparisons, truths = [], []
+        for reference, (spread, variants) in groups.items():
+            own = spread * np.sqrt(share) * random.normal(size=sessions)
+            for number in range(variants):
+                truth = -np.log(1.05) * (number % 2)
+                others = spread * np.sqrt(1 - share) * random.normal(size=sessions)
+                seen = truth + others - own + 0.003 * random.normal(size=sessions)
+                comparisons.append([LogRatio(str(number), reference, x, 0.003, 4, 5) for x in seen])
+                truths.append(np.exp(truth))
+        found = simultaneous_ratios(comparisons)
+        failed += any(not i.low <= t <= i.high for i, t in zip(found, truths, strict=True))
+    assert failed <= stats.binom.ppf(0.99, studies, 1 - CONFIDENCE)
 
 
 def test_without_an_error_the_spread_of_sessions_decides() -> None:
@@ -118,7 +153,7 @@ def test_without_an_error_the_spread_of_sessions_decides() -> None:
         return [LogRatio("variant", "reference", value, 0.0, 0, 1) for value in values]
 
     still, moved = simultaneous_ratios([exact(0.1, 0.1), exact(0.0, 0.02)])
-    # Both have the same variance, that of all sessions.
+    # Both have the same variance, that of all sessions with this reference.
     assert still.high / still.low == pytest.approx(moved.high / moved.low)
     (alone,) = simultaneous_ratios([exact(0.1, 0.1, 0.1)])
     assert alone.low == pytest.approx(alone.high, rel=1e-12)
@@ -132,7 +167,8 @@ def test_without_an_error_rounding_does_not_matter() -> None:
             [LogRatio("variant", "reference", float(x), 0.0, 0, 1) for x in pair] for pair in pairs
         ]
         expected = sum(float(np.var(pair, ddof=1)) for pair in pairs) / len(pairs)
-        assert variance_between_sessions(sessions) == pytest.approx(expected, rel=1e-6)
+        found = between_sessions(sessions)["reference"].variance
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_level_is_corrected_for_the_number_of_comparisons() -> None:
@@ -142,7 +178,8 @@ def test_the_level_is_corrected_for_the_number_of_comparisons() -> None:
             LogRatio("variant", "reference", value, 0.01, 10_000, 8) for value in (0.0, 0.0)
         ]
         spare = [
-            LogRatio("variant", "reference", 0.0, 0.01, 10_000, 8) for _ in range(2 + 1000 - count)
+            LogRatio("variant", "reference", 0.0, 0.01, 10_000, 8)
+            for _ in range(2 + 10_000 - count)
         ]
         interval = simultaneous_ratios([sessions] * (count - 1) + [spare])[0]
         return float(np.log(interval.high / interval.low))

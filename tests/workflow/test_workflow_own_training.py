@@ -20,7 +20,13 @@ STUDY = {
         "steps": 6,
     },
     "machine": {"device": "cpu", "devices_per_node": 2, "threads": 1},
-    "comparison": {"warmup_steps": 1, "pairs": 5, "budget": 0, "sessions_most": 2},
+    "comparison": {
+        "warmup_steps": 1,
+        "pairs": 5,
+        "budget": 0,
+        "sessions_least": 2,
+        "sessions_most": 2,
+    },
     "variants": ["single"],
 }
 

@@ -1,40 +1,49 @@
-"""Ratios with intervals that hold all at once.
+"""Ratios with intervals that hold all at once; medians and arithmetic of intervals.
 
-Each session of a comparison gives the logarithm of a ratio, and its standard error from the
-windows (see :mod:`transformer_core.measure.turns.session_ratio`). A session has few windows and a
-comparison has
-few sessions, a study has many of both. So the errors of all sessions of a study moderate one
-another (Smyth, Linear models and empirical Bayes methods for assessing differential expression,
-2004). Sessions differ by more than their windows tell, since processes do (Georges, Buytaert and
-Eeckhout, Statistically rigorous Java performance evaluation, 2007; Kalibera and Jones, Rigorous
-benchmarking in reasonable time, 2013): that variance is estimated from all comparisons together
-(Paule and Mandel, Consensus values and weighting factors, 1982) and added to each session's own.
-The ratio of a comparison is the mean of its sessions, each weighted by the inverse of its variance:
-a session in a noisy minute says less (for what it costs that these weights are estimates: Meier,
-Variance of a weighted mean, 1953). The interval takes Student's t with as many degrees
-of freedom as there are sessions beyond the first of each comparison, or as the moderated errors
-have if these are fewer, at a level at which *all* intervals of the study hold together with 95 %
-(Sidak, Rectangular confidence regions, 1967).
+Each session of a comparison gives the logarithm of a ratio, and its standard error from the windows
+(:mod:`transformer_core.measure.turns.session_ratio`). The ratio of a comparison is the mean of its
+sessions, each weighted by the inverse of its variance: a session in a noisy minute says less (for
+what it costs that these weights are estimates: Meier, Variance of a weighted mean, 1953). Its
+variance has two parts:
 
-Who looks at a verdict and measures further where it settles nothing gives chance one more try at
-each look. So a comparison that was looked at j times has the j-th part 1 / (j (j + 1)) of its share
-of the 5 %: these parts add up to 1, so that all intervals of all looks hold together, whenever one
-stops and for whatever reason (a union bound over looks, as alpha is spent in group sequential
-tests: Lan and DeMets, Discrete sequential boundaries for clinical trials, 1983).
+- Within sessions: they have few windows, a study has many sessions. So the errors of all sessions
+  of a study moderate one another (Smyth, Linear models and empirical Bayes methods for assessing
+  differential expression, 2004).
+- Between sessions: processes differ by more than their windows show (Georges, Buytaert and
+  Eeckhout, Statistically rigorous Java performance evaluation, 2007; Kalibera and Jones, Rigorous
+  benchmarking in reasonable time, 2013). This part is estimated from all comparisons with the same
+  reference (Paule and Mandel, Consensus values and weighting factors, 1982), and for each reference
+  by itself: several processes that send messages differ more from session to session than one.
 
-Assumed: processes differ about as much in one comparison as in another. How noisy the windows
-are may differ, and does between one process and several.
+Comparisons that share the sessions of their reference share its deviations, too: their scatters are
+correlated by about 1/4 (the square of the 1/2 by which the ratios are), so k comparisons of s
+sessions have (s - 1) k / (1 + (k - 1) / 4) degrees of freedom and not (s - 1) k. The interval takes
+Student's t with these, or with those of the moderated errors if they are fewer, at a level at which
+*all* intervals of the study hold together with 95 % (Sidak, Rectangular confidence regions, 1967).
+``tests/decide/test_decide_statistics.py`` simulates it.
+
+Re-measuring undecided comparisons adds a chance of a false positive at each look. So a comparison
+that was looked at j times has the j-th part 1 / (j (j + 1)) of its share of the 5 %: these parts add
+up to 1, so that all intervals of all looks hold together, whenever one stops and for whatever reason
+(a union bound over looks, as alpha is spent in group sequential tests: Lan and DeMets, Discrete
+sequential boundaries for clinical trials, 1983).
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import exp, inf, sqrt
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from schemas.results import Interval, LogRatio
+
+SHARED = 0.25
+"""Correlation of the scatters of two comparisons in the same sessions, whose reference differs from
+session to session as much as a variant does."""
 
 Values = NDArray[np.float64]
 """[sessions] a number for each session, of one comparison or of several in a row."""
@@ -52,27 +61,28 @@ def simultaneous_ratios(
     """The ratio of each comparison, with intervals that all hold together with 95 %.
 
     A comparison is a list of sessions; ``looks`` says how often each was looked at to decide
-    whether it goes on, never if not given. Without a second session in any comparison there is no
-    variance between sessions: the intervals then tell of the windows alone, and are too narrow.
-    ``samples`` counts pairs of windows. Raises ValueError for a comparison without a session.
+    whether it goes on, never if not given. Where no comparison with a reference has a second
+    session there is no variance between sessions: the intervals then tell of the windows alone, and
+    are too narrow. ``samples`` counts pairs of windows. Raises ValueError for a comparison without
+    a session.
     """
     if not all(comparisons):
         raise ValueError("a comparison needs at least one session")
     if not comparisons:
         return []
     squares, known = _moderated_by_comparison(comparisons)
-    between = variance_between_sessions(comparisons, squares)
-    repeated = sum(len(sessions) - 1 for sessions in comparisons)
+    between = between_sessions(comparisons, squares)
     error = 1 - CONFIDENCE ** (1 / max(1, len(comparisons)))
     intervals = []
     for sessions, square, of_each, seen in zip(
         comparisons, squares, known, looks or [0] * len(comparisons), strict=True
     ):
+        beyond = between[sessions[0].reference]
         # The fewer of the two: the sum of both variances is known no worse than that.
-        freedom = min(float(of_each.sum()), repeated or inf)
+        freedom = min(float(of_each.sum()), beyond.freedom or inf)
         factor = float(stats.t.ppf(1 - error * part_of_look(seen) / 2, max(1, freedom)))
-        center, weights = _weighted_mean(_estimates(sessions), between + square)
-        variance = float(weights**2 @ (between + square))
+        center, weights = _weighted_mean(_estimates(sessions), beyond.variance + square)
+        variance = float(weights**2 @ (beyond.variance + square))
         variance *= 1 + 4 * float(np.sum(weights * (1 - weights) / of_each))
         reach = factor * sqrt(variance)
         intervals.append(
@@ -125,32 +135,48 @@ def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:
     return (prior * usual + freedom * squares) / (prior + freedom), prior + freedom
 
 
-def variance_between_sessions(
+class Between(NamedTuple):
+    """How much the sessions of comparisons with one reference differ beyond their errors."""
+
+    variance: float
+    """Of the logarithm of a ratio; 0 where no comparison has a second session."""
+    freedom: float
+    """Degrees of freedom of that estimate."""
+
+
+def between_sessions(
     comparisons: Sequence[Sequence[LogRatio]], squares: Sequence[Values] | None = None
-) -> float:
-    """Variance between the sessions of a comparison beyond their errors, the same for all of them;
-    0 where no comparison has a second session. ``squares`` are the squared errors of the sessions,
-    if not their own."""
-    if squares is None:
-        squares = [_squares(sessions) for sessions in comparisons]
-    estimates = [_estimates(sessions) for sessions in comparisons]
-    freedom = sum(len(values) - 1 for values in estimates)
+) -> dict[str, Between]:
+    """By reference, how much sessions differ. ``squares`` are the squared errors of the sessions of
+    each comparison, if not their own."""
+    squares = squares or [_squares(sessions) for sessions in comparisons]
+    found = defaultdict(list)
+    for sessions, square in zip(comparisons, squares, strict=True):
+        found[sessions[0].reference].append((_estimates(sessions), square))
+    return {reference: _between(measured) for reference, measured in found.items()}
+
+
+def _between(measured: Sequence[tuple[Values, Values]]) -> Between:
+    """Of comparisons with one reference, each the estimates of its sessions and squared errors."""
+    repeated = sum(len(values) - 1 for values, _ in measured)
 
     def excess(variance: float) -> float:
         """How much more the estimates scatter than they would with this variance."""
         total = 0.0
-        for values, square in zip(estimates, squares, strict=True):
+        for values, square in measured:
             center, _ = _weighted_mean(values, variance + square)
             total += float(np.sum((values - center) ** 2 / (variance + square)))
-        return total - freedom
+        return total - repeated
 
+    shared = sum(len(values) > 1 for values, _ in measured)
+    freedom = repeated / (1 + SHARED * max(0, shared - 1))
     # A little more than would do without any error, where rounding decides on which side it lies.
-    spread = sum(float(np.var(values)) * len(values) for values in estimates)
-    most = spread / max(1, freedom) * (1 + 1e-9)
+    spread = sum(float(np.var(values)) * len(values) for values, _ in measured)
+    most = spread / max(1, repeated) * (1 + 1e-9)
     least = most * 1e-9  # not 0, where an error of 0 would divide by it
     if not most or excess(least) <= 0:
-        return 0.0
-    return float(optimize.brentq(excess, least, most))
+        return Between(0.0, freedom)
+    return Between(float(optimize.brentq(excess, least, most)), freedom)
 
 
 def _estimates(sessions: Sequence[LogRatio]) -> Values:

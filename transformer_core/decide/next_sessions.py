@@ -16,9 +16,9 @@ from scipy import stats
 from schemas.results import Interval, LogRatio, Pair, PairedRun, Session, Verdict
 from transformer_core.decide.intervals import (
     CONFIDENCE,
+    between_sessions,
     part_of_look,
     simultaneous_ratios,
-    variance_between_sessions,
 )
 from transformer_core.decide.verdicts import judge
 from transformer_core.measure.turns.comparison import of_two
@@ -254,7 +254,7 @@ def standings(pairs: Iterable[SoFar], margin: float) -> list[Standing]:
     """Where every comparison stands that has a ratio, as the report is going to say it."""
     timed = [pair for pair in pairs if pair.first.status == "ok"]
     ratios = [pair.ratios for pair in timed]
-    between = variance_between_sessions(ratios) if timed else 0.0
+    between = {name: each.variance for name, each in between_sessions(ratios).items()}
     intervals = simultaneous_ratios(ratios, [pair.looks for pair in timed])
     return [
         Standing(
@@ -262,12 +262,12 @@ def standings(pairs: Iterable[SoFar], margin: float) -> list[Standing]:
             weight=pair.weight,
             ratio=interval,
             verdict=judge("throughput", interval, margin, len(pair.ratios)).verdict,
-            variance=_variance(pair.ratios, between),
+            variance=_variance(pair.ratios, between[pair.pair.reference]),
             looks=pair.looks,
             sessions=len(pair.ratios),
             together=len(timed),
             of_a_round=fmean(ratio.error**2 * ratio.pairs for ratio in pair.ratios),
-            between=between,
+            between=between[pair.pair.reference],
             costs=pair.costs,
         )
         for pair, interval in zip(timed, intervals, strict=True)

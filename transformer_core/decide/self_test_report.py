@@ -25,7 +25,7 @@ from schemas.results.self_test import SelfTestKind, SelfTestReport, SelfTestRun,
 from transformer_core.common.endings import program
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
-from transformer_core.decide.intervals import simultaneous_ratios, variance_between_sessions
+from transformer_core.decide.intervals import between_sessions, simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 
 FALSE_ALARMS = 0.05
@@ -67,7 +67,7 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
         kinds=kinds,
         comparisons_together=size * len(names),
         error_within=median(ratio.error for sessions in everything for ratio in sessions),
-        deviation_between=sqrt(variance_between_sessions(everything)),
+        deviation_between=sqrt(between_sessions(everything)[run.reference].variance),
         foreign_share=median(shares) if shares else None,
         margin=margin,
         sessions_each=run.sessions_each,
