@@ -135,6 +135,10 @@ def _job(command: list[str], now: float) -> Job | None:
         command = [*command[:2], *command[3:]]
     if len(command) < 3 or command[1] != "-m" or not command[2].startswith("transformer_core."):
         return None
+    if command[2].endswith(".run.job") and "--order" in command:
+        order = json.loads(command[command.index("--order") + 1])
+        outputs = order.get("outputs") or [order.get("output", "")]
+        return Job(f"transformer_core.{order['kind']}", outputs[0], now, now)
     outputs = [
         command[place + 1]
         for place, word in enumerate(command[:-1])

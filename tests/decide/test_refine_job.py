@@ -20,8 +20,8 @@ from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock
 from transformer_core.decide import refine as job
 from transformer_core.measure.turns import comparison
-from transformer_core.measure.turns import sides as processes
 from transformer_core.measure.turns.comparison import compare
+from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.sides import Side
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     paths = [str(HERE.parents[1]), *(str(HERE.parent / name) for name in ("measure", "decide"))]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "turns.log"))
-    monkeypatch.setattr(processes, "WORKER", "fake_side")
+    monkeypatch.setattr(TurnsOrder, "worker", "fake_side")
     monkeypatch.setattr(comparison, "collect", lambda spec, command, started: provenance())
     monkeypatch.chdir(tmp_path)
     folder = Path("results")

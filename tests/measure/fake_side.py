@@ -70,9 +70,10 @@ def main() -> None:
     order = TurnsOrder.read(Path(sys.argv[1]))
     if order.side in ("unsupported", "fails"):
         # Imports torch, which takes longer than all turns: only for sides that leave a reason.
-        from transformer_core.run.preamble import carry_out
+        from transformer_core.run.statuses import supervised
 
-        carry_out(TurnsOrder, run)
+        with supervised(Path(sys.argv[1]).parent):
+            run(order)
     else:
         end_with_parent()
         run(order)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from schemas.config.run_spec import RunSpec
 from schemas.results import Parts, PredictedRank
 from tests.training.small_training import VOCABULARY, small_spec, small_store
-from transformer_core.measure.memory.anatomy.followed_training import Followed, Work, followed
+from transformer_core.measure.memory.anatomy.followed_training import Followed, Training, followed
 from transformer_core.measure.memory.anatomy.job import steps_of
 from transformer_core.measure.memory.predicted.predictor import predict_ranks
 from transformer_core.parallel.communication.topology import Process
@@ -28,7 +28,7 @@ def measure(spec: RunSpec) -> Followed:
     joined = dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
     process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
-    return followed(Work(spec, process, VOCABULARY, STORES, steps_of(spec)), translate=False)
+    return followed(Training(spec, process, VOCABULARY, STORES, steps_of(spec)), translate=False)
 
 
 def measure_all(specs: dict[str, RunSpec]) -> dict[str, tuple[int, Parts, Parts, int]]:

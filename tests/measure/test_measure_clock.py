@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_core.measure.alone.step_windows import WindowClock
+from transformer_core.observe.clock import WindowClock
 
 
 class World:

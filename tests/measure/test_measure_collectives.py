@@ -1,8 +1,6 @@
 """Collective operations: right results, sizes and bandwidths as nccl-tests defines them."""
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from schemas.config.parallel import Machine
 from schemas.config.profiling import Limits
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
+from tests.orders import job_command
 from transformer_core.measure.limits.collectives import worker
 from transformer_core.measure.limits.collectives.table import write_table
 from transformer_core.measure.limits.collectives.worker import (
@@ -102,9 +101,8 @@ def test_sizes_grow_by_four_and_can_be_divided() -> None:
 
 def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     file = tmp_path / "collectives.parquet"
-    machine = json.dumps({"device": "cpu", "devices_per_node": 1})
-    command = [sys.executable, "-m", "transformer_core.measure.limits.collectives.job"]
-    command += ["--machine", machine, "--output", str(file)]
+    machine = {"device": "cpu", "devices_per_node": 1}
+    command = job_command("collectives", machine=machine, output=file)
     subprocess.run(command, check=True, timeout=200)
     table = pq.read_table(file)
     run = CollectiveRun.model_validate_json(table.schema.metadata[b"study"])

@@ -1,10 +1,8 @@
 """What one device does in a step, timed while its neighbours work and nobody talks."""
 
-import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from small_training import small_setup, small_spec
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord
+from tests.orders import job_command
 from transformer_core.measure.compute.job import different_work, work
 from transformer_core.measure.compute.worker import StepTimes, Times, slowest, undisturbed
 
@@ -111,9 +110,8 @@ def run(folder: Path, *specs: RunSpec) -> ComputeRecord:
         files.append(folder / f"{spec.variant}.json")
         files[-1].write_text(spec.canonical_json())
     output = folder / "compute.json"
-    command = [sys.executable, "-m", "transformer_core.measure.compute.job"]
-    command += ["--specs", *map(str, files), "--data", str(data), "--output", str(output)]
-    command += ["--settings", json.dumps({"steps": 2, "warmup_steps": 1})]
+    settings = {"steps": 2, "warmup_steps": 1}
+    command = job_command("compute_times", specs=files, data=data, output=output, settings=settings)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=250, env=os.environ | {"PYTHONPATH": "."}
     )

@@ -1,6 +1,5 @@
 """An evaluation always ends in a status."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[EvaluationOrder]:
     """The orders that workers got, who find what they should."""
     given: list[EvaluationOrder] = []
 
-    def work(order: EvaluationOrder, worker: str, result: Path) -> None:
+    def work(order: EvaluationOrder, result: Path) -> None:
         given.append(order)
         result.parent.mkdir(exist_ok=True)
         (order.output / RESULT).write_text(FOUND.model_dump_json())
@@ -39,13 +38,17 @@ def evaluated(
     reason = None if status == "ok" else "the device is full"
     run = repeat(1, [1.0], "small").model_copy(update={"status": status, "reason": reason})
     (folder / "run.json").write_text(run.model_dump_json())
-    words = [f"--{name}={folder / name}.json" for name in ("spec", "run", "output")]
-    words += [f"--weights={folder / 'weights'}", f"--data={folder}"]
     for file in ("weights", "tokenizer.json", "shards/test/manifest.json"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text("")
-    monkeypatch.setattr(sys, "argv", ["job", *words])
-    assert job.main() == 0
+    order = job.Evaluation(
+        spec=folder / "spec.json",
+        data=folder,
+        output=folder / "output.json",
+        metrics=folder / "run.json",
+        weights=folder / "weights",
+    )
+    order.run(None)
     return read_record(folder / "output.json", EvaluationResult)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from schemas.results import BatchShape, Parts, PredictedMemory, PredictedRank, Prediction
 from schemas.results.memory import PARTS
+from tests.orders import job_command
 from tests.training.small_training import small_spec
 from transformer_core.measure.memory.predicted import fit_warning
 from transformer_core.measure.memory.predicted.fit_warning import (
@@ -92,12 +92,15 @@ def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
     predicted = write(tmp_path, prediction(2**60))
     (tmp_path / "spec.json").write_text(small_spec().canonical_json())
     log = tmp_path / "run.log"
-    command = [sys.executable, "-m", "transformer_core.measure.alone.job"]
-    command += ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path / "nothing")]
-    command += ["--output", str(tmp_path / "run"), "--log-file", str(log)]
-    done = subprocess.run(
-        [*command, "--predicted", str(predicted)], capture_output=True, text=True, check=True
+    command = job_command(
+        "timed_run",
+        log,
+        spec=tmp_path / "spec.json",
+        data=tmp_path / "nothing",
+        output=tmp_path / "run",
+        predicted=predicted,
     )
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     for text in (log.read_text(), done.stderr):
         assert "WARNING: small will probably run out of memory: 1073741824.10 GiB" in text
     assert json.loads((tmp_path / "run/metrics.json").read_text())["status"] == "failed"

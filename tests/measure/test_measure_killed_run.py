@@ -24,7 +24,7 @@ def test_the_launcher_ends_with_the_run(tmp_path: Path) -> None:
         "subprocess.Popen = Told\n"
         "supervisor.launcher = lambda spec, worker, place: ['sh', '-c', 'exec sleep 300']\n"
         "order = Order(spec=RunSpec(variant='v'), output=Path(sys.argv[1]), command='')\n"
-        "supervisor.run_workers(order, 'worker')\n"
+        "supervisor.run_workers(order)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", run, str(tmp_path)], stdout=subprocess.PIPE

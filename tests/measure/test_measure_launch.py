@@ -11,7 +11,6 @@ import pytest
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.machine.process_settings import CUDA_VARIABLES
-from transformer_core.measure.alone.job import WORKER
 from transformer_core.run import environment as worker_environment
 from transformer_core.run import host_processes as interfaces
 from transformer_core.run import host_processes as one_host
@@ -27,6 +26,9 @@ from transformer_core.run.launcher import (
 
 CLUSTER = ("NODE_RANK", "RENDEZVOUS", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES")
 LINK = {"bandwidth": "100Mbit/s"}
+
+
+WORKER = "transformer_core.run.worker"
 
 
 @pytest.fixture(autouse=True)

@@ -7,18 +7,20 @@ from pathlib import Path
 import pytest
 
 from schemas.config.run_spec import RunSpec
+from transformer_core.measure.alone.order import TimedRunOrder
 from transformer_core.run import namespaces
-from transformer_core.run.order import Order
 from transformer_core.run.statuses import Outcome, read_outcomes
 from transformer_core.run.supervisor import run_workers
 
 TIMEOUT = 4.0
 
 WORKER = """
-import os, signal, time
+import os, signal, sys, time
+from pathlib import Path
 import torch
-from transformer_core.run.order import Order
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.measure.alone.order import TimedRunOrder
+from transformer_core.run.program import take_place
+from transformer_core.run.statuses import supervised
 from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
 
 def work(order):
@@ -34,7 +36,9 @@ def work(order):
         strategy.sum(torch.ones(1))
 
 def main():
-    carry_out(Order, work)
+    file = Path(sys.argv[1])
+    with supervised(file.parent):
+        work(TimedRunOrder.read(file))
 
 if __name__ == "__main__":
     main()
@@ -58,7 +62,9 @@ def end_of(
     )
     (tmp_path / "losing_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
-    code = run_workers(Order(spec=spec, output=tmp_path, command=end), "losing_worker")
+    monkeypatch.setattr(TimedRunOrder, "worker", "losing_worker")
+    order = TimedRunOrder(spec=spec, data=tmp_path, output=tmp_path, command=end, repeat=1)
+    code = run_workers(order)
     outcome = read_outcomes(tmp_path)
     assert outcome is not None, "nobody said why"
     return code, outcome

@@ -1,7 +1,6 @@
 """Memory on a GPU: the model of the original study, predicted and measured, added up to NVML's."""
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
 from tests.observe.capture_builders import write_shards
+from tests.orders import job_command
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.measure.memory.predicted.predictor import predict_ranks
 
@@ -49,8 +49,7 @@ def measured(request: pytest.FixtureRequest, data: Path) -> MemoryResult:
     spec = original(request.param)
     file, output = data / f"{spec.variant}.spec.json", data / f"{spec.variant}.json"
     file.write_text(spec.canonical_json())
-    job = [sys.executable, "-m", "transformer_core.measure.memory.anatomy.job", "--spec", str(file)]
-    subprocess.run([*job, "--data", str(data), "--output", str(output)], check=True)
+    subprocess.run(job_command("memory", spec=file, data=data, output=output), check=True)
     found = MemoryResult.model_validate_json(output.read_text())
     assert (found.status, found.reason) == ("ok", None)
     return found

@@ -180,7 +180,7 @@ def test_workers_without_words_have_a_status(
 ) -> None:
     monkeypatch.setattr(supervisor, "run_workers", lambda *_: code)
     order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
-    outcome = supervisor.attempt(order, "worker", tmp_path / "metrics.json")
+    outcome = supervisor.attempt(order, tmp_path / "metrics.json")
     assert outcome is not None
     assert (outcome.status, outcome.again) == ("failed", True)
     assert words in (outcome.reason or "")
@@ -192,7 +192,7 @@ def test_workers_that_were_asked_to_stop_leave_nothing(
     monkeypatch.setattr(supervisor, "run_workers", lambda *_: -15)
     order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
     with pytest.raises(SystemExit):
-        supervisor.attempt(order, "worker", tmp_path / "metrics.json")
+        supervisor.attempt(order, tmp_path / "metrics.json")
 
 
 def test_two_ranks_on_one_gpu_are_unsupported_with_the_remedy() -> None:

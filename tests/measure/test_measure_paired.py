@@ -19,14 +19,16 @@ from pair_builders import provenance, session
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError
 from schemas.results import Pair, PairedRun
+from tests.orders import job_command
 from transformer_core.measure.turns import comparison
 from transformer_core.measure.turns import job as module
 from transformer_core.measure.turns import session as session_module
-from transformer_core.measure.turns import sides as processes
 from transformer_core.measure.turns.comparison import compare, compare_pairs
 from transformer_core.measure.turns.job import pairs_of
 from transformer_core.measure.turns.kept_sessions import Kept, leave_sessions
+from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.session_ratio import log_ratios
 from transformer_core.measure.turns.sides import Side
@@ -47,7 +49,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     paths = [str(HERE), str(HERE.parent / "decide"), str(HERE.parents[1])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FAKE_LOG", str(log))
-    monkeypatch.setattr(processes, "WORKER", "fake_side")
+    monkeypatch.setattr(TurnsOrder, "worker", "fake_side")
     monkeypatch.setattr(comparison, "collect", lambda spec, command, started: provenance())
     return log
 
@@ -327,9 +329,9 @@ def test_a_side_that_ends_takes_its_own_comparisons_with_it(
 
 
 def test_a_comparison_with_a_side_that_takes_no_turns_is_refused() -> None:
-    assert pairs_of(None, ["a", "b", "c"]) == [("b", "a"), ("c", "a")]
+    assert pairs_of((), ["a", "b", "c"]) == [("b", "a"), ("c", "a")]
     assert pairs_of(["c/b"], ["a", "b", "c"]) == [("c", "b")]
-    with pytest.raises(ValueError, match="--pairs b/d: VARIANT/REFERENCE of a, b, c"):
+    with pytest.raises(ConfigError, match="VARIANT/REFERENCE of a, b, c"):
         pairs_of(["b/d"], ["a", "b", "c"])
 
 
@@ -342,7 +344,7 @@ def test_the_budget_is_for_two_sides() -> None:
     assert enough(three, comparing)(rounds, 9.5)
 
 
-def test_the_desk_may_stand_elsewhere(fake: Path, tmp_path: Path) -> None:
+def test_the_coordinator_may_be_elsewhere(fake: Path, tmp_path: Path) -> None:
     """As in a search, whose sessions share one and have folders of their own."""
     sides = side(tmp_path, "single"), side(tmp_path, "fast")
     with Coordinator(tmp_path / "coordinator.json", False) as coordinator:
@@ -372,13 +374,19 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     output = tmp_path / "turns/fast/single.json"
     slow = COMPARING.model_copy(update={"sessions_least": 2, "pairs": 40, "budget": 0.0})
     code = (
-        "import sys; from transformer_core.measure.turns import job, sides;"
-        "sides.WORKER = 'fake_side'; sys.argv[0] = 'turns'; job.main()"
+        "import sys; from transformer_core.run import job;"
+        "from transformer_core.measure.turns.order import TurnsOrder;"
+        "TurnsOrder.worker = 'fake_side'; sys.argv[0] = 'turns'; sys.exit(job.main())"
     )
-    command = [sys.executable, "-c", code, "--reference", str(tmp_path / "single.json")]
-    command += ["--variant", str(tmp_path / "fast.json"), "--comparing", slow.canonical_json()]
-    command += ["--data", str(tmp_path), "--output", str(output)]
-    command += ["--target", "results/turns/single/1"]
+    _, _, _, *order = job_command(
+        "turns",
+        specs=[tmp_path / "single.json", tmp_path / "fast.json"],
+        comparing=slow,
+        data=tmp_path,
+        outputs=[output],
+        target="results/turns/single/1",
+    )
+    command = [sys.executable, "-c", code, *order]
     first = subprocess.Popen(command)
     kept = output.with_suffix("") / "session-1.json"
     end = time.monotonic() + 60

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_core.measure.turns.planted_slowdown import PlantedDelay
+from transformer_core.observe.turns import PlantedDelay
 
 
 class Clock:

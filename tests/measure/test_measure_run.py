@@ -34,8 +34,9 @@ def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
         "        str(torch.get_num_threads()))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(Order, "worker", "count_threads")
     order = Order(spec=spec("single", threads=1), output=tmp_path, command="")
-    assert run_workers(order, "count_threads") == 0
+    assert run_workers(order) == 0
     assert (tmp_path / "threads").read_text() == "1"
 
 
@@ -52,7 +53,8 @@ def test_workers_keep_freed_memory_unless_the_user_says_otherwise(
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     order = Order(spec=spec("single"), output=tmp_path, command="")
-    assert run_workers(order, "show_environment") == 0
+    monkeypatch.setattr(Order, "worker", "show_environment")
+    assert run_workers(order) == 0
     environment = json.loads((tmp_path / "told").read_text())
     assert environment["MALLOC_TRIM_THRESHOLD_"] == KEPT["MALLOC_TRIM_THRESHOLD_"]
     assert environment["MALLOC_MMAP_THRESHOLD_"] == "65536"

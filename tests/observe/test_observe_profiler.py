@@ -22,6 +22,7 @@ from schemas.config.parallel import Ddp
 from schemas.config.profiling import Profiling
 from schemas.config.run_spec import RunSpec
 from schemas.results import Capture, DdpTimes
+from tests.orders import job_command
 from transformer_core.observe import profiler as capture_worker
 from transformer_core.observe.profile_order import CaptureOrder
 from transformer_core.observe.profiler import ddp_delay, uninterrupted
@@ -136,9 +137,9 @@ def run_capture(folder: Path, spec: RunSpec, profiler: str = "torch") -> Capture
     output = folder / spec.variant
     (folder / "spec.json").write_text(spec.canonical_json())
     profiling = Profiling(profiler=profiler, warmup_steps=2, steps=3)  # type: ignore[arg-type]
-    command = [sys.executable, "-m", "transformer_core.observe.profile_job"]
-    command += ["--spec", str(folder / "spec.json"), "--data", str(data), "--output", str(output)]
-    command += ["--profiling", profiling.canonical_json()]
+    command = job_command(
+        "profile", spec=folder / "spec.json", data=data, output=output, profiling=profiling
+    )
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=250, env=os.environ | {"PYTHONPATH": "."}
     )

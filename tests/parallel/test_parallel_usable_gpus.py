@@ -19,9 +19,9 @@ from transformer_core.parallel.communication.topology import Process, this_proce
 from transformer_core.parallel.devices import nvml, settling, shared_gpus, usable_gpus
 from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
 from transformer_core.parallel.devices.usable_gpus import has_kernels, require_usable_gpus
-from transformer_core.run import preamble
+from transformer_core.run import program
 from transformer_core.run.order import Order
-from transformer_core.run.preamble import take_place
+from transformer_core.run.program import Program, take_place
 from transformer_core.run.statuses import classify
 from transformer_core.training import __main__ as train_alone
 
@@ -130,7 +130,7 @@ def test_threads_change_often_where_one_of_them_launches_kernels(
     try:
         for device, expected in (("cpu", before), ("cuda", settling.SWITCH_SECONDS)):
             process = Process(0, 1, 0, 1, torch.device(device))
-            monkeypatch.setattr(preamble, "this_process", lambda *_, p=process: p)
+            monkeypatch.setattr(program, "this_process", lambda *_, p=process: p)
             take_place(order)
             assert sys.getswitchinterval() == pytest.approx(expected)
     finally:
@@ -155,7 +155,7 @@ def test_the_evaluation_looks_before_it_translates(
     known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
     order = EvaluationOrder(spec=spec, log_file=tmp_path / "log", **known)
     with pytest.raises(Unsupported, match="sees none of them"):
-        evaluation_worker.run(order)
+        evaluation_worker.work(order, Program(order, 0.0))
 
 
 def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path: Path) -> None:
@@ -166,8 +166,9 @@ def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path: Path) -> 
     alone = evaluation_job.alone(spec)
     assert (alone.world_size, alone.machine.devices_per_node) == (1, 1)
     known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
+    order = EvaluationOrder(spec=alone, log_file=tmp_path / "log", **known)
     with pytest.raises(Unsupported, match="needs 1 CUDA device, this host has 0"):
-        evaluation_worker.run(EvaluationOrder(spec=alone, log_file=tmp_path / "log", **known))
+        evaluation_worker.work(order, Program(order, 0.0))
 
 
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"

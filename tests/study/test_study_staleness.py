@@ -14,6 +14,7 @@ from transformer_core.common.sources.bare_trees import PACKAGES
 from transformer_core.common.sources.cache import FOLDER, Cache
 from transformer_core.common.sources.definitions import Definitions
 from transformer_core.common.sources.fingerprint import ROOT, Place, Sources
+from transformer_core.run.kinds import JOBS
 from transformer_core.study import staleness
 from transformer_core.study.programs import MAKES_RUN_SPECS, PROGRAMS
 
@@ -48,6 +49,10 @@ def test_the_table_names_the_programs_that_the_rules_start() -> None:
         for name, body in written_rules().items()
     }
     started["train_again"] = started["train"]
+    for name, body in written_rules().items():
+        if kind := re.search(r'order\(\s*"(\w+)"', body):
+            started[name] += (JOBS[kind[1]].rpartition(".")[0],)
+    started["train_again"] = started["train"]
     listed = {
         # The report's programs import its sections by name.
         name: tuple(program for program in programs if ".report.sections." not in program)
@@ -66,7 +71,8 @@ def test_a_section_of_the_report_matters_where_it_is_shown(rules: dict[str, list
 
 def test_every_rule_with_a_program_has_its_own_fingerprint() -> None:
     for name, body in written_rules().items():
-        assert re.findall(r"code=CODE\[\"(\w+)\"\],", body) == [name] * (name in PROGRAMS), name
+        found = [*dict.fromkeys(re.findall(r"code=CODE\[\"(\w+)\"\],", body))]
+        assert found == [name] * (name in PROGRAMS), name
 
 
 def test_what_reads_the_rules_imports_nothing_heavy() -> None:

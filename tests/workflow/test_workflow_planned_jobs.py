@@ -30,11 +30,11 @@ def test_one_certificate_alone_needs_one_timed_run(project: Project) -> None:
 def test_seeds_come_from_the_class_of_the_variant(project: Project) -> None:
     code, output = project.snakemake("-n", "-p", "results/equivalence/amp_bf16.json")
     assert code == 0, output
-    commands = [line for line in output.splitlines() if "measure.trajectory.job" in line]
+    commands = [line for line in output.splitlines() if '"kind": "short_run"' in line]
     assert len(commands) == 2
     # Three seeds, and where their losses do not decide, as many more.
-    assert all("--seeds 6 " in command for command in commands)
-    assert sum("--first-look 3 " in command for command in commands) == 1
+    assert all('"seeds": 6,' in command for command in commands)
+    assert sum('"first_look": 3,' in command for command in commands) == 1
 
 
 def test_collective_operations_where_they_are_of_use(tmp_path: Path) -> None:

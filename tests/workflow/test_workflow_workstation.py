@@ -21,6 +21,8 @@ def note():
         started = words[words.index("-m") + 1:]
         if started[0].endswith(".quick_start"):
             started = [word for word in started[1:] if not word.startswith("--")]
+        if started[0].endswith(".run.job"):
+            started = [json.loads(started[started.index("--order") + 1])["kind"]]
         line = [started[0], os.environ.get("CUDA_VISIBLE_DEVICES"), began,
                 time.time()]
         file = os.open(os.environ["WATCHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -61,18 +63,19 @@ def test_gpus_are_shared_out_and_timed_jobs_are_alone(
     monkeypatch.setenv("WATCHED", str(project.folder / "watched"))
     # What the driver would say: the GPUs of this host.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(GPUS))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
     # A process that is forked runs no sitecustomize.
     monkeypatch.setenv("WARM_STARTS", "off")
 
     runs = [f"results/runs/{name}/repeat-1/metrics.json" for name in study["variants"]]
     lines = watched(project, *runs, "results/machine/roofline.json")
-    names = ("transformer_core.measure.alone.job", "transformer_core.measure.limits.roofline")
+    names = ("timed_run", "transformer_core.measure.limits.roofline")
     timed = [line for line in lines if line[0] in names]
-    jobs = [line for line in lines if line[0].startswith("transformer_core.")]
+    jobs = [line for line in lines if line[0].startswith("transformer_core.") or line in timed]
     assert len(timed) == 3
     workers = (
-        "transformer_core.measure.alone.worker",
+        "transformer_core.run.worker",
         "transformer_core.run.gpu_leases",
     )
     for one in timed:
@@ -81,6 +84,6 @@ def test_gpus_are_shared_out_and_timed_jobs_are_alone(
 
     evaluations = [f"results/runs/{name}/evaluation.json" for name in study["variants"]]
     lines = watched(project, *evaluations)
-    seen = [line for line in lines if line[0] == "transformer_core.measure.evaluation.job"]
+    seen = [line for line in lines if line[0] == "evaluation"]
     assert at_the_same_time(*seen), lines
     assert sorted(str(line[1]) for line in seen) == GPUS

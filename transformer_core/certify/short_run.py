@@ -3,7 +3,6 @@
 Like a timed run it always has a result: the trajectory, or a status that says why there is none.
 """
 
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,15 +12,13 @@ import safetensors.numpy
 from schemas.config.run_spec import RunSpec
 from schemas.results import Trajectory
 from transformer_core.common.attempts import count_failure
-from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
-from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import seal, seal_file
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.order import TrainingOrder, shard_manifests
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, lend_processes
@@ -29,6 +26,9 @@ from transformer_core.run.supervisor import attempt, lend_processes
 
 class ShortRunOrder(TrainingOrder):
     """To train a few steps with each of some seeds, and to keep what every step computed."""
+
+    kind = "short_run"
+    work = "transformer_core.certify.short_run_worker"
 
     seeds: int = 1
     """Trainings; the first has the seed of the spec, each of the others the next one."""
@@ -54,7 +54,6 @@ class ShortRunOrder(TrainingOrder):
         return f"{self.spec.variant}, short run"
 
 
-WORKER = "transformer_core.certify.short_run_worker"
 RECORD = "trajectory.json"
 WEIGHTS = ("initial.safetensors", "final.safetensors")
 
@@ -66,7 +65,7 @@ def supervise(order: ShortRunOrder, made_from: Sequence[Path]) -> None:
     for name in (*WEIGHTS, RECORD):
         (order.output / name).unlink(missing_ok=True)
         seal_file(order.output / name).unlink(missing_ok=True)
-    outcome = attempt(order, WORKER, order.output / RECORD)
+    outcome = attempt(order, order.output / RECORD)
     if outcome is not None:
         _write_unfinished(order, outcome, started)
         if outcome.again:
@@ -92,38 +91,35 @@ def _write_unfinished(order: ShortRunOrder, outcome: Outcome, started: datetime)
     write_text(order.output / RECORD, ended.model_dump_json(indent=1) + "\n")
 
 
-@program
-def main() -> None:
-    parser = job_parser(
-        "transformer_core.certify.short_run",
-        "Train a few steps and keep what each of them computed.",
-        "folder of the results",
-    )
-    parser.add_argument("--seeds", type=int, default=1, help="trainings, each with its own seed")
-    parser.add_argument("--first-look", type=int, default=0, help="seeds that may be enough")
-    parser.add_argument("--reference", type=Path, help="trajectory.json that they are judged by")
-    parser.add_argument("--margin", type=float, default=0.0, help="margin of the final loss")
-    parser.add_argument("--budget", type=float, default=0.0, help="seconds for further seeds")
-    parser.add_argument("--dropout", type=float, default=0.0, help="dropout of the timed run")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    order = ShortRunOrder(
-        spec=read_record(given.spec, RunSpec),
-        data=given.data,
-        output=given.output,
-        command=reproducing_command(given.output / RECORD),
-        log_file=given.log_file,
-        seeds=given.seeds,
-        first_look=given.first_look,
-        reference=given.reference,
-        margin=given.margin,
-        budget=given.budget,
-        dropout=given.dropout,
-    )
-    lend_processes(order, WORKER)
-    with exclusive(order.output):
-        supervise(order, [given.spec, *shard_manifests(given.data)])
+class ShortRun(TrainingJob):
+    """To train a few steps and to keep what each of them computed; ``output`` is the folder of the
+    results."""
 
+    kind = "short_run"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    seeds: int = 1
+    """Trainings, each with its own seed."""
+    first_look: int = 0
+    """Seeds that may be enough."""
+    reference: Path | None = None
+    """trajectory.json that they are judged by."""
+    margin: float = 0.0
+    """Margin of the final loss."""
+    budget: float = 0.0
+    """Seconds for further seeds."""
+    dropout: float = 0.0
+    """Dropout of the timed run."""
+
+    def run(self, log_file: Path | None) -> None:
+        settings = ("seeds", "first_look", "reference", "margin", "budget", "dropout")
+        order = ShortRunOrder(
+            spec=read_record(self.spec, RunSpec),
+            data=self.data,
+            output=self.output,
+            command=reproducing_command(self.output / RECORD),
+            log_file=log_file,
+            **{name: getattr(self, name) for name in settings},
+        )
+        lend_processes(order)
+        with exclusive(order.output):
+            supervise(order, [self.spec, *shard_manifests(self.data)])

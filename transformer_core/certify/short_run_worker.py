@@ -40,7 +40,7 @@ from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import Diverged, train
 from transformer_core.training.observer import Observer
@@ -222,11 +222,11 @@ def _as_timed(
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def run(order: ShortRunOrder) -> None:
+def work(order: ShortRunOrder, program: Program) -> None:
     """Train with every seed in turn; the main rank writes weights and trajectory.json."""
     started, began = datetime.now(UTC), time.monotonic()
     spec = order.spec
-    process = take_place(order)
+    process = program.process
     make_deterministic(process.device)
     shards = open_training_shards(order.data)
     found: list[Recorded] = []
@@ -281,11 +281,3 @@ def _enough(
             return True
     elapsed = strategy.gather([time.monotonic() - began])
     return elapsed[0][0] > order.budget
-
-
-def main() -> None:
-    carry_out(ShortRunOrder, run)
-
-
-if __name__ == "__main__":
-    main()

@@ -151,10 +151,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def rates(repeats: Iterable[Repeat], count: Literal["tokens", "pairs"]) -> list[list[float]]:
     """Non-padding tokens or sentence pairs per second of every timed window, by repeat."""
     return [
@@ -172,3 +168,7 @@ def input_wait_share(windows: Sequence[Window]) -> float | None:
     """Share of the windows' time spent waiting for input, 0 to 1; null without a window."""
     seconds = sum(window.seconds for window in windows)
     return sum(window.input_wait_seconds for window in windows) / seconds if seconds else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -112,10 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 MEASURED = "measured"
 """The name of the link that was measured, beside those that a study describes."""
 FEWEST_SIZES = 3
@@ -159,3 +155,7 @@ def measured_link(collectives: Path) -> MeasuredLink | None:
     rows = [row for row in table.to_pylist() if row["collective"] == "all_reduce"]
     sizes, seconds = ([row[name] for row in rows] for name in ("bytes", "seconds"))
     return fit_link(sizes, seconds, run.world_size)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

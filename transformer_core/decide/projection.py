@@ -108,10 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 DEFAULT_BUCKET_MB = 25.0
 
 BUCKETS_MB = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)
@@ -297,3 +293,7 @@ def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | 
     if measured is None or spec.machine.nodes > 1:
         return None, MEASURED
     return as_model(measured), MEASURED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,9 +24,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Capture, RankCapture, Topology
 from transformer_core.common.attempts import count_failure
-from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
@@ -43,7 +42,7 @@ from transformer_core.observe.profile_order import CaptureOrder, rank_file
 from transformer_core.parallel.devices import nvml
 from transformer_core.run.environment import worker_environment
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.launcher import launcher, lends_processes_only
 from transformer_core.run.statuses import Outcome, clear_outcomes, end_with_parent, read_outcomes
 from transformer_core.run.supervisor import (
@@ -55,7 +54,6 @@ from transformer_core.run.supervisor import (
     write_order,
 )
 
-WORKER = "transformer_core.observe.profiler"
 NSYS_LOG = "nsys.log"
 
 
@@ -110,7 +108,7 @@ def uses_cuda(spec: RunSpec) -> bool:
 def capture_with_torch(order: CaptureOrder) -> Outcome | None:
     """Let torch.profiler record; None if it did, else how it ended."""
     order = order.model_copy(update={"profiler": "torch"})
-    return attempt(order, WORKER, order.output / rank_file(0))
+    return attempt(order, order.output / rank_file(0))
 
 
 def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
@@ -122,7 +120,7 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
     try:
         within = nsys.command(order.output, uses_cuda(spec))
         variables = worker_environment(spec, environment())
-        command = under(within, launcher(spec, WORKER, anew=True))
+        command = under(within, launcher(spec, order.worker, anew=True))
     except (ValueError, Unsupported) as error:
         return unusable(f"{error}.")
     with (order.output / NSYS_LOG).open("wb") as text:
@@ -244,35 +242,27 @@ def clear(output: Path) -> None:
         path.unlink()
 
 
-@program
-def main() -> None:
-    parser = job_parser(
-        "transformer_core.observe.profile_job",
-        "Profile a few steps of a variant, in a run of their own.",
-        "folder of the traces",
-    )
-    parser.add_argument(
-        "--profiling",
-        default=Profiling().canonical_json(),
-        help="profiler, warmup_steps and steps, as JSON (default: %(default)s)",
-    )
-    given = parser.parse_args()
-    log_to(given.log_file)
-    order = CaptureOrder(
-        spec=read_record(given.spec, RunSpec),
-        data=given.data,
-        output=given.output,
-        command=reproducing_command(given.output / "capture.json"),
-        log_file=given.log_file,
-        profiling=Profiling.model_validate_json(given.profiling),
-        profiler="torch",
-    )
-    if lends_processes_only() and order.profiling.profiler == "nsys":
-        sys.exit()  # as the first host will say, it cannot be
-    lend_processes(order, WORKER)
-    with exclusive(order.output):
-        supervise(order)
+class ProfileJob(TrainingJob):
+    """To profile a few steps of a variant, in a run of their own; ``output`` is the folder of the
+    traces."""
 
+    kind = "profile"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    profiling: Profiling = Profiling()
+    """Profiler, warmup_steps and steps."""
+
+    def run(self, log_file: Path | None) -> None:
+        order = CaptureOrder(
+            spec=read_record(self.spec, RunSpec),
+            data=self.data,
+            output=self.output,
+            command=reproducing_command(self.output / "capture.json"),
+            log_file=log_file,
+            profiling=self.profiling,
+            profiler="torch",
+        )
+        if lends_processes_only() and order.profiling.profiler == "nsys":
+            return  # as the first host will say, it cannot be
+        lend_processes(order)
+        with exclusive(order.output):
+            supervise(order)

@@ -14,6 +14,9 @@ its timers (torch, ``Reducer::should_collect_runtime_stats``)."""
 class CaptureOrder(TrainingOrder):
     """To train a few steps, the last of them recorded."""
 
+    kind = "capture"
+    work = "transformer_core.observe.profiler"
+
     profiling: Profiling
     profiler: Literal["nsys", "torch"]
     """The one that records."""

@@ -25,7 +25,7 @@ from transformer_core.observe.ranges import (
     of_phases,
     torch_range,
 )
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 from transformer_core.run.statuses import CHECKPOINTS
 from transformer_core.trace.events.phases import STEP, label
 from transformer_core.training.assemble import Setup, assemble
@@ -239,9 +239,9 @@ def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
     return spec.model_copy(update={"training": spec.training.model_copy(update=update)})
 
 
-def run(order: CaptureOrder) -> None:
+def work(order: CaptureOrder, program: Program) -> None:
     """Train a few steps, the last of them recorded, and write rank-<r>.json."""
-    process = take_place(order)
+    process = program.process
     shards = open_training_shards(order.data)
     warmup, steps = order.warmup_steps, order.profiling.steps
     setup = assemble(
@@ -271,11 +271,3 @@ def run(order: CaptureOrder) -> None:
     write_text(order.output / rank_file(process.rank), json.dumps(done))
     setup.strategy.synchronise()
     setup.strategy.close()
-
-
-def main() -> None:
-    carry_out(CaptureOrder, run)
-
-
-if __name__ == "__main__":
-    main()

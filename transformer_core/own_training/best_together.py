@@ -18,9 +18,9 @@ from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import judge
 from transformer_core.measure.turns.comparison import compare
 from transformer_core.measure.turns.sides import Side
+from transformer_core.own_training.order import OwnTurnsOrder
 from transformer_core.own_training.techniques import TECHNIQUES, with_techniques
 
-WORKER = "transformer_core.own_training.timed_worker"
 OWN = "own"
 
 Certify = Callable[[Sequence[Technique]], TriedTogether]
@@ -89,7 +89,7 @@ class Timing:
 
     def _timed(self, name: str, one: TriedTogether) -> PairedRun:
         spec = with_techniques(self.own, self.devices, one.techniques)
-        sides = [Side(OWN, self.own, worker=WORKER), Side(name, spec, worker=WORKER)]
+        sides = [Side(OWN, self.own, order=OwnTurnsOrder), Side(name, spec, order=OwnTurnsOrder)]
         folder = self.folder / name
         # No corpus: the user's batches come with the step.
         return compare(sides, self.comparing, folder, folder, self.command, self.code)[name]

@@ -1,10 +1,14 @@
 """What the job asks of the workers of a user's training."""
 
+from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.run.order import Order
 
 
 class OwnShortOrder(Order):
     """A short training for a certificate, with several seeds one after the other."""
+
+    kind = "own_short"
+    work = "transformer_core.own_training.short_worker"
 
     seeds: int = 1
     """Trainings."""
@@ -15,7 +19,17 @@ class OwnShortOrder(Order):
 class OwnProfileOrder(Order):
     """To record a few warmed-up steps."""
 
+    kind = "own_profile"
+    work = "transformer_core.own_training.profiled.worker"
+
     warmup_steps: int
     """Steps before those that are recorded."""
     steps: int
     """Steps that are recorded."""
+
+
+class OwnTurnsOrder(TurnsOrder):
+    """To train the user's model whenever it is this side's turn."""
+
+    kind = "own_turns"
+    work = "transformer_core.own_training.timed_worker"

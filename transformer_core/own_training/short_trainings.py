@@ -18,7 +18,6 @@ from transformer_core.own_training.techniques import equivalence_of, with_techni
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt
 
-WORKER = "transformer_core.own_training.short_worker"
 NO_CERTIFICATE = OwnCertificate(word="none", reason="there was no training to compare")
 
 
@@ -79,7 +78,7 @@ class ShortTrainings:
         order = OwnShortOrder(
             spec=spec, output=output, command=self.command, seeds=seeds, wide=wide
         )
-        outcome = attempt(order, WORKER, output / "short.json")
+        outcome = attempt(order, output / "short.json")
         if outcome is not None:
             return outcome
         initial, final = (

@@ -19,15 +19,15 @@ from transformer_core.own_training.own_step import OwnTrainer, build_trainer
 from transformer_core.own_training.user_parts import place_of
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.sharded_weights import whole_weights
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 
 RECORD = "short.json"
 WEIGHTS = "weights.safetensors"
 
 
-def run(order: OwnShortOrder) -> None:
+def work(order: OwnShortOrder, program: Program) -> None:
     """Train with every seed; the main rank writes the record, and the weights of the first seed."""
-    process = take_place(order)
+    process = program.process
     losses, norms, digests = [], [], []
     facts = None
     for number in range(order.seeds):
@@ -111,11 +111,3 @@ def _facts(trainer: OwnTrainer) -> StepFacts:
         loss_place=place_of(trainer.parts.loss),
         optimizer_place=place_of(trainer.parts.optimizer),
     )
-
-
-def main() -> None:
-    carry_out(OwnShortOrder, run)
-
-
-if __name__ == "__main__":
-    main()

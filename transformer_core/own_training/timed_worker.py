@@ -10,15 +10,16 @@ import torch
 from transformer_core.machine.core_affinity import keep_to
 from transformer_core.machine.peak_memory import reset_peak
 from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, of_session
+from transformer_core.measure.turns.worker import of_session
+from transformer_core.observe.turns import TurnsOver, TurnTaker
 from transformer_core.own_training.own_step import build_trainer, first_tensor
 from transformer_core.run.coordinator import Hello, Turns, announced_session
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 
 
-def run(order: TurnsOrder) -> None:
+def work(order: TurnsOrder, program: Program) -> None:
     """Take a turns, and train whenever it is this side's turn."""
-    process = take_place(order)
+    process = program.process
     spec = of_session(order.spec, announced_session(order.coordinator))
     trainer = build_trainer(spec, process)
     strategy = trainer.strategy
@@ -47,11 +48,3 @@ def run(order: TurnsOrder) -> None:
     except TurnsOver:
         strategy.synchronise()
         strategy.close()
-
-
-def main() -> None:
-    carry_out(TurnsOrder, run)
-
-
-if __name__ == "__main__":
-    main()

@@ -75,32 +75,6 @@ def torchrun(processes: int, address: str = "127.0.0.1", port: int = 0) -> list[
     return [*command, "--rdzv-backend=one_address", f"--rdzv-endpoint={address}:{port}"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.run.host_processes",
-        description="Start one host's processes of a run over several hosts.",
-    )
-    add_arguments(parser)
-    parser.add_argument(
-        "--place", type=int, default=0, help="added to the port; one for each run at the same time"
-    )
-    arguments = parser.parse_args()
-    host = this_host()
-    if host is None:
-        parser.error("which host is this? Set NODE_RANK and RENDEZVOUS, or start it through srun")
-    port = host.port + arguments.place
-    command = torchrun(arguments.processes, host.address, port)
-    command += [f"--nnodes={arguments.nodes}"]
-    # A static rendezvous: ranks are in the order of the hosts.
-    timeout = max(1, round(arguments.timeout))
-    command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
-    first = host.node_rank == 0
-    os.environ.update(between_hosts(host.address, port, first, os.environ))
-    command += ["-m", QUICK_START, *arguments.worker]
-    os.environ.setdefault(HOST_VARIABLE, slurm_host_name())
-    os.execv(command[0], command)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say what to start."""
     parser.add_argument("--nodes", type=int, required=True, help="hosts of the run")
@@ -111,10 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "worker", nargs=argparse.REMAINDER, help="module that the processes run, and its options"
     )
-
-
-if __name__ == "__main__":
-    main()
 
 
 @dataclass(frozen=True)
@@ -232,3 +202,33 @@ def _own_address(host: str, port: int) -> str:
             return ""
         found: str = probe.getsockname()[0]
         return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.run.host_processes",
+        description="Start one host's processes of a run over several hosts.",
+    )
+    add_arguments(parser)
+    parser.add_argument(
+        "--place", type=int, default=0, help="added to the port; one for each run at the same time"
+    )
+    arguments = parser.parse_args()
+    host = this_host()
+    if host is None:
+        parser.error("which host is this? Set NODE_RANK and RENDEZVOUS, or start it through srun")
+    port = host.port + arguments.place
+    command = torchrun(arguments.processes, host.address, port)
+    command += [f"--nnodes={arguments.nodes}"]
+    # A static rendezvous: ranks are in the order of the hosts.
+    timeout = max(1, round(arguments.timeout))
+    command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
+    first = host.node_rank == 0
+    os.environ.update(between_hosts(host.address, port, first, os.environ))
+    command += ["-m", QUICK_START, *arguments.worker]
+    os.environ.setdefault(HOST_VARIABLE, slurm_host_name())
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

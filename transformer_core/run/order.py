@@ -1,17 +1,18 @@
 """What a job asks of its worker processes: one typed order, in one JSON file.
 
 The job writes the file into the folder that it works in, and every worker reads it:
-``python -m WORKER FOLDER/order.json``. Of a run over several hosts each host writes a file of its
-own, from the same command line.
+``python -m transformer_core.run.worker FOLDER/order.json``. Of a run over several hosts each host
+writes a file of its own, from the same command line.
 """
 
+import json
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
 from transformer_core.common.files import write_text
-from transformer_core.common.records import read_record
+from transformer_core.run.kinds import ORDERS, parse
 
 FILE = "order.json"
 
@@ -19,10 +20,17 @@ FILE = "order.json"
 class Order(Schema):
     """What every worker must know; each measurement adds what it needs."""
 
+    kind: ClassVar[str] = ""
+    """Its name among :data:`transformer_core.run.kinds.ORDERS`."""
+    work: ClassVar[str] = ""
+    """Module whose ``work`` does what is ordered."""
+    worker: ClassVar[str] = "transformer_core.run.worker"
+    """Program of the processes."""
+
     spec: RunSpec
     """What is run."""
     output: Path
-    """Folder of the results, of this order, and of what workers say that do not finish."""
+    """Folder of the results, of this order, and of what workers report that do not finish."""
     command: str
     """The command that makes the result again."""
     log_file: Path | None = None
@@ -36,13 +44,17 @@ class Order(Schema):
     def write(self, node_rank: int = 0) -> Path:
         """Write the order for the workers of a host; the file."""
         file = self.output / (f"host-{node_rank}-{FILE}" if node_rank else FILE)
-        write_text(file, self.model_dump_json(indent=1) + "\n")
+        fields = {"kind": self.kind, **self.model_dump(mode="json")}
+        write_text(file, json.dumps(fields, indent=1) + "\n")
         return file
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """The order in ``file``; ConfigError if it is missing or another one."""
-        return read_record(file, cls)
+        text = file.read_text()
+        order: Any = parse(text, ORDERS, str(file))
+        assert isinstance(order, cls), f"{file}: {order.kind} is no {cls.__name__}"
+        return order
 
 
 def shard_manifests(data: Path) -> list[Path]:

@@ -43,6 +43,13 @@ def imported(worker: str, *others: str) -> ModuleType:
     return module
 
 
+def prepare(module: ModuleType, options: Sequence[str]) -> None:
+    """Let a module import what these options need, before it is forked."""
+    if hasattr(module, "prepare"):
+        module.prepare(options)
+        gc.freeze()
+
+
 def work(worker: str, options: Sequence[str]) -> None:
     """The life of a forked process: the module ``worker`` as a program."""
     # What the agent does when it is asked to stop is not for its children: they end at once, also
@@ -102,7 +109,7 @@ def carry_out(program: Program) -> int:
     """Run it here; the exit code."""
     if program.processes is not None:
         # The optimizers of torch import the second when they are first used, in every fork.
-        imported(program.module, "torch._dynamo")
+        prepare(imported(program.module, "torch._dynamo"), program.options)
         return fork(program.processes, program.module, program.options)
     module = imported(program.module)
     if hasattr(module, "__path__"):

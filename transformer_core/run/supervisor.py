@@ -37,14 +37,14 @@ def end_on_request() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
-def lend_processes(order: Order, worker: str) -> None:
+def lend_processes(order: Order) -> None:
     """On every host of a run but the first, lend its processes until they end, and end this one:
     the first host writes the results. Returns on the first."""
     if lends_processes_only():
-        sys.exit(run_workers(order, worker))
+        sys.exit(run_workers(order))
 
 
-def attempt(order: Order, worker: str, result: Path) -> Outcome | None:
+def attempt(order: Order, result: Path) -> Outcome | None:
     """Run the workers; None if they wrote ``result``, else how they ended.
 
     What an earlier attempt left of both is forgotten. Ends this process if the workers were asked
@@ -58,7 +58,7 @@ def attempt(order: Order, worker: str, result: Path) -> Outcome | None:
         if order.spec.world_size > 1 and order.spec.machine.nodes == 1 and (why := no_loopback()):
             outcome = Outcome(status="failed", reason=f"{why} {AGAIN}", again=True)
         else:
-            code = run_workers(order, worker)
+            code = run_workers(order)
     except (Unsupported, OSError) as error:
         outcome = Outcome.of(error)
     if code == 0 and outcome is None and result.exists():
@@ -87,9 +87,9 @@ def without_words(order: Order, code: int) -> Outcome:
     return Outcome(status="failed", reason=reason, again=True)
 
 
-def run_workers(order: Order, worker: str) -> int:
+def run_workers(order: Order) -> int:
     """Run the workers of this host to their end, handing on requests to stop; the exit code."""
-    return wait_for(start_workers(order, worker))
+    return wait_for(start_workers(order))
 
 
 def check_start(spec: RunSpec, worker: str) -> None:
@@ -99,14 +99,14 @@ def check_start(spec: RunSpec, worker: str) -> None:
 
 
 def start_workers(
-    order: Order, worker: str, place: int = 0, group: str | None = None
+    order: Order, place: int = 0, group: str | None = None
 ) -> subprocess.Popen[bytes]:
     """Start the workers of this host; for ``place`` see :func:`launcher`. Where starts are warm,
     workers of different groups have not been forked from the same process.
 
     Raises Unsupported where they cannot be started here.
     """
-    command = [*launcher(order.spec, worker, place), str(write_order(order))]
+    command = [*launcher(order.spec, order.worker, place), str(write_order(order))]
     environment = worker_environment(order.spec, os.environ)
     return subprocess.Popen(
         command,

@@ -69,6 +69,7 @@ IMPORTS = (
     "torch._dynamo",
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.distributed.launcher",
+    "transformer_core.run.worker",
     "transformer_core.measure.alone.worker",
     "transformer_core.measure.memory.anatomy.worker",
     "transformer_core.certify.short_run_worker",
@@ -79,11 +80,13 @@ IMPORTS = (
 )
 
 JOBS = (
+    "transformer_core.run.job",
     "transformer_core.measure.alone.job",
     "transformer_core.measure.evaluation.job",
     "transformer_core.measure.memory.anatomy.job",
     "transformer_core.certify.short_run",
     "transformer_core.observe.profile_job",
+    "transformer_core.observe.breakdown",
     "transformer_core.trace.__main__",
     "transformer_core.certify.judge",
     "transformer_core.certify.certificate_table",

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 _LEASE = "transformer_core.run.gpu_leases"
+_JOB = "transformer_core.run.job"
 
 
 def _sections() -> tuple[str, ...]:
@@ -24,37 +25,37 @@ PROGRAMS = MappingProxyType(
         "export_parquet": ("transformer_core.data.sharding.parquet_export",),
         "hardware": ("transformer_core.machine.hardware",),
         "roofline": ("transformer_core.measure.limits.roofline",),
-        "collectives": ("transformer_core.measure.limits.collectives.job",),
+        "collectives": (_JOB, "transformer_core.measure.limits.collectives.job"),
         "utilisation": ("transformer_core.decide.utilisation",),
         "predict_memory": ("transformer_core.measure.memory.predicted.job",),
-        "memory": (_LEASE, "transformer_core.measure.memory.anatomy.job"),
-        "largest_batch": (_LEASE, "transformer_core.measure.memory.largest_batch.job"),
-        "train": ("transformer_core.measure.alone.job",),
-        "train_again": ("transformer_core.measure.alone.job",),
-        "evaluate": (_LEASE, "transformer_core.measure.evaluation.job"),
+        "memory": (_LEASE, _JOB, "transformer_core.measure.memory.anatomy.job"),
+        "largest_batch": (_LEASE, _JOB, "transformer_core.measure.memory.largest_batch.job"),
+        "train": (_JOB, "transformer_core.measure.alone.job"),
+        "train_again": (_JOB, "transformer_core.measure.alone.job"),
+        "evaluate": (_LEASE, _JOB, "transformer_core.measure.evaluation.job"),
         "combine": ("transformer_core.decide.combine",),
-        "short_run": (_LEASE, "transformer_core.certify.short_run"),
+        "short_run": (_LEASE, _JOB, "transformer_core.certify.short_run"),
         "certificates": ("transformer_core.certify.certificate_table",),
         "certify": ("transformer_core.certify.judge",),
-        "profile": ("transformer_core.observe.profile_job",),
+        "profile": (_JOB, "transformer_core.observe.profile_job"),
         "breakdown": ("transformer_core.observe.breakdown",),
         "breakdown_of_traces": ("transformer_core.trace",),
         "perfetto": ("transformer_core.trace",),
-        "turns": ("transformer_core.measure.turns.job",),
+        "turns": (_JOB, "transformer_core.measure.turns.job"),
         "refine": ("transformer_core.decide.refine",),
         "compare": ("transformer_core.decide.compare",),
-        "self_test_sessions": ("transformer_core.measure.turns.self_test_job",),
+        "self_test_sessions": (_JOB, "transformer_core.measure.turns.self_test_job"),
         "self_test": ("transformer_core.decide.self_test_report",),
         "families": ("transformer_core.decide.family_curves",),
         "claims": ("transformer_core.decide.claims",),
         "search": ("transformer_core.decide.search.job",),
-        "quality": ("transformer_core.measure.quality.job",),
+        "quality": (_JOB, "transformer_core.measure.quality.job"),
         "own_training": ("transformer_core.own_training.job",),
         "own_profiles": ("transformer_core.own_training.profiled.job",),
         "own_page": ("transformer_core.report.own_training.own_page",),
-        "link_trial": ("transformer_core.measure.turns.job",),
+        "link_trial": (_JOB, "transformer_core.measure.turns.job"),
         "link_error": ("transformer_core.decide.link_error",),
-        "compute_times": ("transformer_core.measure.compute.job",),
+        "compute_times": (_JOB, "transformer_core.measure.compute.job"),
         "projection": ("transformer_core.decide.projection",),
         "tables": ("transformer_core.report.tables", *_sections()),
         "figures": ("transformer_core.report.figures", *_sections()),
@@ -68,7 +69,8 @@ PROGRAMS = MappingProxyType(
         "compare_page": ("transformer_core.report.compare_page",),
     }
 )
-"""Modules by rule, as the commands of the rules name them."""
+"""Modules by rule, as the commands of the rules name them; after the program of orders, the module of
+the order's kind."""
 
 MAKES_RUN_SPECS = frozenset({"own_profiles", "own_training", "search"})
 """Rules whose programs make run specs themselves. To all others they come with every default

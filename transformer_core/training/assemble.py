@@ -57,8 +57,8 @@ class Setup(Trainer):
         return step % training.log_every == 0 or step in (1, training.steps)
 
 
-def _unwatched(moment: str) -> None:
-    pass
+def unwatched(moment: str) -> None:
+    """Watches nothing."""
 
 
 def assemble(
@@ -67,7 +67,7 @@ def assemble(
     vocabulary: int,
     train_store: PairStore,
     validation_store: PairStore,
-    watch: Callable[[str], None] = _unwatched,
+    watch: Callable[[str], None] = unwatched,
 ) -> Setup:
     """Put a training together, and tell ``watch`` when the ``weights`` are on the device and when
     they are ``wrapped``. The order matters:

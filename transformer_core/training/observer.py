@@ -1,5 +1,6 @@
 """What watches a training: a clock, a profiler, a progress bar."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,3 +41,50 @@ class Observer:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up what :meth:`state` gave."""
+
+
+class Observers(Observer):
+    """Several observers of one training, which look one after the other. Their states are kept
+    together, so each has its own names in it."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers: Sequence[Observer] = observers
+
+    def start(self, step: int) -> None:
+        for observer in self.observers:
+            observer.start(step)
+
+    def updated(
+        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
+    ) -> None:
+        for observer in self.observers:
+            observer.updated(step, target_tokens, loss_sum, norm)
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        for observer in self.observers:
+            observer.step_done(step, pairs, tokens, padded_tokens, input_wait_seconds)
+
+    def logged(self, step: int, loss: float) -> None:
+        for observer in self.observers:
+            observer.logged(step, loss)
+
+    def validated(self, step: int, loss: float) -> None:
+        for observer in self.observers:
+            observer.validated(step, loss)
+
+    def pause(self) -> None:
+        for observer in self.observers:
+            observer.pause()
+
+    def resume(self) -> None:
+        for observer in self.observers:
+            observer.resume()
+
+    def state(self) -> dict[str, Any]:
+        return {name: value for each in self.observers for name, value in each.state().items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for observer in self.observers:
+            observer.load(state)

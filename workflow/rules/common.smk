@@ -10,7 +10,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
 
-from schemas.base import seconds_of
+from schemas.base import Schema, seconds_of
 from schemas.config.corpus import SPLITS
 from schemas.config.equivalence import REFERENCE
 from schemas.errors import ConfigError
@@ -122,6 +122,8 @@ RECORDS = {
 }
 TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
+# Without what only judges, or only groups, what is measured.
+COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin", "together"})
 REPEATS = range(1, STUDY.repeats + 1)
 
 # A digest of what each rule depends on among the sources. It is a parameter, so that what they say
@@ -210,6 +212,20 @@ def generating_processes(wildcards):
 def as_text(text):
     """A parameter that is what it is: in a mere text, Snakemake takes {braces} for wildcards."""
     return lambda wildcards: text
+
+
+def order(kind, **fields):
+    """An order for transformer_core.run.job, as one line of JSON."""
+
+    def plain(value):
+        return value.model_dump(mode="json") if isinstance(value, Schema) else str(value)
+
+    return json.dumps({"kind": kind, **fields}, default=plain)
+
+
+def data_of(input):
+    """The folder of the corpus whose shards are an input."""
+    return Path(input.shards[0] if isinstance(input.shards, list) else input.shards).parents[2]
 
 
 def dump(schema):
@@ -303,14 +319,17 @@ def compared_runs(wildcards):
     }
 
 
-def seeds_until_decided(run, files):
-    """How many seeds a short run has: options of its job."""
+def seeds_until_decided(run, reference):
+    """How many seeds a short run has: fields of its order."""
     if not run.first_look:
-        return f"--seeds {run.seeds}"
-    return (
-        f"--seeds {run.seeds} --first-look {run.first_look} --margin {run.margin}"
-        f" --budget {STUDY.certificate.budget} --reference {files.reference}"
-    )
+        return {"seeds": run.seeds}
+    return {
+        "seeds": run.seeds,
+        "first_look": run.first_look,
+        "margin": run.margin,
+        "budget": STUDY.certificate.budget,
+        "reference": reference,
+    }
 
 
 def sides(wildcards):

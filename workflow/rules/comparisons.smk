@@ -25,22 +25,21 @@ rule turns:
         code=CODE["turns"],
         again=lambda wildcards: failures(f"results/turns/{wildcards.group}"),
         own=lambda wildcards: own_models(sides(wildcards)),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        # Without what only judges, or only groups, what is measured.
-        comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
-        variants=lambda wildcards, input: input.specs[1:],
-        pairs=lambda wildcards: TURNS[wildcards.group].records(),
-        files=lambda wildcards, output: [
-            f"{output[0]}/{pair}.json" for pair in TURNS[wildcards.group].records()
-        ],
+        order=lambda wildcards, input, output: order(
+            "turns",
+            specs=input.specs,
+            comparing=COMPARING,
+            data=data_of(input),
+            pairs=TURNS[wildcards.group].records(),
+            outputs=[f"{output[0]}/{pair}.json" for pair in TURNS[wildcards.group].records()],
+            target=output[0],
+            sessions=f"{output[0]}.sessions",
+            code=CODE["turns"],
+        ),
     message:
-        "Time in turns: {params.pairs}"
+        "Time {wildcards.group} in turns"
     shell:
-        "python -m transformer_core.measure.turns.job --reference {input.specs[0]}"
-        " --variant {params.variants} --pairs {params.pairs} --comparing {params.comparing:q} --data {params.data}"
-        " --output {params.files} --target {output} --sessions {output}.sessions"
-        " --code {params.code}"
-        " --log-file {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 # With a time for the study, comparisons that are undecided go on when all else is done.

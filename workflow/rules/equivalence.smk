@@ -49,18 +49,21 @@ rule short_run:
         code=CODE["short_run"],
         again=lambda wildcards: failures(f"{TRAJECTORIES}/{wildcards.run}/trajectory.json"),
         own=lambda wildcards: own_models([SHORT_RUNS[wildcards.run].spec]),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        folder=lambda wildcards, output: Path(output.trajectory).parent,
-        seeds=lambda wildcards, input: seeds_until_decided(SHORT_RUNS[wildcards.run], input),
-        dropout=lambda wildcards: SHORT_RUNS[wildcards.run].dropout,
         gpus=lambda wildcards: SHORT_RUNS[wildcards.run].spec.machine.devices_per_node,
+        order=lambda wildcards, input, output: order(
+            "short_run",
+            spec=input.spec,
+            data=data_of(input),
+            output=Path(output.trajectory).parent,
+            dropout=SHORT_RUNS[wildcards.run].dropout,
+            **seeds_until_decided(SHORT_RUNS[wildcards.run], input.reference),
+        ),
     message:
         "Train {wildcards.run} for a few steps"
     shell:
         "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
         " python -m transformer_core.run.quick_start"
-        " transformer_core.certify.short_run --spec {input.spec} {params.seeds}"
-        " --dropout {params.dropout} --data {params.data} --output {params.folder} --log-file {log}"
+        " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule certify:

@@ -43,14 +43,17 @@ rule link_trial:
     params:
         code=CODE["link_trial"],
         own=lambda wildcards: own_models([LINK_TRIALS[wildcards.trial].real]),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
+        order=lambda wildcards, input, output: order(
+            "turns",
+            specs=[input.real, input.emulated],
+            comparing=COMPARING,
+            data=data_of(input),
+            outputs=[output[0]],
+        ),
     message:
         "Time {wildcards.trial} over a real and an emulated link"
     shell:
-        "python -m transformer_core.measure.turns.job --reference {input.real}"
-        " --variant {input.emulated} --comparing {params.comparing:q} --data {params.data}"
-        " --output {output} --log-file {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule link_error:

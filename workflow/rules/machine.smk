@@ -58,13 +58,13 @@ rule collectives:
     params:
         code=CODE["collectives"],
         again=lambda wildcards: failures("results/machine/collectives.parquet"),
-        machine=dump(STUDY.machine),
-        limits=dump(STUDY.limits),
+        order=lambda wildcards, output: order(
+            "collectives", output=output[0], machine=STUDY.machine, limits=STUDY.limits
+        ),
     message:
         "Measure the collective operations"
     shell:
-        "python -m transformer_core.measure.limits.collectives.job --machine {params.machine:q}"
-        " --limits {params.limits:q} --output {output} --log-file {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule utilisation:

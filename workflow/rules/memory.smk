@@ -57,15 +57,16 @@ rule memory:
         code=CODE["memory"],
         again=lambda wildcards: failures(f"results/memory/{wildcards.variant}.json"),
         own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
         gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
+        order=lambda wildcards, input, output: order(
+            "memory", spec=input.spec, data=data_of(input), output=output[0]
+        ),
     message:
         "Measure where the memory of {wildcards.variant} goes"
     shell:
         "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
         " python -m transformer_core.run.quick_start"
-        " transformer_core.measure.memory.anatomy.job --spec {input.spec} --data {params.data}"
-        " --output {output} --log-file {log}"
+        " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule largest_batch:
@@ -85,12 +86,16 @@ rule largest_batch:
     params:
         code=CODE["largest_batch"],
         own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        data=lambda wildcards, input: Path(input.shards).parents[2],
-        settings=dump(STUDY.memory.largest_batch) if STUDY.memory else "",
         gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
+        order=lambda wildcards, input, output: order(
+            "largest_batch",
+            spec=input.spec,
+            data=data_of(input),
+            output=output[0],
+            settings=STUDY.memory.largest_batch,
+        ),
     message:
         "Search for the largest batch of {wildcards.variant}"
     shell:
         "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
-        " python -m transformer_core.measure.memory.largest_batch.job --spec {input.spec}"
-        " --settings {params.settings:q} --data {params.data} --output {output} --log-file {log}"
+        " python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

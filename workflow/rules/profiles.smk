@@ -20,15 +20,18 @@ rule profile:
         code=CODE["profile"],
         again=lambda wildcards: failures(f"results/profiles/{wildcards.variant}/capture.json"),
         own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        folder=lambda wildcards, output: Path(output[0]).parent,
-        profiling=dump(STUDY.profiling),
+        order=lambda wildcards, input, output: order(
+            "profile",
+            spec=input.spec,
+            data=data_of(input),
+            output=Path(output[0]).parent,
+            profiling=STUDY.profiling,
+        ),
     message:
         "Profile {wildcards.variant}"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.observe.profile_job --spec {input.spec} --data {params.data}"
-        " --profiling {params.profiling:q} --output {params.folder} --log-file {log}"
+        " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule breakdown:

@@ -22,13 +22,17 @@ rule compute_times:
         code=CODE["compute_times"],
         again=lambda wildcards: failures("results/projection/compute.json"),
         own=own_models(SPECS[name] for name in DISTRIBUTED),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        settings=dump(STUDY.projection) if STUDY.projection else "",
+        order=lambda wildcards, input, output: order(
+            "compute_times",
+            specs=input.specs,
+            data=data_of(input),
+            output=output[0],
+            settings=STUDY.projection,
+        ),
     message:
         "Time the work of one device"
     shell:
-        "python -m transformer_core.measure.compute.job --specs {input.specs}"
-        " --data {params.data} --settings {params.settings:q} --output {output} --log-file {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule projection:

@@ -41,17 +41,21 @@ rule train:
             f"results/runs/{wildcards.variant}/repeat-{wildcards.repeat}/metrics.json"
         ),
         own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        folder=lambda wildcards, output: Path(output.metrics).parent,
+        order=lambda wildcards, input, output: order(
+            "timed_run",
+            spec=input.spec,
+            data=data_of(input),
+            output=Path(output.metrics).parent,
+            repeat=int(wildcards.repeat),
+            predicted="results/memory/predicted.json",
+        ),
     message:
         "Train {wildcards.variant}, repeat {wildcards.repeat}"
     # The prediction of memory, where there is one, is for a warning. It is no input: with an
     # ancient() one that is to be made again, Snakemake does not see what else has changed.
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.measure.alone.job --spec {input.spec} --data {params.data}"
-        " --repeat {wildcards.repeat} --output {params.folder} --log-file {log}"
-        " --predicted results/memory/predicted.json"
+        " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 # Every variant is run once before any is run again: a machine that changes in the course of hours
@@ -80,14 +84,20 @@ rule evaluate:
         code=CODE["evaluate"],
         again=lambda wildcards: failures(f"results/runs/{wildcards.variant}/evaluation.json"),
         own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        data=lambda wildcards, input: Path(input.tokenizer).parent,
+        order=lambda wildcards, input, output: order(
+            "evaluation",
+            spec=input.spec,
+            data=Path(input.tokenizer).parent,
+            output=output[0],
+            metrics=input.run,
+            weights=input.weights,
+        ),
     message:
         "Translate the test split with {wildcards.variant}"
     shell:
         "python -m transformer_core.run.gpu_leases --count 1 --"
         " python -m transformer_core.run.quick_start"
-        " transformer_core.measure.evaluation.job --spec {input.spec} --run {input.run}"
-        " --weights {input.weights} --data {params.data} --output {output} --log-file {log}"
+        " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule combine:

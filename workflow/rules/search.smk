@@ -55,10 +55,15 @@ rule quality:
     params:
         code=CODE["quality"],
         own=own_models(SPECS.values()),
-        goal=dump(STUDY.quality) if STUDY.quality else "",
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        order=lambda wildcards, input, output: order(
+            "quality",
+            spec=input.spec,
+            data=data_of(input),
+            output=output[0],
+            search=input.search,
+            goal=STUDY.quality,
+        ),
     message:
         "Train {STUDY.baseline} and what is recommended until they translate well"
     shell:
-        "python -m transformer_core.measure.quality.job --spec {input.spec} --search {input.search}"
-        " --goal {params.goal:q} --data {params.data} --output {output} --log-file {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

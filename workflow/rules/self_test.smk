@@ -19,16 +19,19 @@ rule self_test_sessions:
     params:
         code=CODE["self_test_sessions"],
         own=own_models([SPECS[STUDY.baseline]]),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-        self_test=dump(STUDY.self_test),
-        comparing=STUDY.comparison.model_dump_json(exclude={"margin", "together"}),
-        target="results/self_test/report.json",
+        order=lambda wildcards, input, output: order(
+            "self_test",
+            spec=input.spec,
+            data=data_of(input),
+            output=output[0],
+            self_test=STUDY.self_test,
+            comparing=COMPARING,
+            target="results/self_test/report.json",
+        ),
     message:
         "Compare {STUDY.baseline} with itself, as it is and slowed down"
     shell:
-        "python -m transformer_core.measure.turns.self_test_job --spec {input.spec} --data {params.data}"
-        " --self-test {params.self_test:q} --comparing {params.comparing:q}"
-        " --command-target {params.target} --output {output} --log-file {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule self_test:

@@ -6,7 +6,6 @@ last checkpoint.
 """
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,9 +16,7 @@ import safetensors.numpy
 from schemas.config.run_spec import RunSpec
 from schemas.results import Repeat
 from transformer_core.common.attempts import count_failure
-from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
-from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import seal, seal_file
@@ -27,13 +24,11 @@ from transformer_core.machine.provenance import collect
 from transformer_core.measure.alone.order import TimedRunOrder
 from transformer_core.measure.memory.predicted.fit_warning import warn_before
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.statuses import CHECKPOINTS, Outcome
 from transformer_core.run.supervisor import attempt, lend_processes
 from transformer_core.training.history import History
-
-WORKER = "transformer_core.measure.alone.worker"
 
 
 def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
@@ -44,7 +39,7 @@ def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
         (order.output / name).unlink(missing_ok=True)
         seal_file(order.output / name).unlink(missing_ok=True)
     metrics = order.output / "metrics.json"
-    outcome = attempt(order, WORKER, metrics)
+    outcome = attempt(order, metrics)
     if outcome is not None:
         _write_unfinished(order, outcome, started)
     seal(order.output / "model.safetensors")
@@ -80,31 +75,27 @@ def _write_unfinished(order: TimedRunOrder, outcome: Outcome, started: datetime)
     write_text(order.output / "metrics.json", repeat.model_dump_json(indent=2) + "\n")
 
 
-@program
-def main() -> None:
-    parser = job_parser(
-        "transformer_core.measure.alone.job",
-        "Train a variant once, and time it.",
-        "folder of the results",
-    )
-    parser.add_argument("--repeat", type=int, default=1, help="number of the repeat, from 1")
-    parser.add_argument("--predicted", type=Path, help="results/memory/predicted.json")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    order = TimedRunOrder(
-        spec=read_record(given.spec, RunSpec),
-        data=given.data,
-        output=given.output,
-        command=reproducing_command(given.output / "metrics.json"),
-        log_file=given.log_file,
-        repeat=given.repeat,
-    )
-    lend_processes(order, WORKER)
-    if given.predicted is not None:
-        warn_before(order.spec, given.predicted)
-    with exclusive(order.output):
-        supervise(order, [given.spec, *shard_manifests(given.data)])
+class TimedRun(TrainingJob):
+    """To train a variant once, and to time it; ``output`` is the folder of the results."""
 
+    kind = "timed_run"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    repeat: int = 1
+    """Number of the repeat, from 1."""
+    predicted: Path | None = None
+    """results/memory/predicted.json, to warn before a run that may not fit."""
+
+    def run(self, log_file: Path | None) -> None:
+        order = TimedRunOrder(
+            spec=read_record(self.spec, RunSpec),
+            data=self.data,
+            output=self.output,
+            command=reproducing_command(self.output / "metrics.json"),
+            log_file=log_file,
+            repeat=self.repeat,
+        )
+        lend_processes(order)
+        if self.predicted is not None:
+            warn_before(order.spec, self.predicted)
+        with exclusive(order.output):
+            supervise(order, [self.spec, *shard_manifests(self.data)])

@@ -1,102 +1,53 @@
-"""One process of a timed run. Started by :mod:`transformer_core.measure.alone.job`, not by hand."""
+"""A timed run, in each of its processes: clock, progress and kernels look on."""
 
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor
 
 from schemas.results import RankMemory, Repeat, Window
 from transformer_core.common.files import atomic_path, write_text
-from transformer_core.common.progress import RunProgress
-from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.machine.peak_memory import rank_memory, reset_peak
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.alone.order import TimedRunOrder
-from transformer_core.measure.alone.step_windows import WindowClock
 from transformer_core.models.compiled_layers import compile_seconds
+from transformer_core.observe.clock import WindowClock
+from transformer_core.observe.kernels import FirstKernels
+from transformer_core.observe.progress import Progress
 from transformer_core.parallel.strategies.sharded_weights import whole_weights
 from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 from transformer_core.run.statuses import CHECKPOINTS
-from transformer_core.training.assemble import Setup, assemble
+from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
-from transformer_core.training.observer import Observer
+from transformer_core.training.observer import Observer, Observers
 
 
-class TimedRun(Observer):
-    """Clock and progress of a timed run. In ``updated`` it reads nothing: a clock must not wait for
-    the device."""
-
-    def __init__(
-        self, clock: WindowClock, progress: RunProgress, kernels: FirstStep | None = None
-    ) -> None:
-        self.clock = clock
-        self.progress = progress
-        self.kernels = kernels
-        self.first_step_at: float | None = None
-
-    def start(self, step: int) -> None:
-        self.progress.start(step)
-        self.clock.start(step)
-        self.first_step_at = time.time()
-        # The first step is of the warm-up; without one, nobody looks.
-        if self.kernels is not None and step == 0:
-            self.kernels.begin()
-
-    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
-        if self.kernels is not None:
-            self.kernels.end()
-
-    def step_done(
-        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
-    ) -> None:
-        self.clock.step_done(step, pairs, tokens, padded_tokens, input_wait_seconds)
-        self.progress.step_done(tokens)
-
-    def logged(self, step: int, loss: float) -> None:
-        self.progress.logged(step, loss)
-
-    def validated(self, step: int, loss: float) -> None:
-        self.progress.validated(step, loss)
-
-    def pause(self) -> None:
-        self.clock.pause()
-
-    def resume(self) -> None:
-        self.clock.resume()
-
-    def state(self) -> dict[str, Any]:
-        return self.clock.state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.clock.load(state)
-
-
-def run(order: TimedRunOrder, began: float) -> None:
+def work(order: TimedRunOrder, program: Program) -> None:
     """Train, and on the main rank write model, steps and metrics, in this order."""
-    started = datetime.now(UTC)
-    process = take_place(order)
-    shards = open_training_shards(order.data)
-    setup = assemble(order.spec, process, shards.vocabulary, *shards.stores)
+    started, began = datetime.now(UTC), program.began
+    setup = program.assemble()
     for device in setup.strategy.devices:
         reset_peak(device)
     measurement = order.spec.measurement
     clock = WindowClock(
         measurement.warmup_steps, measurement.window_steps, setup.strategy.synchronise
     )
-    progress = RunProgress(order.title, order.spec.training.steps, show=process.is_main)
+    is_main = program.process.is_main
+    progress = Progress(order.title, order.spec.training.steps, show=is_main)
     with FirstStep() as kernels:
-        observer = TimedRun(clock, progress, kernels if measurement.warmup_steps else None)
-        history = train(setup, observer, order.output / CHECKPOINTS)
+        observers: list[Observer] = [clock, progress]
+        # The first step is of the warm-up; without one, nobody looks.
+        if measurement.warmup_steps:
+            observers.append(FirstKernels(kernels))
+        history = train(setup, Observers(*observers), order.output / CHECKPOINTS)
     progress.close()
     memory = _memory_of_all(setup)
     windows = _windows_of_all(clock.windows, setup.strategy)
     communication = setup.strategy.communication()
-    weights = whole_weights(setup.model, keep=process.is_main)
-    if process.is_main:
+    weights = whole_weights(setup.model, keep=is_main)
+    if is_main:
         with atomic_path(order.output / "model.safetensors") as temporary:
             save_file(weights, temporary, {"format": "pt"})
         history.write(order.output / "steps.parquet")
@@ -110,7 +61,7 @@ def run(order: TimedRunOrder, began: float) -> None:
             parameters=setup.parameters,
             steps=order.spec.training.steps,
             resumed_at=history.resumed_at,
-            startup_seconds=observer.first_step_at and observer.first_step_at - began,
+            startup_seconds=clock.started_at and clock.started_at - began,
             warmup_seconds=clock.warmup_seconds,
             compile_seconds=compile_seconds(setup.model),
             total_seconds=time.time() - began,
@@ -161,12 +112,3 @@ def _windows_of_all(windows: list[Window], strategy: Strategy) -> list[Window]:
         window.model_copy(update={"input_wait_seconds": max(of_ranks)})
         for window, of_ranks in zip(windows, zip(*waits, strict=True), strict=True)
     ]
-
-
-def main() -> None:
-    began = time.time()
-    carry_out(TimedRunOrder, lambda order: run(order, began))
-
-
-if __name__ == "__main__":
-    main()

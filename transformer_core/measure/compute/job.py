@@ -1,15 +1,10 @@
 """What one device does in a step while its neighbours work too and nobody talks.
 
-    python -m transformer_core.measure.compute.job --specs ddp/spec.json accum4_sync/spec.json \
-        --data results/data/grammar --settings '{"steps": 6}' --output compute.json
-
 Projections rest on these times. All devices of a host work at the same time, as in a run of several
 processes, because they share its memory, its power and, as processes on a CPU, its cores.
 """
 
-import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -19,19 +14,16 @@ from schemas.config.projection import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, ComputeTimes
 from transformer_core.common.attempts import count_failure
-from transformer_core.common.endings import program
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.compute.order import RESULT, ComputeOrder
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job_options import add_data, add_log_file
+from transformer_core.run.job import Job
 from transformer_core.run.supervisor import attempt
 from transformer_core.study.reservations import on_one_host
-
-WORKER = "transformer_core.measure.compute.worker"
 
 
 def different_work(specs: Sequence[RunSpec]) -> Iterator[RunSpec]:
@@ -64,7 +56,7 @@ def measure(order: ComputeOrder, target: Path) -> ComputeTimes:
     started = datetime.now(UTC)
     log.info("compute times: %s", order.spec.variant)
     result = order.output / RESULT
-    outcome = attempt(order, WORKER, result)
+    outcome = attempt(order, result)
     if outcome is None:
         return read_record(result, ComputeTimes)
     if outcome.again:
@@ -87,42 +79,37 @@ def measure(order: ComputeOrder, target: Path) -> ComputeTimes:
     )
 
 
-@program
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.compute.job",
-        description="Time what one device computes in a step, without communication.",
-    )
-    parser.add_argument(
-        "--specs", type=Path, nargs="*", required=True, help="spec.json of each variant"
-    )
-    add_data(parser)
-    parser.add_argument("--settings", required=True, help="projection of the study, as JSON")
-    parser.add_argument("--output", type=Path, required=True, help="file of the record")
-    add_log_file(parser)
-    given = parser.parse_args()
-    settings = Projecting.model_validate_json(given.settings)
-    log_to(given.log_file)
-    specs = [read_record(file, RunSpec) for file in given.specs]
-    output: Path = given.output
-    with exclusive(output.with_suffix("")), tempfile.TemporaryDirectory() as folder:
-        times = [
-            measure(
-                ComputeOrder(
-                    spec=on_one_host(spec),
-                    data=given.data,
-                    output=Path(folder),
-                    command=reproducing_command(output),
-                    log_file=given.log_file,
-                    shares=spec.world_size,
-                    settings=settings,
-                ),
-                output,
-            )
-            for spec in different_work(specs)
-        ]
-    write_sealed(output, ComputeRecord(times=times).model_dump_json(indent=1) + "\n")
+class ComputeTimesJob(Job):
+    """To time what one device computes in a step, without communication."""
 
+    kind = "compute_times"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    specs: list[Path]
+    """spec.json of each variant."""
+    data: Path
+    """results/data/<corpus>."""
+    settings: Projecting
+    """The projection of the study."""
+    output: Path
+    """File of the record."""
+
+    def run(self, log_file: Path | None) -> None:
+        specs = [read_record(file, RunSpec) for file in self.specs]
+        output = self.output
+        with exclusive(output.with_suffix("")), tempfile.TemporaryDirectory() as folder:
+            times = [
+                measure(
+                    ComputeOrder(
+                        spec=on_one_host(spec),
+                        data=self.data,
+                        output=Path(folder),
+                        command=reproducing_command(output),
+                        log_file=log_file,
+                        shares=spec.world_size,
+                        settings=self.settings,
+                    ),
+                    output,
+                )
+                for spec in different_work(specs)
+            ]
+        write_sealed(output, ComputeRecord(times=times).model_dump_json(indent=1) + "\n")

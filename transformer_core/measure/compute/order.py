@@ -9,6 +9,9 @@ RESULT = "times.json"
 class ComputeOrder(TrainingOrder):
     """To time the parts of some steps, side by side with the other devices of this host."""
 
+    kind = "compute"
+    work = "transformer_core.measure.compute.worker"
+
     shares: int
     """Devices of the whole run, whose hosts may be several: a worker gets its share of a global
     batch."""

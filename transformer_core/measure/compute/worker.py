@@ -1,10 +1,11 @@
 """One process that times its own work. Started by :mod:`transformer_core.measure.compute.job`."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from statistics import fmean, median
 from typing import Any
@@ -19,14 +20,14 @@ from schemas.config.projection import Projecting
 from schemas.results import ComputeTimes, ReadyGradient
 from transformer_core.common.files import write_text
 from transformer_core.data.batching.feeding import GlobalBatch
-from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.compute.order import RESULT, ComputeOrder
 from transformer_core.measure.memory.anatomy.followed_step import watched_step
+from transformer_core.parallel.communication.texts import gather_texts
 from transformer_core.parallel.communication.topology import Process
 from transformer_core.parallel.strategies.fsdp import repeated_layers
-from transformer_core.run.preamble import carry_out, take_place
-from transformer_core.training.assemble import Setup, assemble
+from transformer_core.run.program import Program
+from transformer_core.training.assemble import Setup
 
 Moment = float | torch.cuda.Event
 
@@ -217,18 +218,15 @@ def timed(
     return own, source, target
 
 
-def run(order: ComputeOrder) -> None:
+def work(order: ComputeOrder, program: Program) -> None:
     """Time the steps; the first process writes them."""
     started = datetime.now(UTC)
     spec, settings = order.spec, order.settings
-    process = take_place(order)
-    shards = open_training_shards(order.data)
-    setup = assemble(
+    process = program.process
+    setup = program.assemble(
         spec.model_copy(update={"parallel": Single()}),
         # As one of all processes of the run it gets its share of the batches, and no more.
         replace(process, world_size=order.shares),
-        shards.vocabulary,
-        *shards.stores,
     )
     times = StepTimes(setup)
     # Beside their work they only wait for one another, so that all work at the same time.
@@ -238,8 +236,8 @@ def run(order: ComputeOrder) -> None:
     own, source, target = timed(setup, times, settings)
     ranks = [own]
     if together:
-        ranks *= process.world_size
-        dist.all_gather_object(ranks, own)
+        texts = gather_texts(json.dumps(asdict(own)), process.device)
+        ranks = [Times(**json.loads(text)) for text in texts]
         dist.destroy_process_group()
     if process.is_main:
         found = slowest(ranks)
@@ -250,7 +248,7 @@ def run(order: ComputeOrder) -> None:
             gradients=times.gradients(found.ready),
             source_tokens=fmean(source),
             target_tokens=fmean(target),
-            vocabulary=shards.vocabulary,
+            vocabulary=program.shards.vocabulary,
             provenance=collect(spec, order.command, started),
         )
         write_text(order.output / RESULT, record.model_dump_json(indent=1) + "\n")
@@ -275,11 +273,3 @@ def _record(order: ComputeOrder, process: Process, times: Times, **known: Any) -
         topology=process.describe(None, [process.place], None),
         **known,
     )
-
-
-def main() -> None:
-    carry_out(ComputeOrder, run)
-
-
-if __name__ == "__main__":
-    main()

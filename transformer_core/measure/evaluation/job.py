@@ -3,25 +3,19 @@
 Like a run it always has a result: BLEU and translations, or a status that says why there are none.
 """
 
-import sys
 from pathlib import Path
 
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
-from schemas.errors import ConfigError
 from schemas.results import EvaluationResult, Repeat, Status
 from transformer_core.common.attempts import count_failure
-from transformer_core.common.endings import program
-from transformer_core.common.progress import log_to
 from transformer_core.common.records import check_together, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.supervisor import attempt
-
-WORKER = "transformer_core.measure.evaluation.worker"
 
 
 def not_evaluated(variant: str, status: Status, reason: str | None) -> EvaluationResult:
@@ -45,7 +39,7 @@ def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationR
         return not_evaluated(run.variant, run.status, run.reason)
     if order.spec.evaluation.max_pairs == 0:
         return not_evaluated(run.variant, "ok", None)
-    outcome = attempt(order, WORKER, order.output / RESULT)
+    outcome = attempt(order, order.output / RESULT)
     if outcome is None:
         return read_record(order.output / RESULT, EvaluationResult)
     if outcome.again:
@@ -60,39 +54,29 @@ def alone(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"parallel": Single(), "machine": machine})
 
 
-@program
-def main() -> int:
-    parser = job_parser(
-        "transformer_core.measure.evaluation.job",
-        "Translate the test split with a trained model and score it.",
-        "evaluation.json to write",
-    )
-    parser.add_argument("--run", type=Path, required=True, help="metrics.json of the repeat")
-    parser.add_argument("--weights", type=Path, required=True, help="its model.safetensors")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    manifest = given.data / "shards/test/manifest.json"
-    made_from = [given.spec, given.run, given.weights, manifest, given.data / "tokenizer.json"]
-    output: Path = given.output
-    try:
+class Evaluation(TrainingJob):
+    """To translate the test split with a trained model, and to score it."""
+
+    kind = "evaluation"
+
+    metrics: Path
+    """metrics.json of the repeat."""
+    weights: Path
+    """Its model.safetensors."""
+
+    def run(self, log_file: Path | None) -> None:
+        manifest, tokenizer = self.data / "shards/test/manifest.json", self.data / "tokenizer.json"
+        made_from = [self.spec, self.metrics, self.weights, manifest, tokenizer]
         check_together(made_from)
-        run = read_record(given.run, Repeat)
+        repeat = read_record(self.metrics, Repeat)
         order = EvaluationOrder(
-            spec=alone(read_record(given.spec, RunSpec)),
-            data=given.data,
-            output=output.with_suffix(""),
-            command=reproducing_command(output),
-            log_file=given.log_file,
-            weights=given.weights,
+            spec=alone(read_record(self.spec, RunSpec)),
+            data=self.data,
+            output=self.output.with_suffix(""),
+            command=reproducing_command(self.output),
+            log_file=log_file,
+            weights=self.weights,
         )
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    with workplace(order.output):
-        found = evaluation(order, run, output)
-        write_sealed(output, found.model_dump_json(indent=2) + "\n", made_from)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        with workplace(order.output):
+            found = evaluation(order, repeat, self.output)
+            write_sealed(self.output, found.model_dump_json(indent=2) + "\n", made_from)

@@ -10,6 +10,9 @@ RESULT = "evaluation.json"
 class EvaluationOrder(TrainingOrder):
     """To translate the test split with a trained model."""
 
+    kind = "evaluation"
+    work = "transformer_core.measure.evaluation.worker"
+
     weights: Path
     """model.safetensors of the run."""
 

@@ -1,13 +1,9 @@
-"""How long the baseline and what is recommended take until they translate as well as asked:
-
-    python -m transformer_core.measure.quality.job --spec runs/<baseline>/spec.json \
-        --search search.json --goal JSON --data data/<corpus> --output quality.json
+"""How long the baseline and what is recommended take until they translate as well as asked.
 
 A speed-up says how much sooner the same steps are done, a certificate that they are the same steps.
 This shows what both come to. It always has a result: where a side fails, it says why.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,24 +12,21 @@ from pathlib import Path
 from schemas.config.measurement import Comparing
 from schemas.config.quality import Quality
 from schemas.config.run_spec import RunSpec
-from schemas.errors import ConfigError
 from schemas.results import SearchResult
 from schemas.results.quality import QualityResult
 from schemas.results.search import BASELINE, BEST
-from transformer_core.common.endings import program
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.progress import log
 from transformer_core.common.records import check_together, read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.quality.race import Runner, for_race, race
+from transformer_core.measure.turns.order import RaceOrder
 from transformer_core.measure.turns.session import Sessions
 from transformer_core.measure.turns.sides import Side
 from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.supervisor import end_on_request
-
-WORKER = "transformer_core.measure.quality.worker"
 
 
 def time_to_quality(
@@ -44,8 +37,8 @@ def time_to_quality(
         return _result(goal, "not_run", "nothing but the baseline is recommended")
     began = time.monotonic()
     runners = [
-        Runner(Side(BASELINE, for_race(baseline, goal), worker=WORKER), [found.baseline]),
-        Runner(Side(BEST, for_race(found.spec, goal), worker=WORKER), found.parts),
+        Runner(Side(BASELINE, for_race(baseline, goal), order=RaceOrder), [found.baseline]),
+        Runner(Side(BEST, for_race(found.spec, goal), order=RaceOrder), found.parts),
     ]
     with Coordinator(folder / COORDINATOR, baseline.machine.nodes > 1) as coordinator:
         sessions = Sessions(
@@ -107,38 +100,25 @@ def _result(
     )
 
 
-@program
-def main() -> int:
-    parser = job_parser(
-        "transformer_core.measure.quality.job",
-        "Train the baseline and what is recommended until both translate as well as asked.",
-        "quality.json to write",
-    )
-    parser.add_argument("--search", type=Path, required=True, help="search.json")
-    parser.add_argument("--goal", required=True, help="quality of the study, as JSON")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    end_on_request()
-    output: Path = given.output
-    folder = output.with_suffix("")
-    splits = [given.data / f"shards/{split}/manifest.json" for split in ("train", "validation")]
-    made_from = [given.spec, given.search, given.data / "tokenizer.json", *splits]
-    try:
+class QualityJob(TrainingJob):
+    """To train the baseline and what is recommended until both translate as well as asked."""
+
+    kind = "quality"
+
+    search: Path
+    """search.json."""
+    goal: Quality
+    """quality of the study."""
+
+    def run(self, log_file: Path | None) -> None:
+        end_on_request()
+        splits = [self.data / f"shards/{split}/manifest.json" for split in ("train", "validation")]
+        made_from = [self.spec, self.search, self.data / "tokenizer.json", *splits]
         check_together(made_from)
-        goal = Quality.model_validate_json(given.goal)
-        baseline = read_record(given.spec, RunSpec)
-        found = read_record(given.search, SearchResult)
+        baseline = read_record(self.spec, RunSpec)
+        found = read_record(self.search, SearchResult)
+        folder, command = self.output.with_suffix(""), reproducing_command(self.output)
         with workplace(folder):
-            result = time_to_quality(
-                baseline, found, goal, given.data, folder, reproducing_command(output)
-            )
-            write_sealed(output, result.model_dump_json(indent=1) + "\n", made_from)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    log.info("quality: %s", result.reason)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            result = time_to_quality(baseline, found, self.goal, self.data, folder, command)
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n", made_from)
+        log.info("quality: %s", result.reason)

@@ -12,15 +12,16 @@ from schemas.config.training import Evaluation
 from schemas.results import Translation
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.measure.quality.looks import Look, Seen
-from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.worker import refuse, take_turns
-from transformer_core.run.preamble import carry_out
+from transformer_core.measure.turns.order import RaceOrder
+from transformer_core.measure.turns.worker import take_turns
+from transformer_core.observe.turns import refuse
+from transformer_core.run.program import Program
 from transformer_core.training.assemble import Setup
 from transformer_core.training.evaluation import validation_loss
 from transformer_core.training.translate import translate_rows
 
 
-def run(order: TurnsOrder) -> None:
+def work(order: RaceOrder, program: Program) -> None:
     """Train, and translate between the turns."""
     tokenizer_file = order.data / "tokenizer.json"
 
@@ -30,7 +31,7 @@ def run(order: TurnsOrder) -> None:
         tokenizer = load_tokenizer(tokenizer_file, setup.validation_store.manifest.tokenizer_sha256)
         return look(setup, tokenizer, task)
 
-    take_turns(order, order.spec, answer)
+    take_turns(order, program, order.spec, answer)
 
 
 def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
@@ -54,11 +55,3 @@ def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
         for source, reference, guess in zip(sources, references, hypotheses, strict=False)
     ]
     return Seen(loss, sacrebleu.corpus_bleu(hypotheses, [references]).score, samples)
-
-
-def main() -> None:
-    carry_out(TurnsOrder, run)
-
-
-if __name__ == "__main__":
-    main()

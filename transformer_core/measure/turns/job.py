@@ -1,5 +1,4 @@
-"""Variants against their reference, timed in turns:
-``python -m transformer_core.measure.turns.job``.
+"""Variants against their reference, timed in turns.
 
 On a machine whose speed drifts, turns resolve small differences: two windows next to each other see
 the same machine. What processes differ in by themselves (where their memory lies, say) shows
@@ -10,20 +9,19 @@ one, and so does one that is given more time (a larger ``budget``) than it had. 
 train gives the record its status, and no number.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from pydantic import Field
+
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
 from transformer_core.common.attempts import count_failure
-from transformer_core.common.endings import program
-from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
@@ -32,7 +30,7 @@ from transformer_core.measure.turns.kept_sessions import leave_sessions
 from transformer_core.measure.turns.sides import Side, start_side
 from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job_options import add_data, add_log_file
+from transformer_core.run.job import Job
 from transformer_core.run.launcher import lends_processes_only, spans_machines
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.supervisor import end_on_request
@@ -68,41 +66,8 @@ def read_side(file: Path) -> Side:
     return Side(spec.variant, spec)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.turns.job",
-        description="Time variants against their reference, in turns.",
-    )
-    parser.add_argument("--reference", type=Path, required=True, help="its spec.json")
-    parser.add_argument(
-        "--variant", type=Path, required=True, nargs="+", help="spec.json of one or several"
-    )
-    parser.add_argument("--comparing", required=True, help="comparison of the study, as JSON")
-    add_data(parser)
-    parser.add_argument(
-        "--pairs",
-        nargs="+",
-        metavar="VARIANT/REFERENCE",
-        help="comparisons of two of them (default: each variant with the reference)",
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, nargs="+", help="file of each comparison's record"
-    )
-    parser.add_argument(
-        "--target", type=Path, help="what is asked for to make the records again (default: OUTPUT)"
-    )
-    parser.add_argument(
-        "--sessions", type=Path, help="folder of sessions (default: OUTPUT without ending)"
-    )
-    parser.add_argument(
-        "--code", default="", help="what the sources say: sessions of others do not count"
-    )
-    add_log_file(parser)
-    return parser
-
-
-def pairs_of(asked: Sequence[str] | None, names: Sequence[str]) -> list[Pair]:
-    """The comparisons of a command line, each of two of ``names``; ValueError for one that is not.
+def pairs_of(asked: Sequence[str], names: Sequence[str]) -> list[Pair]:
+    """The comparisons of an order, each of two of ``names``; ConfigError for one that is not.
 
     Without any, each name with the first."""
     reference, *variants = names
@@ -110,43 +75,58 @@ def pairs_of(asked: Sequence[str] | None, names: Sequence[str]) -> list[Pair]:
     for text in asked or [f"{variant}/{reference}" for variant in variants]:
         one, _, two = text.partition("/")
         if {one, two} - {*names}:
-            raise ValueError(f"--pairs {text}: VARIANT/REFERENCE of {', '.join(names)}")
+            raise _wrong("pairs", text, f"VARIANT/REFERENCE of {', '.join(names)}")
         pairs.append(Pair(one, two))
     return pairs
 
 
-@program
-def main() -> None:
-    parser = _parser()
-    arguments = parser.parse_args()
-    outputs: list[Path] = arguments.output
-    files = [arguments.reference, *arguments.variant]
-    sides = [read_side(file) for file in files]
-    file_of = dict(zip((side.name for side in sides), files, strict=True))
-    try:
-        pairs = pairs_of(arguments.pairs, list(file_of))
-    except ValueError as error:
-        parser.error(str(error))
-    if len(pairs) != len(outputs):
-        parser.error("--output: as many files as comparisons")
-    log_to(arguments.log_file)
-    end_on_request()
-    folder: Path = arguments.sessions or outputs[0].with_suffix("")
-    comparing = Comparing.model_validate_json(arguments.comparing)
-    command = reproducing_command(arguments.target or outputs[0])
-    if lends_processes_only():
-        lend(sides, arguments.data, folder, outputs[-1], command)
-        return
-    with exclusive(folder):
-        again = partial(count_failure, folder.with_suffix(""))
-        runs = compare_pairs(
-            sides, pairs, comparing, arguments.data, folder, command, arguments.code, again
-        )
-        for pair, output in zip(pairs, outputs, strict=True):
-            inputs = [*(file_of[name] for name in pair), *shard_manifests(arguments.data)]
-            write_sealed(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
-        leave_sessions(folder, comparing)
+class TurnsJob(Job):
+    """To time variants against their reference, in turns."""
+
+    kind = "turns"
+
+    specs: list[Path] = Field(min_length=2)
+    """spec.json of each side, the reference first."""
+    comparing: Comparing
+    """comparison of the study."""
+    data: Path
+    """results/data/<corpus>."""
+    pairs: tuple[str, ...] = ()
+    """Comparisons of two of them, as VARIANT/REFERENCE; none for each variant with the reference."""
+    outputs: list[Path] = Field(min_length=1)
+    """File of each comparison's record."""
+    target: Path | None = None
+    """What is asked for to make the records again; null for the first output."""
+    sessions: Path | None = None
+    """Folder of sessions; null for the first output without its ending."""
+    code: str = ""
+    """What the sources say: sessions of others do not count."""
+
+    def run(self, log_file: Path | None) -> None:
+        outputs = self.outputs
+        sides = [read_side(file) for file in self.specs]
+        file_of = dict(zip((side.name for side in sides), self.specs, strict=True))
+        pairs = pairs_of(self.pairs, list(file_of))
+        if len(pairs) != len(outputs):
+            raise _wrong("outputs", len(outputs), f"as many as comparisons, {len(pairs)}")
+        end_on_request()
+        folder = self.sessions or outputs[0].with_suffix("")
+        command = reproducing_command(self.target or outputs[0])
+        if lends_processes_only():
+            lend(sides, self.data, folder, outputs[-1], command)
+            return
+        with exclusive(folder):
+            again = partial(count_failure, folder.with_suffix(""))
+            runs = compare_pairs(
+                sides, pairs, self.comparing, self.data, folder, command, self.code, again
+            )
+            for pair, output in zip(pairs, outputs, strict=True):
+                inputs = [*(file_of[name] for name in pair), *shard_manifests(self.data)]
+                write_sealed(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
+            leave_sessions(folder, self.comparing)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _wrong(field: str, value: object, expected: str) -> ConfigError:
+    """The error of an order whose fields do not fit together."""
+    problem = ConfigProblem("--order", field, value, "does not fit the others", f"give {expected}")
+    return ConfigError([problem])

@@ -9,6 +9,9 @@ from transformer_core.run.order import TrainingOrder
 class TurnsOrder(TrainingOrder):
     """To train whenever it is this side's turn."""
 
+    kind = "turns"
+    work = "transformer_core.measure.turns.worker"
+
     side: str
     """Its name in the comparison."""
     coordinator: Path
@@ -17,3 +20,10 @@ class TurnsOrder(TrainingOrder):
     """What it keeps on its devices between its turns (predicted/sides_together.py)."""
     planted: float | None = None
     """Share by which its steps are slowed down; null where nothing is tested."""
+
+
+class RaceOrder(TurnsOrder):
+    """The same, and to tell between its turns how well it translates."""
+
+    kind = "race"
+    work = "transformer_core.measure.quality.worker"

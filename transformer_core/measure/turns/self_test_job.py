@@ -1,4 +1,4 @@
-"""The protocol of comparisons, tested: ``python -m transformer_core.measure.turns.self_test_job``.
+"""The protocol of comparisons, tested.
 
 One run spec takes turns under several names: as it is, as it is once more, and with steps that are
 made longer on purpose. What must come out is known, and
@@ -19,8 +19,7 @@ from schemas.config.measurement import Comparing, SelfTest
 from schemas.config.run_spec import RunSpec
 from schemas.results import Pair, Session
 from schemas.results.self_test import SelfTestRun
-from transformer_core.common.endings import program
-from transformer_core.common.progress import SessionLines, log, log_to
+from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
@@ -31,7 +30,7 @@ from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.stopping_rule import enough
 from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.supervisor import end_on_request
 
@@ -84,34 +83,30 @@ def measure(
     )
 
 
-@program
-def main() -> None:
-    parser = job_parser(
-        "transformer_core.measure.turns.self_test_job",
-        "Compare a variant with itself, as it is and slowed down on purpose.",
-        "file of all sessions",
-    )
-    parser.add_argument("--self-test", required=True, help="self_test of the study, as JSON")
-    parser.add_argument("--comparing", required=True, help="comparison of the study, as JSON")
-    parser.add_argument("--command-target", type=Path, required=True, help="file that is asked for")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    end_on_request()
-    asked = SelfTest.model_validate_json(given.self_test)
-    comparing = Comparing.model_validate_json(given.comparing)
-    sides = sides_of(read_record(given.spec, RunSpec), asked.planted)
-    comparing = for_devices(comparing, [sides[0].spec])
-    folder: Path = given.output.with_suffix("")
-    count = asked.comparisons * comparing.sessions_least
-    command = reproducing_command(given.command_target)
-    with workplace(folder):
-        try:
-            run = measure(sides, comparing, count, given.data, folder, command)
-        except SessionEndedError as error:
-            print(f"{given.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
-            sys.exit(1)
-        write_sealed(given.output, run.model_dump_json() + "\n")
+class SelfTestJob(TrainingJob):
+    """To compare a variant with itself, as it is and slowed down on purpose; ``output`` is the file
+    of all sessions."""
 
+    kind = "self_test"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    self_test: SelfTest
+    """self_test of the study."""
+    comparing: Comparing
+    """comparison of the study."""
+    target: Path
+    """File that is asked for."""
+
+    def run(self, log_file: Path | None) -> int | None:
+        end_on_request()
+        sides = sides_of(read_record(self.spec, RunSpec), self.self_test.planted)
+        comparing = for_devices(self.comparing, [sides[0].spec])
+        folder, command = self.output.with_suffix(""), reproducing_command(self.target)
+        count = self.self_test.comparisons * comparing.sessions_least
+        with workplace(folder):
+            try:
+                run = measure(sides, comparing, count, self.data, folder, command)
+            except SessionEndedError as error:
+                print(f"{self.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
+                return 1
+            write_sealed(self.output, run.model_dump_json() + "\n")
+        return None

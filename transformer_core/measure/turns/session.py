@@ -31,7 +31,7 @@ from transformer_core.measure.memory.predicted.sides_together import (
     keeping_here,
 )
 from transformer_core.measure.turns.session_ratio import session_ratios
-from transformer_core.measure.turns.sides import WORKER, Side, in_order, start_side, stop_sides
+from transformer_core.measure.turns.sides import Side, in_order, start_side, stop_sides
 from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
 from transformer_core.run.coordinator import (
     Coordinator,
@@ -213,7 +213,7 @@ class Sessions:
             # Before any starts: one that waited for a session that never came would take a turns
             # in the next.
             try:
-                check_start(side.spec, side.worker or WORKER)
+                check_start(side.spec, side.order.worker)
             except Unsupported as error:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
         for place, side in enumerate(self.sides):

@@ -13,7 +13,6 @@ from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.run.launcher import uses_gpus
 from transformer_core.run.supervisor import start_workers
 
-WORKER = "transformer_core.measure.turns.worker"
 _LEAVE_SECONDS = 1.0
 """How long a side may take to end that is not needed any more. All it has to tell is told."""
 
@@ -27,8 +26,8 @@ class Side:
     planted: float | None = None
     """Share by which its steps are slowed down; None where nothing is tested, and no step waits
     for its device."""
-    worker: str | None = None
-    """Module that its processes run; null for that of comparisons."""
+    order: type[TurnsOrder] = TurnsOrder
+    """What its processes are asked for."""
 
 
 def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
@@ -63,7 +62,7 @@ def start_side(
     processes of its own origin: forks of one process have their code and data at the same
     addresses, which is among what differs between sessions.
     """
-    order = TurnsOrder(
+    order = side.order(
         spec=side.spec,
         data=data,
         output=folder / side.name,
@@ -73,7 +72,7 @@ def start_side(
         keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, side.worker or WORKER, place, session)
+    return start_workers(order, place, session)
 
 
 def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:

@@ -31,7 +31,6 @@ from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, end_on_request
 from transformer_core.trace.breakdown.profile import breakdown_of_files, write_events
 
-WORKER = "transformer_core.own_training.profiled.worker"
 EVENTS = "events.parquet"
 
 
@@ -65,7 +64,7 @@ def _profile(
         warmup_steps=asked.warmup_steps,
         steps=asked.steps,
     )
-    outcome = attempt(order, WORKER, output / rank_file(0))
+    outcome = attempt(order, output / rank_file(0))
     breakdown = None
     if outcome is None:
         try:

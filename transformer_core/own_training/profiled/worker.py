@@ -14,14 +14,14 @@ from transformer_core.observe.ranges import allocated_mark, mark_layers, of_phas
 from transformer_core.own_training.order import OwnProfileOrder
 from transformer_core.own_training.own_step import OwnTrainer, build_trainer
 from transformer_core.own_training.profiled.step_marks import mark_own_phases
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 from transformer_core.trace.events.phases import STEP
 
 
-def run(order: OwnProfileOrder) -> None:
+def work(order: OwnProfileOrder, program: Program) -> None:
     """Train a few steps, the last of them recorded; write the trace, and its name in rank-<r>.json,
     which comes last."""
-    process = take_place(order)
+    process = program.process
     trainer = build_trainer(order.spec, process)
     recording = TorchRecording(order.output, process.rank, process.device)
     mark = of_phases(recording.range_named)
@@ -48,11 +48,3 @@ def _wait_for_this_rank(trainer: OwnTrainer) -> None:
     """A barrier would be one more collective in the trace."""
     if trainer.device.type == "cuda":
         torch.cuda.synchronize(trainer.device)
-
-
-def main() -> None:
-    carry_out(OwnProfileOrder, run)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ from schemas.results import RankPlace, Topology
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.parallel.communication import lost_ranks
 from transformer_core.parallel.communication.flat_buffers import MIB, buckets, flatten
+from transformer_core.parallel.communication.texts import gather_texts
 from transformer_core.parallel.communication.topology import Process, link_in_use
 from transformer_core.parallel.strategies.strategy import Strategy
 
@@ -30,9 +31,8 @@ class ProcessGroupStrategy(Strategy):
         self.link = link_in_use(machine)
         if not dist.is_initialized():
             self._join(machine)
-        everyone: list[RankPlace | None] = [None] * process.world_size
-        dist.all_gather_object(everyone, process.place)
-        self.places = [place for place in everyone if place is not None]
+        everyone = gather_texts(process.place.model_dump_json(), process.device)
+        self.places = [RankPlace.model_validate_json(text) for text in everyone]
         # gloo raises an exception when it runs out of time. NCCL ends the process without one, so
         # the roll is called before that.
         deadline = machine.timeout if self.backend == "nccl" else None

@@ -9,6 +9,9 @@ from transformer_core.run.order import Order
 class CollectivesOrder(Order):
     """To time collective operations between the processes of a run."""
 
+    kind = "collectives"
+    work = "transformer_core.measure.limits.collectives.worker"
+
     limits: Limits
     """Sizes and time."""
     table: Path

@@ -25,7 +25,7 @@ from transformer_core.measure.limits.collectives.order import CollectivesOrder
 from transformer_core.measure.limits.collectives.table import write_table
 from transformer_core.parallel.hooks.ring_all_reduce import ring_all_reduce
 from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 
 READINGS = 3
 """Readings of the clock for each size; the best counts."""
@@ -180,13 +180,13 @@ def _error(exchange: Exchange) -> float:
     return float((exchange.result - exchange.expected).abs().max())
 
 
-def run(order: CollectivesOrder) -> None:
+def work(order: CollectivesOrder, program: Program) -> None:
     """Measure; the main rank writes the table."""
     if order.spec.world_size < 2:
         raise Unsupported("A single process has nobody to talk to: the study asks for one device.")
     # Newer torch has other names for two of them; older has only these.
     warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning)
-    process = take_place(order)
+    process = program.process
     strategy = ProcessGroupStrategy(process, order.spec.machine)
     rows = measure(strategy, order.limits)
     if process.is_main:
@@ -203,11 +203,3 @@ def run(order: CollectivesOrder) -> None:
         write_table(order.table, rows, record)
     strategy.synchronise()
     strategy.close()
-
-
-def main() -> None:
-    carry_out(CollectivesOrder, run)
-
-
-if __name__ == "__main__":
-    main()

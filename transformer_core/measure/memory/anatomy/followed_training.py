@@ -38,7 +38,7 @@ MOMENTS: dict[str, MilestoneName] = {
 
 
 @dataclass(frozen=True)
-class Work:
+class Training:
     """What is trained, by whom, on what."""
 
     spec: RunSpec
@@ -82,18 +82,18 @@ class Followed:
     decoding: DecodingMemory | None
 
 
-def unfollowed(work: Work, milestones: Milestones) -> Unfollowed:
+def unfollowed(training: Training, milestones: Milestones) -> Unfollowed:
     """The steps that nothing disturbs; the milestones are taken."""
 
     def take(moment: str) -> None:
         milestones.take(MOMENTS[moment])
 
-    setup = work.assemble(lambda moment: milestones.take("weights"))
+    setup = training.assemble(lambda moment: milestones.take("weights"))
     # The first message: libraries take their buffers when they need them.
     setup.strategy.sum(torch.zeros(1))
     milestones.take("wrapped")
-    batch = work.batch(setup)
-    for _ in range(work.steps):
+    batch = training.batch(setup)
+    for _ in range(training.steps):
         watched_step(setup, batch, take)
         milestones.take("first_step")  # a rank that only lends its device updates nothing
     milestones.take("steady")
@@ -102,10 +102,10 @@ def unfollowed(work: Work, milestones: Milestones) -> Unfollowed:
     return Unfollowed(batch, setup.strategy.topology(), setup.parameters)
 
 
-def followed(work: Work, translate: bool = True) -> Followed:
+def followed(training: Training, translate: bool = True) -> Followed:
     """The same steps with every tensor followed; the last of them is taken apart. Then, on request,
     a batch is translated."""
-    device = work.process.device
+    device = training.process.device
     counted: CudaAllocations | CpuAllocations
     deaths: list[tuple[int, int]] = []
     counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations(deaths)
@@ -115,15 +115,15 @@ def followed(work: Work, translate: bool = True) -> Followed:
             def mark(moment: str) -> None:
                 counted.mark(MOMENTS.get(moment, moment))
 
-            setup = work.assemble(mark)
-            batch = work.batch(setup)
-            for _ in range(work.steps - 1):
+            setup = training.assemble(mark)
+            batch = training.batch(setup)
+            for _ in range(training.steps - 1):
                 followed_step(setup, batch, tracker, mark)
                 mark("first_step")
             counted.mark(LAST_STEP)
             step = followed_step(setup, batch, tracker)
             counted.mark(END)
-        decoding = decode(work, setup, tracker) if translate else None
+        decoding = decode(training, setup, tracker) if translate else None
     setup.strategy.synchronise()
     return Followed(
         step=step,
@@ -156,17 +156,17 @@ def _callbacks_here(device: torch.device) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def decode(work: Work, setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
+def decode(training: Training, setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
     """Translate one batch of the longest validation sentences, or go on with texts, on the main
     rank, as the evaluation does, up to a number of tokens; None elsewhere, and where the weights
     are in shards."""
-    settings = work.spec.evaluation
-    if not work.process.is_main or work.spec.parallel.sharded:
+    settings = training.spec.evaluation
+    if not training.process.is_main or training.spec.parallel.sharded:
         return None
-    batches = evaluation_batches(work.stores[1], pairs_per_batch=settings.batch_pairs)
+    batches = evaluation_batches(training.stores[1], pairs_per_batch=settings.batch_pairs)
     _, batch = next(batches)
     source = batch.source.to(setup.device)
-    task = work.spec.task
+    task = training.spec.task
     most = task.continuation if isinstance(task, LanguageModel) else source.size(1) + EXTRA_TOKENS
     length = min(most, DECODED_TOKENS)
     setup.optimizer.zero_grad(set_to_none=True)

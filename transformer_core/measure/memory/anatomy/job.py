@@ -1,30 +1,27 @@
-"""Where the memory of a variant goes:
-``python -m transformer_core.measure.memory.anatomy.job --spec ...``.
+"""Where the memory of a variant goes.
 
 A few steps in fresh processes, never the timed run: memory at every milestone, by rank, and what it
 is for. Like a timed run it always has a result, with a status that says why there is nothing else.
 """
 
 import json
-import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
 from transformer_core.common.attempts import count_failure
-from transformer_core.common.endings import program
-from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory.anatomy.order import AnatomyOrder, rank_file
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.supervisor import attempt, lend_processes
-
-WORKER = "transformer_core.measure.memory.anatomy.worker"
 
 
 def steps_of(spec: RunSpec) -> int:
@@ -40,7 +37,7 @@ def measure(order: AnatomyOrder) -> MemoryResult:
     spec, folder = order.spec, order.output
     for file in folder.glob(rank_file("*")):
         file.unlink()
-    outcome = attempt(order, WORKER, folder / rank_file(0))
+    outcome = attempt(order, folder / rank_file(0))
     record: dict[str, Any] = {
         "variant": spec.variant,
         "steps": order.steps,
@@ -64,30 +61,25 @@ def measure(order: AnatomyOrder) -> MemoryResult:
     return MemoryResult.model_validate(record | {"foreign": list(foreign.values())})
 
 
-@program
-def main() -> None:
-    parser = job_parser(
-        "transformer_core.measure.memory.anatomy.job",
-        "Measure where the memory of a variant goes.",
-        "JSON file to write",
-    )
-    parser.add_argument("--steps", type=int, help="training steps (default: as many as it takes)")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    spec = read_record(given.spec, RunSpec)
-    order = AnatomyOrder(
-        spec=spec,
-        data=given.data,
-        output=given.output.with_suffix(""),
-        command=reproducing_command(given.output),
-        log_file=given.log_file,
-        steps=given.steps or steps_of(spec),
-    )
-    lend_processes(order, WORKER)
-    with workplace(order.output):
-        result = measure(order)
-        write_sealed(given.output, result.model_dump_json(indent=1) + "\n")
+class MemoryAnatomy(TrainingJob):
+    """To measure where the memory of a variant goes."""
 
+    kind = "memory"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    steps: int = Field(default=0, ge=0)
+    """Training steps; 0 for as many as it takes."""
+
+    def run(self, log_file: Path | None) -> None:
+        spec = read_record(self.spec, RunSpec)
+        order = AnatomyOrder(
+            spec=spec,
+            data=self.data,
+            output=self.output.with_suffix(""),
+            command=reproducing_command(self.output),
+            log_file=log_file,
+            steps=self.steps or steps_of(spec),
+        )
+        lend_processes(order)
+        with workplace(order.output):
+            result = measure(order)
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")

@@ -6,6 +6,9 @@ from transformer_core.run.order import TrainingOrder
 class AnatomyOrder(TrainingOrder):
     """To train a few steps on the heaviest batch, and to follow their memory."""
 
+    kind = "anatomy"
+    work = "transformer_core.measure.memory.anatomy.worker"
+
     steps: int
 
     @property

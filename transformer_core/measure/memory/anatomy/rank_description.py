@@ -3,7 +3,7 @@
 from typing import Any
 
 from schemas.results import BytesPerParameter, DeviceAccount, Milestone, Parts, RankAnatomy
-from transformer_core.measure.memory.anatomy.followed_training import Followed, Unfollowed, Work
+from transformer_core.measure.memory.anatomy.followed_training import Followed, Training, Unfollowed
 from transformer_core.measure.memory.anatomy.milestones import Milestones
 from transformer_core.measure.memory.predicted.heaviest_batch import largest_shape
 
@@ -11,12 +11,12 @@ TIMELINE_POINTS = 160
 
 
 def describe(
-    work: Work, milestones: Milestones, plain: Unfollowed, found: Followed | None
+    training: Training, milestones: Milestones, plain: Unfollowed, found: Followed | None
 ) -> list[RankAnatomy]:
     """The records of the devices of this rank."""
     return [
         RankAnatomy(
-            rank=work.process.rank,
+            rank=training.process.rank,
             device=str(device) if device.type == "cuda" else "cpu",
             batch=largest_shape(plain.batch),
             milestones=_with_tensors(seen, found),

@@ -15,18 +15,18 @@ import torch.distributed as dist
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.data.sharding.training_shards import open_training_shards
-from transformer_core.measure.memory.anatomy.followed_training import Work, followed, unfollowed
+from transformer_core.measure.memory.anatomy.followed_training import Training, followed, unfollowed
 from transformer_core.measure.memory.anatomy.milestones import Milestones, first_kernel
 from transformer_core.measure.memory.anatomy.order import AnatomyOrder, rank_file
 from transformer_core.measure.memory.anatomy.rank_description import describe
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 
 
-def run(order: AnatomyOrder) -> None:
+def work(order: AnatomyOrder, program: Program) -> None:
     """Measure, and write the file of this rank."""
     milestones = Milestones()
     spec = order.spec
-    process = take_place(order)
+    process = program.process
     if process.is_main:
         log.info("%s: memory of %d steps", spec.variant, order.steps)
     devices = [process.device]
@@ -43,18 +43,18 @@ def run(order: AnatomyOrder) -> None:
         first_kernel(device)
     milestones.take("first_kernel")
     shards = open_training_shards(order.data, nearest=False)
-    work = Work(spec, process, shards.vocabulary, shards.stores, order.steps)
-    plain = unfollowed(work, milestones)
+    training = Training(spec, process, shards.vocabulary, shards.stores, order.steps)
+    plain = unfollowed(training, milestones)
     foreign = milestones.foreign()
     gc.collect()
     if process.device.type == "cuda":
         torch.cuda.empty_cache()
     # The replicas of DataParallel run in threads of their own, where nothing follows them.
-    found = followed(work) if len(devices) == 1 else None
+    found = followed(training) if len(devices) == 1 else None
     record = {
         "topology": plain.topology.model_dump(mode="json"),
         "parameters": plain.parameters,
-        "ranks": [r.model_dump(mode="json") for r in describe(work, milestones, plain, found)],
+        "ranks": [r.model_dump(mode="json") for r in describe(training, milestones, plain, found)],
         "decoding": found and found.decoding and found.decoding.model_dump(mode="json"),
         "foreign": [process.model_dump(mode="json") for process in foreign],
     }
@@ -62,11 +62,3 @@ def run(order: AnatomyOrder) -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-
-
-def main() -> None:
-    carry_out(AnatomyOrder, run)
-
-
-if __name__ == "__main__":
-    main()

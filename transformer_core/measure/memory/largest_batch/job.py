@@ -1,5 +1,4 @@
-"""The largest batch of a variant that fits:
-``python -m transformer_core.measure.memory.largest_batch.job``.
+"""The largest batch of a variant that fits.
 
 Sizes double until one does not fit, then the interval is halved. Every size is tried in fresh
 processes, and running out of memory is an answer. The size found runs a second time, and the one a
@@ -8,7 +7,6 @@ step larger must fail again.
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +20,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import BatchTrial, LargestBatchResult, ShardManifest
 from schemas.results.largest_batch import LimitKind, Purpose
-from transformer_core.common.endings import program
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
@@ -32,11 +29,10 @@ from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory.largest_batch.order import RESULT, BatchTrialOrder
 from transformer_core.run import oom
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job_options import job_parser
+from transformer_core.run.job import TrainingJob
 from transformer_core.run.statuses import classify, clear_outcomes, read_outcomes
 from transformer_core.run.supervisor import end_as_stopped, how_ended, run_workers
 
-WORKER = "transformer_core.measure.memory.largest_batch.worker"
 STEPS_MORE = 4
 """Steps beyond the answer that are tried until one fails."""
 
@@ -119,7 +115,7 @@ class Trials:
         result = order.output / RESULT
         kills, code = oom.kernel_kills(), 0
         try:
-            code = run_workers(order, WORKER)
+            code = run_workers(order)
         except Unsupported as error:
             status, reason = classify(error)
             return {"status": status, "reason": reason, "peak_bytes": None}
@@ -229,24 +225,17 @@ def measure(
     )
 
 
-@program
-def main() -> None:
-    parser = job_parser(
-        "transformer_core.measure.memory.largest_batch.job",
-        "Find the largest batch of a variant that fits into memory.",
-        "JSON file to write",
-    )
-    parser.add_argument("--settings", default="{}", help="largest_batch of the study, as JSON")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    spec = read_record(given.spec, RunSpec)
-    settings = LargestBatch.model_validate_json(given.settings)
-    manifest = read_record(given.data / "shards/train/manifest.json", ShardManifest)
-    folder: Path = given.output.with_suffix("")
-    with workplace(folder):
-        result = measure(spec, settings, manifest, given.output)
-        write_sealed(given.output, result.model_dump_json(indent=1) + "\n")
+class LargestBatchJob(TrainingJob):
+    """To find the largest batch of a variant that fits into memory."""
 
+    kind = "largest_batch"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    settings: LargestBatch = LargestBatch()
+    """largest_batch of the study."""
+
+    def run(self, log_file: Path | None) -> None:
+        spec = read_record(self.spec, RunSpec)
+        manifest = read_record(self.data / "shards/train/manifest.json", ShardManifest)
+        with workplace(self.output.with_suffix("")):
+            result = measure(spec, self.settings, manifest, self.output)
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")

@@ -8,6 +8,9 @@ RESULT = "trial.json"
 class BatchTrialOrder(Order):
     """To take a few optimizer steps on batches of one size under a limit of memory."""
 
+    kind = "batch_trial"
+    work = "transformer_core.measure.memory.largest_batch.worker"
+
     vocabulary: int
     pairs: int
     """Of a global batch, which all devices and micro-batches share."""

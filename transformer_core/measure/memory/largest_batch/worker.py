@@ -18,7 +18,7 @@ from transformer_core.measure.memory.predicted.heaviest_batch import blank_batch
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.strategies.strategy_registry import build_strategy
 from transformer_core.run.oom import data_bytes
-from transformer_core.run.preamble import carry_out, take_place
+from transformer_core.run.program import Program
 from transformer_core.training.assemble import equip
 
 STEPS = 3
@@ -40,10 +40,10 @@ def limit_memory(device: torch.device, limit: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def run(order: BatchTrialOrder) -> None:
+def work(order: BatchTrialOrder, program: Program) -> None:
     """Take the steps; the main rank writes the largest use of any rank."""
     spec = order.spec
-    process = take_place(order)
+    process = program.process
     device, training = process.device, spec.training
     torch.manual_seed(training.seed)
     if device.type == "cpu":
@@ -79,11 +79,3 @@ def run(order: BatchTrialOrder) -> None:
         write_text(order.output / RESULT, json.dumps({"peak_bytes": peak}))
     strategy.synchronise()
     strategy.close()
-
-
-def main() -> None:
-    carry_out(BatchTrialOrder, run)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from schemas.results import Window
+from transformer_core.training.observer import Observer
 
 
-class WindowClock:
+class WindowClock(Observer):
     """Cuts training into a warm-up and windows of equal step counts.
 
     The device is synchronised, and the clock read, only where a warm-up or window begins or ends
@@ -40,6 +41,8 @@ class WindowClock:
         """The closed windows, those of earlier sessions included."""
         self.warmup_seconds: float | None = None
         """Time of the last finished warm-up, pauses left out; None before there is one."""
+        self.started_at: float | None = None
+        """When the first step began, in seconds since the epoch."""
         self._warmup_steps = warmup_steps
         self._window_steps = window_steps
         self._synchronise = synchronise
@@ -68,6 +71,7 @@ class WindowClock:
         if not self._warming_up:
             self.warmup_seconds = 0.0
         self._begin(step, self._read())
+        self.started_at = time.time()
 
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float

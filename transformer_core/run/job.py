@@ -1,0 +1,84 @@
+"""Any job that a rule orders: ``python -m transformer_core.run.job --order JSON``.
+
+An order names its ``kind`` and the fields of that kind, which ``--describe KIND`` lists: the
+settings and the files that the job reads and writes. ``--order`` also takes a file that holds one.
+"""
+
+import argparse
+import sys
+from abc import abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic_core import PydanticUndefined
+
+from schemas.base import Schema
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log_to
+from transformer_core.run.kinds import JOBS, class_of, parse
+
+
+class Job(Schema):
+    """What a rule orders; each kind adds its files and settings."""
+
+    kind: ClassVar[str]
+    """Its name among :data:`transformer_core.run.kinds.JOBS`."""
+
+    @abstractmethod
+    def run(self, log_file: Path | None) -> int | None:
+        """Do it; the exit code. Plain log lines go to ``log_file``, too."""
+
+
+class TrainingJob(Job):
+    """An order for a variant on a corpus."""
+
+    spec: Path
+    """spec.json of the variant."""
+    data: Path
+    """results/data/<corpus>."""
+    output: Path
+    """What is written: a file, or a folder where there are several."""
+
+
+def read_job(text: str) -> Job:
+    """The order in a JSON text, or in the file that ``text`` names; ConfigError if it is none."""
+    if text.lstrip().startswith("{"):
+        return parse(text, JOBS, "--order")
+    return parse(Path(text).read_text(), JOBS, text)
+
+
+def describe(kind: str) -> str:
+    """The fields of an order, with what they mean and what they are if they are not given."""
+    from schemas.generate import field_docstrings  # takes long, and only people ask
+
+    model = class_of(kind, JOBS, "--describe")
+    meanings = field_docstrings(model)
+    lines = [f"{kind}: {(model.__doc__ or '').strip()}"]
+    for name, field in model.model_fields.items():
+        default = "" if field.default is PydanticUndefined else f" (default: {field.default})"
+        lines.append(f"  {name}: {' '.join(meanings.get(name, '').split())}{default}")
+    return "\n".join(lines)
+
+
+@program
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.run.job",
+        description="Carry out an order of a rule.",
+        epilog=f"Kinds: {', '.join(JOBS)}. A rule's order is its parameter `order`, which "
+        "snakemake --printshellcmds shows.",
+    )
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--order", help="the order as JSON, or a file that holds it")
+    asked.add_argument("--describe", metavar="KIND", help="list the fields of a kind of order")
+    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
+    given = parser.parse_args()
+    if given.describe is not None:
+        print(describe(given.describe))
+        return 0
+    log_to(given.log_file)
+    return read_job(given.order).run(given.log_file) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

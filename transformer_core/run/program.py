@@ -1,0 +1,57 @@
+"""What trains, as its worker starts it."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from schemas.config.run_spec import RunSpec
+from transformer_core.common.progress import log_to
+from transformer_core.data.sharding.training_shards import TrainingShards, open_training_shards
+from transformer_core.parallel.communication.topology import Process, this_process
+from transformer_core.parallel.devices.settling import settle
+from transformer_core.run.order import Order, TrainingOrder
+from transformer_core.training.assemble import Setup, assemble, unwatched
+
+
+def take_place(order: Order) -> Process:
+    """This process of the run, with the threads it is due; the main one writes log lines.
+
+    Unsupported where there are GPUs that torch cannot use, or too few of them, or where it cannot
+    have the cores or the allocator that the run spec says.
+    """
+    process = this_process(order.spec.machine, order.spec.processes_per_node)
+    if process.is_main:
+        log_to(order.log_file)
+    settle(process.device, order.spec.machine, *process.among(order.spec.machine))
+    return process
+
+
+class Program:
+    """The project's own training of an order's run spec, in this process. Nothing touches a device
+    before :attr:`process` is asked for."""
+
+    def __init__(self, order: Order, began: float) -> None:
+        self.order = order
+        self.began = began
+        """When this process began its work, in seconds since the epoch."""
+
+    @cached_property
+    def process(self) -> Process:
+        """Its place in the run: see :func:`take_place`."""
+        return take_place(self.order)
+
+    @cached_property
+    def shards(self) -> TrainingShards:
+        """The corpus."""
+        assert isinstance(self.order, TrainingOrder)
+        return open_training_shards(self.order.data)
+
+    def assemble(
+        self,
+        spec: RunSpec | None = None,
+        process: Process | None = None,
+        watch: Callable[[str], None] = unwatched,
+    ) -> Setup:
+        """The training, of another ``spec`` or as another ``process`` where they are given."""
+        process, shards = process or self.process, self.shards
+        stores = shards.stores
+        return assemble(spec or self.order.spec, process, shards.vocabulary, *stores, watch)
