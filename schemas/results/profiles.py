@@ -169,7 +169,7 @@ class DeviceBreakdown(Schema):
     pid: Whole
     """The process."""
     device: str
-    """cpu, or cuda:<index>."""
+    """cpu, cuda:<index> (ROCm too), or another accelerator with its index, as xpu:<index>."""
     events: Many
     """Device events."""
     kernels: Many

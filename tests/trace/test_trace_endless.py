@@ -1,13 +1,18 @@
 """Files that would never end, or take more memory than a machine has: refused, with the limit."""
 
+import gzip
+import io
+import json
+import os
 import sqlite3
+import tarfile
 from pathlib import Path
 
 import pytest
-from traces import training_report
+from traces import complete, kineto, on_device, training_report
 
 from schemas.errors import ConfigError
-from transformer_core.trace.readers import nsys
+from transformer_core.trace.readers import kineto_stream, nsys
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.nsys import read_nsys
 
@@ -86,3 +91,156 @@ def test_rows_that_are_not_as_usual_change_no_other(tmp_path: Path, name: str) -
     for column in kept:
         one, other = (reading.table.column(column).to_pylist() for reading in (usual, odd))
         assert sorted(map(str, one)) == sorted(map(str, other)), column
+
+
+KERNEL = json.dumps(on_device("kernel", "sgemm", 1, 2, 1))
+OPERATOR = json.dumps(complete("cpu_op", "aten::mm", 1, 5))
+
+
+def packed(name: str, content: bytes) -> bytes:
+    """A tar archive of one file."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+WHOLE = f'{{"schemaVersion": 1, "traceEvents": [{KERNEL}]}}'.encode()
+REFUSED = {
+    "spaces before the events": (
+        b'{"traceEvents"' + b" " * 300_000 + WHOLE[1:],
+        "no traceEvents in",
+    ),
+    "spaces within gzip": (
+        gzip.compress(b'{"a":' + b" " * 3_000_000),
+        "no traceEvents in its first",
+    ),
+    "spaces within the key": (b'{"traceEvents":' + b" " * 300_000, "no traceEvents in its first"),
+    "spaces alone": (b" " * 300_000, "no traceEvents in its first"),
+    "a text that never ends": (
+        b'{"traceEvents": [{"name": "' + b"x" * 900_000,
+        "damaged or cut off",
+    ),
+    "two lists of events": (WHOLE[:-1] + b"," + WHOLE[21:], "holds two lists of events"),
+    "a list of numbers": (b"[1, 2, 3]", "it is a list, but not one of events"),
+    "a list of lists": (b"[[], []]", "it is a list, but not one of events"),
+    "events that are numbers": (b'{"traceEvents": [1, 2]}', "something else than events"),
+    "a tar archive": (packed("trace.json", WHOLE), "is a tar archive: unpack it first"),
+    "a packed tar archive": (gzip.compress(packed("trace.json", WHOLE)), "is a tar archive"),
+    "a 7z archive": (b"7z\xbc\xaf\x27\x1c", "is a 7z archive"),
+    "a table": (b"PAR1" + bytes(9), "is a table of Parquet"),
+    "an accelerator that is not read": (
+        f"[{OPERATOR}, {KERNEL.replace('kernel', 'mtia_ccp_events')}]".encode(),
+        "is of an accelerator whose events are not read",
+    ),
+    "20,000 devices": (
+        b"["
+        + b",".join(
+            json.dumps(on_device("kernel", "k", 1, 2, k, device=k)).encode() for k in range(20_000)
+        )
+        + b"]",
+        "names 20,000 devices, more than the 2,048 that are read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_trace_that_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto_stream, "_LONGEST", 200_000)
+    monkeypatch.setattr(kineto_stream, "_CHUNK", 50_000)
+    path = tmp_path / "trace.json"
+    path.write_bytes(REFUSED[name][0])
+    with pytest.raises(ConfigError) as refused:
+        read_files([path])
+    assert REFUSED[name][1] in str(refused.value)
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is no regular file, and may never end"):
+            read_files([path])
+
+
+@pytest.mark.parametrize("field", ["ts", "dur"])
+@pytest.mark.parametrize("value", ["1e999999999", "1e-999999999", "-1e999999999"])
+def test_times_with_endless_digits(tmp_path: Path, field: str, value: str) -> None:
+    bad = KERNEL.replace(f'"{field}": {1 if field == "ts" else 2}', f'"{field}": {value}')
+    exact = KERNEL.replace('"ts": 1', '"ts": 5000000000000.5')
+    path = tmp_path / "trace.json"
+    path.write_text(f"[{KERNEL}, {bad}, {bad}, {exact}]")
+    assert 1 <= read_files([path]).table.num_rows <= 3
+
+
+@pytest.mark.parametrize("head", ["", "\ufeff", " \n" * 9])
+def test_events_alone_are_a_trace(tmp_path: Path, head: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(f"{head}[{KERNEL}]")
+    assert read_files([path]).table.num_rows == 1
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_files([path]).table.num_rows == 1
+
+
+def test_devices_have_the_names_of_their_accelerator(tmp_path: Path) -> None:
+    rows = [
+        complete("xpu_runtime", "zeCommandListAppendLaunchKernel", 1, 1, correlation=1),
+        on_device("kernel", "gemm", 5, 5, 1),
+    ]
+    table = read_files([kineto(tmp_path / "trace.json", rows)]).table
+    assert table.column("device").to_pylist() == ["xpu:0"]
+
+
+def ranks(folder: Path, prefix: str, ranks: int, begin: int) -> list[str]:
+    """The traces of a training."""
+    return [
+        kineto(
+            folder / f"{prefix}{rank}.json",
+            [on_device("kernel", prefix, begin + rank, 5, 1)],
+            distributedInfo={"rank": rank, "world_size": ranks},
+        ).name
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3)])
+def test_two_trainings_in_a_folder_are_told_apart(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    first = ranks(tmp_path, "x", sizes[0], 10)
+    second = ranks(tmp_path, "a", sizes[1], 5000)
+    with pytest.raises(ConfigError, match="these are 2 recordings") as refused:
+        read_files([tmp_path])
+    assert f"({', '.join(first)}; {', '.join(second)})" in str(refused.value)
+    assert len(read_files([tmp_path / name for name in second]).table) == sizes[1]
+
+
+def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path: Path) -> None:
+    ranks(tmp_path, "r", 2, 0)
+    (tmp_path / "config.json").write_text('{"learning_rate": 1}')
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "logs.gz").write_bytes(gzip.compress(b"epoch 1"))
+    for name in ("README.md", "report1.nsys-rep", ".hidden.json"):
+        (tmp_path / name).write_text("x")
+    reading = read_files([tmp_path])
+    assert [path.name for path in reading.files] == ["r0.json", "r1.json"]
+    told = "\n".join(reading.notes)
+    assert "config.json was left out: it is no trace of torch.profiler" in told
+    assert "empty.json was left out: it is empty" in told
+    assert "logs.gz was left out" in told
+    assert "2 files were left out whose names do not end in .json, .gz, .sqlite" in told
+    assert "nsys export --type=sqlite" in told
+    assert "hidden" not in told
+    with pytest.raises(ConfigError, match="no trace of torch"):
+        read_files([tmp_path / "config.json"])
+    half = tmp_path / "r0.json"
+    half.write_bytes(half.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match="damaged or cut off"):
+        read_files([tmp_path])
+
+
+def test_a_folder_without_any_trace(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds no traces: .*config\.json is no trace"):
+        read_files([tmp_path])

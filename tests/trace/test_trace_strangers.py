@@ -39,6 +39,7 @@ def test_accelerators_that_are_not_read_are_told(tmp_path: Path) -> None:
         complete("cpu_op", "aten::mm", 0, 5),
         complete("mtia_ccp_events", "dma_request", 1, 9, direction="DEVICE_TO_HOST"),
         complete("mtia_ccp_events", "fc-dtype_Half", 2, 9, correlation=1),
+        on_device("kernel", "sgemm", 10, 20, 1),
     ]
     notes = read_kineto(kineto(tmp_path / "t.json", rows)).notes
     assert [note for note in notes if note.startswith("2 events were left out: an accelerator's")]

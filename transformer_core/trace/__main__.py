@@ -21,7 +21,6 @@ from transformer_core.trace.arguments import (
     count,
     pattern,
     refuse_overwriting,
-    traces_of,
     window,
 )
 from transformer_core.trace.breakdown.devices import KERNELS_SHOWN, KernelChoice
@@ -34,6 +33,7 @@ from transformer_core.trace.breakdown.profile import (
 )
 from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.events.process import unusable
+from transformer_core.trace.readers.files import traces_of
 from transformer_core.trace.terminal import page, plain
 
 _ALL_KERNELS = 10_000
@@ -134,8 +134,7 @@ def _run(arguments: Sequence[str]) -> int:
     stretch = window(parser, options)
     if options.output == Path("-"):
         options.json, options.output = True, None
-    options.files = traces_of(options.files)
-    refuse_overwriting((options.output, options.events), options.files)
+    refuse_overwriting((options.output, options.events), traces_of(options.files))
     breakdown, events = _read(options, stretch)
     listed = with_longest(breakdown, options.top)
     write_results(listed, events, options.output, options.events)

@@ -3,14 +3,13 @@
 import argparse
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformer_core.trace.events.event_table import Window
 from transformer_core.trace.events.process import unusable
 
 _LONGEST_MS = 1e12
-_TRACES = (".json", ".gz", ".sqlite")
 
 
 def count(text: str) -> int:
@@ -73,20 +72,6 @@ def window(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Wind
     found = Window(options.begin, options.end)
     if found.end_ms is not None and found.end_ms <= (found.begin_ms or 0):
         parser.error("--to must be later than --from")
-    return found
-
-
-def traces_of(paths: Sequence[Path]) -> list[Path]:
-    """The files that are meant: of a folder, the traces in it, one per rank. TraceError for a
-    folder without any."""
-    found: list[Path] = []
-    for path in paths:
-        inside = (
-            sorted(p for p in path.iterdir() if p.suffix in _TRACES) if path.is_dir() else [path]
-        )
-        if not inside:
-            raise unusable(path, "holds no traces", "name the files, or another folder")
-        found += inside
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from schemas.results.profiles import Breakdown, DeviceBreakdown
-from transformer_core.trace.arguments import count, percent, traces_of
+from transformer_core.trace.arguments import count, percent
 from transformer_core.trace.breakdown.devices import KernelChoice
 from transformer_core.trace.breakdown.profile import Choice, breakdown_of_files
 from transformer_core.trace.events.process import unusable
@@ -235,7 +235,7 @@ def read_profile(path: Path, cache: Path | None = None) -> Breakdown:
     if (path / "breakdown.json").is_file():
         path = path / "breakdown.json"
     if path.is_dir():
-        found, _ = breakdown_of_files(traces_of([path]), path.name, choice)
+        found, _ = breakdown_of_files([path], path.name, choice)
     else:
         found = _breakdown(path) or breakdown_of_files([path], path.name, choice)[0]
     if not found.devices:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from transformer_core.common.files import atomic_path
-from transformer_core.trace.arguments import add_window, refuse_overwriting, traces_of, window
+from transformer_core.trace.arguments import add_window, refuse_overwriting, window
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.arrow import SCHEMA, events_of
 from transformer_core.trace.events.columns import NULL, Integers
@@ -30,7 +30,7 @@ from transformer_core.trace.events.event_table import Events, Rows, rows_of
 from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 from transformer_core.trace.events.process import unusable
-from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.readers.files import read_files, traces_of
 from transformer_core.trace.terminal import plain
 
 
@@ -319,9 +319,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cache", type=Path, help="folder to keep the events of traces in")
     options = parser.parse_args(arguments)
     stretch = window(parser, options)
-    options.files = traces_of(options.files)
     printed = options.output == Path("-")
-    refuse_overwriting([None if printed else options.output], options.files)
+    refuse_overwriting([None if printed else options.output], traces_of(options.files))
     table = stretch.of(read_events(options.files, options.cache))
     try:
         offsets = write_to(sys.stdout.buffer, table) if printed else write(options.output, table)

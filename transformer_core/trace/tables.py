@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from schemas.results.profiles import Breakdown
-from transformer_core.trace.arguments import traces_of
 from transformer_core.trace.breakdown.devices import KernelChoice
 from transformer_core.trace.breakdown.profile import Choice, breakdown_of_files
 from transformer_core.trace.events.event_table import TEXTS, Events, Window
@@ -125,5 +124,5 @@ def read_files(
     keeps the events for the next time. Raises ConfigError for files that cannot be used.
     """
     choice = Choice(_EVERY.kernels, _EVERY.shapes, Window(begin_ms, end_ms), cache)
-    breakdown, events = breakdown_of_files(traces_of([Path(p) for p in paths]), name, choice)
+    breakdown, events = breakdown_of_files([Path(path) for path in paths], name, choice)
     return Tables(breakdown, events)

@@ -45,7 +45,7 @@ def breakdown_of_files(
     reading = read_files(paths, cache=choice.cache)
     whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
-    files = [str(path) for path in paths]
+    files = [str(path) for path in reading.files]
     found = break_down_reading(reading, name, files, kernels=choice.kernels, shown=choice.shapes)
     if not found.devices and whole and choice.window != EVERYTHING:
         found = found.model_copy(update={"reason": NOTHING_INSIDE})

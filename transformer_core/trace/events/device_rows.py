@@ -109,7 +109,9 @@ def _placed(
 
 def _devices(rows: ProcessRows) -> Integers:
     numbers, place = np.unique(rows.trace.device["device"], return_inverse=True)
-    return np.array([rows.names[f"cuda:{n}"] for n in numbers.tolist()], np.int64)[place]
+    return np.array(
+        [rows.names[f"{rows.trace.accelerator}:{n}"] for n in numbers.tolist()], np.int64
+    )[place]
 
 
 def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> Integers:

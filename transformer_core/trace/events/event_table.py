@@ -38,7 +38,7 @@ CLASSES = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET, GRAPH)
 COLUMNS = {
     "rank": "int32",
     "pid": "int64",
-    "device": "text",  # cuda:<index> or cpu; null for ranges
+    "device": "text",  # cuda:<index>, xpu:<index>, ... or cpu; null for ranges
     "context": "int64",
     "stream": "int64",  # of a CPU: the thread
     "t0_ns": "int64",

@@ -265,7 +265,10 @@ def memory(rows: ProcessRows) -> dict[str, Integers]:
     """The bytes that are allocated on each device, whenever they change."""
     t0, device, allocated = _allocated(rows)
     numbers, place = np.unique(device, return_inverse=True)
-    names = [rows.names["cpu" if n == _CPU else f"cuda:{n}"] for n in numbers.tolist()]
+    names = [
+        rows.names["cpu" if n == _CPU else f"{rows.trace.accelerator}:{n}"]
+        for n in numbers.tolist()
+    ]
     return {
         "t0_ns": t0,
         "t1_ns": t0,

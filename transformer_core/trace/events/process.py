@@ -33,6 +33,8 @@ class LeftOut:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._first: dict[str, str] = {}
+        self.accelerators: set[str] = set()
+        """Categories of events that are not read."""
 
     def add(self, reason: str, count: int = 1, first: str = "") -> None:
         """``count`` events for one reason, and what is wrong with the first of them."""
@@ -44,6 +46,7 @@ class LeftOut:
         """Events of an accelerator whose trace has other events than a GPU's."""
         reason = f"an accelerator's of a kind that is not read ({category}), missing in all numbers"
         self.add(reason, len(events))
+        self.accelerators.add(category)
 
     @property
     def total(self) -> int:
@@ -152,6 +155,8 @@ class ProcessTrace:
     usual_group: str | None = None
     """The process group of collectives that do not say theirs: its ranks, ``0,1``; ``#?`` where
     there are several; null where the trace tells nothing of groups."""
+    accelerator: str = "cuda"
+    """What its devices are called before their numbers."""
     names: Names = field(default_factory=Names)
     device: Columns = field(
         default_factory=lambda: Columns(
@@ -313,13 +318,18 @@ class TraceError(ConfigError):
     def __init__(self, path: Path, message: str, remedy: str) -> None:
         super().__init__([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
         self.sentence = f"{path} {message}: {remedy}"
+        self.path, self.reason = path, message
         self._parts = (path, message, remedy)
 
     def __str__(self) -> str:
         return self.sentence
 
     def __reduce__(self) -> tuple[type["TraceError"], tuple[Path, str, str]]:
-        return TraceError, self._parts
+        return type(self), self._parts
+
+
+class NotATrace(TraceError):
+    """A file that is something else: in a folder it is passed over."""
 
 
 def unusable(path: Path, message: str, remedy: str) -> TraceError:

@@ -1,6 +1,7 @@
 """Files of a profiler, one per rank of one training, as one event table."""
 
 import os
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 
 from transformer_core.trace.events.device_rows import events_of_process
 from transformer_core.trace.events.event_table import Events, joined
-from transformer_core.trace.events.process import Source, unusable
+from transformer_core.trace.events.process import NotATrace, ProcessTrace, Source, unusable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,12 +27,19 @@ _PACKED = {
     b"\x28\xb5\x2f\xfd": ("is packed with zstd", "unpack it first: zstd -d"),
     b"\xfd7zXZ\x00": ("is packed with xz", "unpack it first: unxz"),
     b"BZh": ("is packed with bzip2", "unpack it first: bunzip2"),
+    b"7z\xbc\xaf": ("is a 7z archive", "unpack it first: 7z x"),
+    b"\x04\x22\x4d\x18": ("is packed with lz4", "unpack it first: lz4 -d"),
+    b"PAR1": ("is a table of Parquet, no trace", "for trace perfetto give it alone:"),
     b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 """What files begin with that are read once they are something else, and how they become it."""
 _WORTH_PROCESSES = 64 << 20
 """Bytes of text that take longer to read than a process to start."""
 _COMPRESSION = 8
+_SUFFIXES = (".json", ".gz", ".sqlite")
+"""How the names of traces end; other files of a folder are none."""
+_MOST = 2048
+"""Devices, streams, threads or processes that are read of a file."""
 _FORMATS = "give traces of torch.profiler (.json, .json.gz) or SQLite exports of Nsight Systems"
 
 
@@ -59,6 +67,8 @@ class FileTables:
 class Reading:
     """The event table of some files, and what must be said of them."""
 
+    files: list[Path]
+    """That were read, in the order of the table."""
     events: Events
     format: Literal["nsys", "kineto"]
     version: str | None
@@ -72,8 +82,40 @@ class Reading:
         return table_of(self.events)
 
 
+def traces_of(paths: Sequence[Path]) -> list[Path]:
+    """The files that are meant: of a folder, those in it that may be traces by their names.
+    TraceError for a folder without any."""
+    found: list[Path] = []
+    for path in paths:
+        inside = [one for one in _inside(path) if one.suffix in _SUFFIXES] or [path]
+        if path.is_dir() and inside == [path]:
+            raise unusable(path, "holds no traces", "name the files, or another folder")
+        found += inside
+    return found
+
+
+def _inside(path: Path) -> list[Path]:
+    """The files of a folder that are not hidden."""
+    if not path.is_dir():
+        return []
+    return sorted(one for one in path.iterdir() if one.is_file() and one.name[0] != ".")
+
+
+def _check_kind(path: Path) -> None:
+    """TraceError for what is no file that ends."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror or error})"
+        raise unusable(path, reason, "check its path and permissions") from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise unusable(path, "is no regular file, and may never end", "write it to a file first")
+
+
 def read_source(path: Path) -> Source:
-    """One file, of whichever format it is; TraceError if it cannot be used."""
+    """One file, of whichever format it is; TraceError if it cannot be used, NotATrace if it is
+    something else."""
+    _check_kind(path)
     try:
         with path.open("rb") as stream:
             start = stream.read(64)
@@ -82,16 +124,16 @@ def read_source(path: Path) -> Source:
         raise unusable(path, reason, "check its path and permissions") from None
     database = start.startswith(_SQLITE)
     if not start:
-        raise unusable(path, _EMPTY, _FORMATS)
+        raise NotATrace(path, _EMPTY, _FORMATS)
     if start.startswith(_NSYS_REPORT) or (path.suffix in (".nsys-rep", ".qdrep") and not database):
-        raise unusable(
+        raise NotATrace(
             path,
             "is a report in the format of Nsight Systems itself",
             f"export it with nsys export --type=sqlite {path}",
         )
     for mark, (problem, remedy) in _PACKED.items():
         if start.startswith(mark):
-            raise unusable(path, problem, f"{remedy} {path}")
+            raise NotATrace(path, problem, f"{remedy} {path}")
     # One of them is enough, and importing both takes longer.
     if database:
         from transformer_core.trace.readers.nsys import read_nsys
@@ -105,19 +147,30 @@ def read_source(path: Path) -> Source:
 def read_files(
     paths: Sequence[Path], ranks: Sequence[int] | None = None, cache: Path | None = None
 ) -> Reading:
-    """The processes of all files in one table.
+    """The processes of all files in one table; a folder stands for the traces in it.
 
     Ranks are ``ranks`` (one for each file of one process), else those that the traces say, else
     the order of files and process ids. Large files are read side by side; what they hold is kept in
-    the folder ``cache``, if there is one, and taken from there the next time. Raises TraceError for
-    a file that cannot be used, for two processes of one rank, and for files of two profilers.
+    the folder ``cache``, if there is one, and taken from there the next time. Files of a folder that
+    are no traces are left out, with a note. Raises TraceError for a file that cannot be used, for
+    two processes of one rank, and for files of two profilers.
     """
+    files = traces_of(paths)
+    for path in files:
+        _check_kind(path)
     if ranks is None:
-        _refuse_doubles(paths)
+        _refuse_doubles(files)
     found: list[ProcessTable] = []
     notes: list[str] = []
+    passed: list[NotATrace] = []
     formats: list[tuple[Literal["nsys", "kineto"], str | None]] = []
-    for number, (path, read) in enumerate(zip(paths, _side_by_side(paths, cache), strict=True)):
+    optional = [path not in paths for path in files]
+    for number, (path, read) in enumerate(
+        zip(files, _side_by_side(files, optional, cache), strict=True)
+    ):
+        if isinstance(read, NotATrace):
+            passed.append(read)
+            continue
         if formats and read.format != formats[0][0]:
             raise unusable(
                 path,
@@ -125,14 +178,23 @@ def read_files(
                 "give files of one profiler",
             )
         formats.append((read.format, read.version))
-        notes += [f"{path.name}: {note}" if len(paths) > 1 else note for note in read.notes]
+        notes += [f"{path.name}: {note}" if len(files) > 1 else note for note in read.notes]
         if ranks is not None and len(read.processes) == 1:
             read.processes[0].rank = ranks[number]
         found += read.processes
+    if not formats:
+        raise unusable(
+            next(path for path in paths if path.is_dir()),
+            f"holds no traces: {passed[0]}",
+            "name the files, or another folder",
+        )
+    notes += [f"{one.path.name} was left out: it {one.reason}" for one in passed]
+    notes += _others(paths)
     notes += _settle_ranks(found)
     for one in found:
         one.rows.columns.replace("rank", np.full(len(one.rows), one.rank))
     return Reading(
+        files=[path for path in files if path not in {one.path for one in passed}],
         events=joined([one.rows for one in found]),
         format=formats[0][0],
         version=formats[0][1],
@@ -140,13 +202,30 @@ def read_files(
     )
 
 
-def _side_by_side(paths: Sequence[Path], cache: Path | None) -> Iterator[FileTables]:
+def _others(paths: Sequence[Path]) -> list[str]:
+    """A note on the files of folders whose names are not those of traces."""
+    others = [one.name for path in paths for one in _inside(path) if one.suffix not in _SUFFIXES]
+    if not others:
+        return []
+    told = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+    were = "file was" if len(others) == 1 else "files were"
+    reports = any(name.endswith((".nsys-rep", ".qdrep")) for name in others)
+    export = "; reports are read once exported: nsys export --type=sqlite" if reports else ""
+    return [
+        f"{len(others)} {were} left out whose names do not end in {', '.join(_SUFFIXES)}: {told}"
+        + export
+    ]
+
+
+def _side_by_side(
+    paths: Sequence[Path], optional: Sequence[bool], cache: Path | None
+) -> Iterator[FileTables | NotATrace]:
     """What the files hold, in their order; by as many processes as there are cores, if starting
     those pays."""
     read = partial(_read_one, cache=cache)
     workers = min(len(paths), _cores())
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
-        yield from map(read, paths)
+        yield from map(read, paths, optional)
         return
     # Few read several files, and importing these takes long.
     import multiprocessing
@@ -157,7 +236,7 @@ def _side_by_side(paths: Sequence[Path], cache: Path | None) -> Iterator[FileTab
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(workers, context) as pool:
         try:
-            yield from pool.map(read, paths)
+            yield from pool.map(read, paths, optional)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -174,12 +253,17 @@ def _text_size(path: Path) -> int:
         return 0  # said when it is read
 
 
-def _read_one(path: Path, cache: Path | None = None) -> FileTables:
-    if cache is None:
-        return tables_of(path)
-    from transformer_core.trace.readers.kept import kept  # files of Arrow
+def _read_one(path: Path, optional: bool, cache: Path | None = None) -> FileTables | NotATrace:
+    try:
+        if cache is None:
+            return tables_of(path)
+        from transformer_core.trace.readers.kept import kept  # files of Arrow
 
-    return kept(path, cache, tables_of)
+        return kept(path, cache, tables_of)
+    except NotATrace as error:
+        if not optional:
+            raise
+        return error
 
 
 def tables_of(path: Path) -> FileTables:
@@ -187,6 +271,7 @@ def tables_of(path: Path) -> FileTables:
     others did."""
     source = read_source(path)
     busy = [trace for trace in source.processes if len(trace.device)] or source.processes
+    _refuse_crowds(path, busy)
     # The rows of the table alone are kept: they are few beside what was read.
     return FileTables(
         format=source.format,
@@ -196,6 +281,23 @@ def tables_of(path: Path) -> FileTables:
             ProcessTable(path, trace.rank, trace.ranks, events_of_process(trace)) for trace in busy
         ],
     )
+
+
+def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
+    """TraceError for more devices, streams or threads than any machine has: each is looked at for
+    itself."""
+    for what, names in (("devices", ("device",)), ("streams", ("device", "stream"))):
+        count = 0
+        for trace in traces:
+            columns = [trace.device[name] for name in names]
+            count += len(np.unique(np.stack(columns, 1), axis=0)) if len(trace.device) else 0
+        if count > _MOST:
+            reason = f"names {count:,} {what}, more than the {_MOST:,} that are read"
+            raise unusable(path, reason, "give a trace of one process, or fewer processes in one")
+    threads = sum(len(t.operators.distinct("thread")) for t in traces if not len(t.device))
+    if max(threads, len(traces)) > _MOST:
+        reason = f"names {max(threads, len(traces)):,} threads or processes, more than {_MOST:,}"
+        raise unusable(path, reason, "give a trace of one process")
 
 
 def _refuse_doubles(paths: Sequence[Path]) -> None:
@@ -224,15 +326,8 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
             one.rank = place
         if len(found) > 1:
             notes.append("The traces do not say their ranks: they are counted in order")
-    seen: dict[int | None, Path] = {}
-    for one in found:
-        if one.rank in seen:
-            raise unusable(
-                one.path,
-                f"is of rank {one.rank}, and so is {seen[one.rank]}",
-                "give one file for each rank of one training",
-            )
-        seen[one.rank] = one.path
+    _refuse_two_recordings(found)
+    seen = {one.rank for one in found}
     sizes = {one.ranks for one in found if one.ranks is not None}
     if sizes and max(sizes) > len(seen):
         notes.append(
@@ -240,3 +335,35 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
             "is unknown"
         )
     return notes
+
+
+def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
+    """TraceError where ranks are there twice, or of trainings of different sizes: it says which
+    files belong together, by the number of ranks and by time."""
+    recordings: list[list[ProcessTable]] = []
+    order = {id(one): int(one.rows.columns["t0_ns"].min()) if len(one.rows) else 0 for one in found}
+    for one in sorted(found, key=lambda one: order[id(one)]):
+        fits = (
+            mine
+            for mine in recordings
+            if mine[0].ranks == one.ranks and one.rank not in {other.rank for other in mine}
+        )
+        if (mine := next(fits, None)) is None:
+            recordings.append([one])
+        else:
+            mine.append(one)
+    if len(recordings) < 2:
+        return
+    first, second = recordings[0][0], recordings[1][0]
+    told = "; ".join(
+        ", ".join(dict.fromkeys(one.path.name for one in mine)) for mine in recordings[:4]
+    )
+    twice = next((one for one in recordings[0] if one.rank == second.rank), None)
+    reason = f"is of {second.ranks} ranks, and {first.path} of {first.ranks}"
+    if twice:
+        reason = f"is of rank {second.rank}, and so is {twice.path}"
+    raise unusable(
+        second.path,
+        f"{reason}: these are {len(recordings)} recordings ({told})",
+        "give one file for each rank of one training",
+    )

@@ -15,6 +15,7 @@ from transformer_core.common.progress import Progress
 from transformer_core.trace.events.columns import NULL, Integers, or_null
 from transformer_core.trace.events.layers import MODULE
 from transformer_core.trace.events.process import (
+    NotATrace,
     ProcessTrace,
     Source,
     group_named,
@@ -33,6 +34,7 @@ from transformer_core.trace.readers.kineto_events import (
     MEMORY,
     MEMORY_CATEGORIES,
     OPERATORS,
+    OTHER_RUNTIMES,
     UNREAD,
     AnyEvent,
     ArgsDecoder,
@@ -79,7 +81,7 @@ class KinetoReader:
         self._takers["python_function"] = self._modules
         self._takers |= dict.fromkeys((MEMORY, *MEMORY_CATEGORIES), self._memory)
         self._takers |= {name: partial(self._device_events, kind) for name, kind in DEVICE.items()}
-        self._takers |= dict.fromkeys(LAUNCHES, self._launches)
+        self._takers |= {name: partial(self._launches, name) for name in LAUNCHES}
         self._takers |= dict.fromkeys(OPERATORS, self._operators)
         self._takers |= {name: partial(self.left_out.unread, name) for name in UNREAD}
         self._typed = TypedDecoder()
@@ -96,7 +98,7 @@ class KinetoReader:
                 self._take(piece)
                 progress.update(len(piece))
         if not text.seen and not self.left_out.total:
-            raise unusable(
+            raise NotATrace(
                 self.path,
                 "is no trace of torch.profiler, for it has no traceEvents",
                 "give a file that export_chrome_trace or tensorboard_trace_handler wrote",
@@ -109,6 +111,14 @@ class KinetoReader:
                 f"holds {self.launched:,} launches of kernels, but no kernel{self.left_out.told}",
                 "record with ProfilerActivity.CUDA, where CUPTI may be used and no other profiler "
                 "runs",
+            )
+        if self.left_out.accelerators and not len(self.trace.device):
+            raise unusable(
+                self.path,
+                "is of an accelerator whose events are not read "
+                f"({', '.join(sorted(self.left_out.accelerators))}): its CPU alone does not tell "
+                "where the time goes",
+                "give traces of GPUs, or of trainings on a CPU",
             )
         version = text.head.get("schemaVersion")
         version = None if version is None else str(version)
@@ -197,7 +207,8 @@ class KinetoReader:
             graph=optional([a.graph for a in args]),
         )
 
-    def _launches(self, events: Sequence[AnyEvent]) -> None:
+    def _launches(self, category: str, events: Sequence[AnyEvent]) -> None:
+        self.trace.accelerator = OTHER_RUNTIMES.get(category, self.trace.accelerator)
         events, args = self._launch_args(events, self.left_out)
         self.launched += sum(launches(event.name) for event in events)
         correlation = optional([a.correlation for a in args])

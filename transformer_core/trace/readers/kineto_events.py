@@ -41,6 +41,14 @@ LAUNCHES = (
     *("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"),
 )
 
+OTHER_RUNTIMES = {
+    "xpu_runtime": "xpu",
+    "xpu_driver": "xpu",
+    "privateuse1_runtime": "privateuse1",
+    "privateuse1_driver": "privateuse1",
+}
+"""Names of devices by the runtimes that launch on them; all others are called cuda, ROCm's too."""
+
 UNREAD = ("mtia_ccp_events", "mtia_workloadd", "hpu_op")
 """What accelerators did whose events are no kernels and copies like those of GPUs."""
 
@@ -256,8 +264,11 @@ def nanoseconds(values: list[Any]) -> Integers:
 
 
 def _exact(value: Decimal | None) -> int:
-    if value is None or not value.is_finite():
+    # Arithmetic with numbers of very many digits would never end, or fail.
+    if value is None or not value.is_finite() or value.adjusted() > 18:
         return NULL
+    if value.adjusted() < -18:
+        return 0
     found = round(value * 1000)
     return found if abs(found) < _LATEST else NULL
 

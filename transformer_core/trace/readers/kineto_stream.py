@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from transformer_core.trace.events.process import TraceError, unusable
+from transformer_core.trace.events.process import NotATrace, TraceError, unusable
 
 _CHUNK = 1 << 19
 _TRIES = 40
@@ -32,6 +32,11 @@ _SURROGATES = re.compile(
     rb"(\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
 """Halves of characters that stand alone; after what is read first: backslashes and whole ones."""
+
+
+_KEY = b'"traceEvents"'
+_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*[{\]]")
+_WRITERS = "give a file that export_chrome_trace or tensorboard_trace_handler wrote"
 
 
 class Damaged(ValueError):
@@ -55,6 +60,28 @@ def open_trace(path: Path) -> BinaryIO:
     if start == b"\x1f\x8b":
         return io.BufferedReader(gzip.GzipFile(fileobj=stream), _CHUNK)
     return stream
+
+
+class _Ended:
+    """A stream with a brace behind its end."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._rest = stream, b"}"
+
+    def readinto(self, part: memoryview) -> int:
+        """Read on; 0 at the end."""
+        count: int = self._stream.readinto(part)  # type: ignore[attr-defined]
+        if not count and self._rest:
+            part[:1], self._rest = self._rest, b""
+            return 1
+        return count
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes."""
+        found = self._stream.read(size)
+        if len(found) < size:
+            found, self._rest = found + self._rest, b""
+        return found
 
 
 class Window:
@@ -138,12 +165,8 @@ class EventText:
             ) from None
 
     def _pieces(self, stream: BinaryIO) -> Iterator[Any]:
-        text = b""
-        while not (found := _EVENTS.search(text)):
-            if not (more := stream.read(_CHUNK)):
-                raise self._foreign(text)
-            text += more
-        head, window = text[: found.end()], Window(text[found.end() :])
+        head, text, stream = self._begin(stream)
+        window = Window(text)
         wanted = _CHUNK
         while window.read(stream):
             if len(window) < wanted:
@@ -163,7 +186,33 @@ class EventText:
         self.seen += len(events)
         if events:
             yield events
-        self._read_head(head + b"]" + tail)
+        self._read_head(head, tail)
+
+    def _begin(self, stream: BinaryIO) -> tuple[bytes, bytes, Any]:
+        """The text up to the list of events, what was read of that, and the stream of the rest."""
+        text, place = bytearray(), 0
+        while True:
+            more = stream.read(_CHUNK)
+            text += more
+            if text[257:262] == b"ustar":
+                raise NotATrace(self.path, "is a tar archive", "unpack it first: tar -xf")
+            # The begin of the key, whose list may follow in what is read next.
+            if found := _EVENTS.search(text, place):
+                begin = found.end()
+                break
+            place = max(place, text.rfind(_KEY), len(text) - len(_KEY))
+            if _ARRAY.match(text):
+                begin = text.index(b"[") + 1
+                break
+            if not more:
+                raise self._foreign(bytes(text))
+            if len(text) > _LONGEST:
+                reason = f"has no traceEvents in its first {_LONGEST >> 20} MB"
+                raise NotATrace(self.path, reason, _WRITERS)
+        if found:
+            return bytes(text[:begin]), bytes(text[begin:]), stream
+        # The events alone, without an object around them.
+        return b'{"traceEvents":[', bytes(text[begin:]), _Ended(stream)
 
     def _whole_events(self, window: Window) -> Any:
         """The events that a window begins with; it goes on behind them."""
@@ -197,6 +246,8 @@ class EventText:
         if empty := re.match(rb"\s*\]", text):
             return [], text[empty.end() :]
         error = "it ends amid an event"
+        if text.lstrip()[:1] not in (b"{", b""):
+            error = "its list holds something else than events"
         for found in reversed(list(_END.finditer(text))[-_TRIES:]):
             try:
                 return self.decode(b"[" + text[: found.start(1)] + b"]"), text[found.end(1) :]
@@ -205,8 +256,12 @@ class EventText:
         self.seen += len(self._whole_events(Window(text)))
         raise Damaged(error)
 
-    def _read_head(self, text: bytes) -> None:
-        text = text.removeprefix(_MARK)
+    def _read_head(self, head: bytes, tail: bytes) -> None:
+        if _EVENTS.search(tail):
+            raise unusable(
+                self.path, "holds two lists of events (traceEvents)", "make a file of each"
+            )
+        text = (head + b"]" + tail).removeprefix(_MARK)
         for candidate in (text, repaired(text)):
             try:
                 found = msgspec.json.decode(candidate)
@@ -224,8 +279,7 @@ class EventText:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if text.lstrip()[:1] == b"{" and b'"schemaVersion"' in text:
                 raise Damaged(str(error)) from None
-        return unusable(
-            self.path,
-            "is no trace of torch.profiler, for it has no traceEvents",
-            "give a file that export_chrome_trace or tensorboard_trace_handler wrote",
-        )
+        reason = "is no trace of torch.profiler, for it has no traceEvents"
+        if text.lstrip(_MARK + b" \t\r\n")[:1] == b"[":
+            reason = "is no trace of torch.profiler, for it is a list, but not one of events"
+        return NotATrace(self.path, reason, _WRITERS)

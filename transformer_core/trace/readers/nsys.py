@@ -24,6 +24,7 @@ from transformer_core.trace.events.columns import NULL, Integers, Names, or_null
 from transformer_core.trace.events.process import (
     LAUNCH_NAME,
     LeftOut,
+    NotATrace,
     ProcessTrace,
     Source,
     group_named,
@@ -162,7 +163,7 @@ class _Report:
 
     def read(self) -> Source:
         if not self._columns_of("StringIds"):
-            raise unusable(
+            raise NotATrace(
                 self.path,
                 "is an SQLite database, but not a report of Nsight Systems: it has no StringIds",
                 "export the report: nsys export --type=sqlite REPORT.nsys-rep",
