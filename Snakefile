@@ -22,6 +22,7 @@ include: "workflow/rules/self_test.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/search.smk"
 include: "workflow/rules/own_training.smk"
+include: "workflow/rules/script.smk"
 include: "workflow/rules/links.smk"
 include: "workflow/rules/projection.smk"
 include: "workflow/rules/report.smk"
@@ -66,4 +67,4 @@ if STUDY.search is None:
 rule all:
     default_target: True
     input:
-        OWN_TARGETS if STUDY.task.kind == "import" else "results/report.html",
+        own_targets(STUDY) or "results/report.html",

@@ -8,6 +8,7 @@ from pydantic import Field
 from schemas.base import Schema
 from schemas.config.decoder_only import Sampling
 from schemas.config.own_training import ImportedTask
+from schemas.config.script import ScriptTask
 
 MOST_CHARACTERS = 10_000_000
 """The longest text that is kept where nothing else is said: long ones are cut into rows."""
@@ -39,7 +40,9 @@ class LanguageModel(Schema):
     """How tokens are drawn where they are not the most probable ones."""
 
 
-AnyTask = Annotated[Translation | LanguageModel | ImportedTask, Field(discriminator="kind")]
+AnyTask = Annotated[
+    Translation | LanguageModel | ImportedTask | ScriptTask, Field(discriminator="kind")
+]
 
 
 def defaults_of(task: Any) -> dict[str, dict[str, Any]]:

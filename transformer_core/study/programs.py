@@ -50,6 +50,8 @@ PROGRAMS = MappingProxyType(
         "claims": ("transformer_core.decide.claims",),
         "search": ("transformer_core.decide.search.job",),
         "quality": (_JOB, "transformer_core.measure.quality.job"),
+        "tune": ("transformer_core.tune.job",),
+        "tune_page": ("transformer_core.report.tune_page",),
         "own_training": ("transformer_core.own_training.job",),
         "own_profiles": ("transformer_core.own_training.profiled.job",),
         "own_page": ("transformer_core.report.own_training.own_page",),

@@ -2,6 +2,7 @@
 from files beside it. They are read, never run."""
 
 import ast
+import hashlib
 import os
 import sys
 import sysconfig
@@ -20,6 +21,8 @@ from schemas.config.corpus import (
     UrlCorpus,
 )
 from schemas.config.run_spec import RunSpec
+from schemas.config.script import ScriptTask
+from schemas.config.task import AnyTask
 from transformer_core.common.sources.bare_trees import bare_digest
 from transformer_core.common.sources.definitions import imported
 
@@ -46,6 +49,15 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
         case _:
             found = []
     return [str(path) for path in found if path.is_file()]
+
+
+def script_files(task: AnyTask) -> list[str]:
+    """Name and digest of each Python file in the folder of a user's script."""
+    if not isinstance(task, ScriptTask):
+        return []
+    folder = Path(task.directory or ".")
+    found = sorted(folder.glob("*.py"))[:500]
+    return [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in found]
 
 
 def own_models(specs: Iterable[RunSpec]) -> list[str]:

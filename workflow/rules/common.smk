@@ -30,7 +30,7 @@ from transformer_core.study.declarations.claims_file import (
 from transformer_core.study.declarations.study_files import study_settings
 from transformer_core.study.compared_pairs import turn_groups
 from transformer_core.study.ownership import check_foreign, check_owner, work_alone
-from transformer_core.study.checks.imported_rules import OWN_TARGETS, asked_in_vain
+from transformer_core.study.checks.imported_rules import asked_in_vain, own_targets
 from transformer_core.study.checks.planned_study import plan_study
 from transformer_core.study.reservations import (
     largest,
@@ -43,7 +43,7 @@ from transformer_core.study.resolve import VARIANTS_FILE, lineage
 from transformer_core.study.targets import check_targets, known_targets
 from transformer_core.study.staleness import fingerprints
 from transformer_core.study.timekeeping import begin, end
-from transformer_core.study.users_files import corpus_files, own_models
+from transformer_core.study.users_files import corpus_files, own_models, script_files
 from transformer_core.study.variants import read_variants
 from transformer_core.report.contents import FIGURES, TABLES
 

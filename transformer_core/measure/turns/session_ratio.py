@@ -29,7 +29,12 @@ def log_ratios(rounds: Sequence[Round], pair: Pair) -> list[float]:
 
 def session_ratio(rounds: Sequence[Round], pair: Pair) -> LogRatio:
     """The trimmed mean of :func:`log_ratios` and its standard error."""
-    values = np.sort(log_ratios(rounds, pair))
+    return log_ratio_of(pair, log_ratios(rounds, pair))
+
+
+def log_ratio_of(pair: Pair, logs: Sequence[float]) -> LogRatio:
+    """The trimmed mean of the logarithms of a session's ratios, and its standard error."""
+    values = np.sort(logs)
     count = len(values)
     cut = int(TRIM * count)
     kept = values[cut : count - cut]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from schemas.config.own_training import ImportedTask
 from schemas.config.run_spec import RunSpec
+from schemas.config.script import ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigProblem
 from transformer_core.study.checks.task_rules import Violation
@@ -12,12 +13,19 @@ _NOT_USED = ("corpus", "filter", "tokenizer", "batching", "model", "evaluation")
 REPORT = "results/report.html"
 _FILES = ("report.md", "results.json", "changes.diff", "profiles.json")
 OWN_TARGETS = (REPORT, *(f"results/own_training/{file}" for file in _FILES))
-"""What a study with a training of the user's own makes."""
+"""Targets of a study whose task is a function of the user's (task.kind = import)."""
+SCRIPT_TARGETS = (
+    REPORT,
+    "results/report.md",
+    "results/tune/answer.json",
+    "results/tune/changes.diff",
+)
+"""Targets of a study whose task is a script of the user's (task.kind = script)."""
 
 
 def of_imported(spec: RunSpec) -> Iterator[Violation]:
     """Sections that the user's own training does not read, but that are set."""
-    if not isinstance(spec.task, ImportedTask):
+    if not isinstance(spec.task, ImportedTask | ScriptTask):
         return
     for name in _NOT_USED:
         section, usual = getattr(spec, name), RunSpec.model_fields[name].default
@@ -26,8 +34,8 @@ def of_imported(spec: RunSpec) -> Iterator[Violation]:
             yield (
                 f"{name}.{field}",
                 getattr(section, field),
-                "is not used: with task.kind = import, model and batches are those of task.factory",
-                f"leave {name} out, and hand settings to the function with task.options",
+                f"is not used: with task.kind = {spec.task.kind}, model and batches are your own",
+                f"leave {name} out; settings of your code go into task",
             )
 
 
@@ -37,26 +45,33 @@ def _differs(section: object, usual: object, field: str) -> bool:
 
 def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
     """Variants, which are laid over a study's sections, of a study that has none of these."""
-    if isinstance(study.task, ImportedTask) and study.variants != [study.baseline]:
+    if isinstance(study.task, ImportedTask | ScriptTask) and study.variants != [study.baseline]:
         yield ConfigProblem(
             file,
             "variants",
             study.variants,
-            "is not used: with task.kind = import, what is tried stands in task.techniques",
+            f"is not used: with task.kind = {study.task.kind}, task.techniques says what is tried",
             f"take variants: [{study.baseline}]",
         )
 
 
+def own_targets(study: Study) -> tuple[str, ...]:
+    """Targets of a study of the user's own training; none of another study."""
+    kind = study.task.kind
+    return OWN_TARGETS if kind == "import" else SCRIPT_TARGETS if kind == "script" else ()
+
+
 def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
     """Targets on a command line that a study with a training of the user's own does not have."""
-    if not isinstance(study.task, ImportedTask):
+    if not isinstance(study.task, ImportedTask | ScriptTask):
         return
+    targets = own_targets(study)
     for target in asked:
-        if target.startswith("results/") and target not in OWN_TARGETS:
+        if target.startswith("results/") and target not in targets:
             yield ConfigProblem(
                 "command line",
                 "target",
                 target,
-                "is not made of a training of your own (task.kind = import)",
+                f"is not made of a training of your own (task.kind = {study.task.kind})",
                 f"ask for {REPORT}",
             )

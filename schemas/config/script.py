@@ -1,0 +1,47 @@
+"""A training script of the user's own: what makes it faster is looked for as for any other."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.base import PathText, Schema
+
+ScriptTechnique = Literal[
+    "allocator_huge_pages",
+    "allocator_kept",
+    "bf16",
+    "bf16_matmul",
+    "channels_last",
+    "chunked_loss",
+    "compiled_blocks",
+    "compiled_model",
+    "cudnn_benchmark",
+    "data_workers",
+    "expandable_segments",
+    "foreach_optimizer",
+    "fused_optimizer",
+    "gc_off",
+    "jemalloc",
+    "kept_activations",
+    "physical_cores",
+    "pinned_memory",
+    "tf32",
+]
+"""Changes that need no knowledge of a script: transformer_core/tune/techniques."""
+
+
+class ScriptTask(Schema):
+    """A training script as it stands, which is run unedited."""
+
+    kind: Literal["script"]
+    command: tuple[Annotated[str, Field(max_length=10_000)], ...] = Field(
+        min_length=1, max_length=1_000, examples=[["train.py", "--batch-size", "8"]]
+    )
+    """Script and its arguments, as after python; ``-m`` and a module works too, and so does
+    torchrun with its options before them."""
+    directory: PathText | None = Field(default=None, examples=["/home/me/nanoGPT"])
+    """Working directory of the script. Null: the folder in which Snakemake is started."""
+    techniques: tuple[ScriptTechnique, ...] | None = Field(default=None, max_length=64)
+    """Changes to try. Null: all that have a meaning for the script on this machine."""
+    verify: bool = True
+    """Whether the changed script is run against the original."""

@@ -1,0 +1,179 @@
+"""Observes a training script from outside, by torch's global hooks.
+
+A boundary is the end of an optimizer step, whoever wrote the loop: ``torch.optim`` calls global
+hooks around each ``step()`` (``register_optimizer_step_pre_hook`` and ``..._post_hook``). A script
+that updates its weights by hand has no such call: there the end of ``backward`` is the boundary.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from transformer_core.tune.order import Boundary
+
+Call = Callable[..., Any]
+
+BACKWARDS_WITHOUT_STEP = 64
+"""A training that has not called an optimizer after so many backward passes has none."""
+
+
+class Boundaries:
+    """Reports what a training does: its modules, losses, and the end of each step.
+
+    Assign the callbacks before the script starts; each does nothing by default.
+
+    Args:
+        kind: where a step ends.
+    """
+
+    def __init__(self, kind: Boundary = "optimizer") -> None:
+        self.kind = kind
+        self.modules: list[nn.Module] = []
+        """Outermost modules with parameters that were called in training, in order."""
+        self.optimizers: list[Optimizer] = []
+        """Optimizers that have stepped, in order."""
+        self.losses: list[Tensor] = []
+        """Detached losses of the backward passes since the last boundary."""
+        self.backwards = 0
+        """Backward passes so far."""
+        self.calls = 0
+        """Calls of outermost modules in training since the last boundary."""
+        self.on_module: Callable[[nn.Module], None] = lambda module: None
+        """Called once for each outermost module, before its first call in training."""
+        self.on_inputs: Callable[[nn.Module, Any, Any], None] | None = None
+        """Called with the arguments of each call of an outermost module in training."""
+        self.before_first_update: Callable[[], None] = lambda: None
+        """Called once, when all gradients of the first step may exist and no weight has changed."""
+        self.on_boundary: Callable[[], None] = lambda: None
+        """Called at the end of each step."""
+        self._call: Call = nn.Module.__call__
+        self._depth = 0
+        self._begun = False
+
+    def install(self) -> None:
+        """Hook torch in this process."""
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        self._patch_backward()
+        self._watch_modules()
+
+    def stop_watching_modules(self) -> None:
+        """Give ``nn.Module.__call__`` back: later calls cost nothing. All outermost modules of the
+        training have been called by then."""
+        nn.Module.__call__ = self._call  # type: ignore[method-assign]
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name and parameter of everything that the optimizers update, in a steady order. Without
+        an optimizer: the parameters of all modules that were seen."""
+        names: dict[int, str] = {}
+        for number, module in enumerate(self.modules):
+            head = f"{number}." if len(self.modules) > 1 else ""
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), head + _plain(name))
+        seen: set[int] = set()
+        if self.optimizers:
+            groups = (group for each in self.optimizers for group in each.param_groups)
+            found = itertools.chain.from_iterable(group["params"] for group in groups)
+        else:
+            found = itertools.chain.from_iterable(m.parameters() for m in self.modules)
+        for number, parameter in enumerate(found):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield names.get(id(parameter), f"parameter {number}"), parameter
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and buffer of the modules, those of floating point only."""
+        for number, module in enumerate(self.modules):
+            head = f"{number}." if len(self.modules) > 1 else ""
+            for name, buffer in module.named_buffers():
+                if buffer.is_floating_point():
+                    yield head + _plain(name), buffer
+
+    def _watch_modules(self) -> None:
+        """Intercept calls of modules until :meth:`stop_watching_modules`.
+
+        Only the outermost call is intercepted: inside it the original is back in place, so that
+        neither inner modules nor the compiler ever meet this function.
+        """
+        original = self._call
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            trains = module.training and torch.is_grad_enabled()
+            if not trains or not any(p.requires_grad for p in module.parameters()):
+                return original(module, *args, **kwargs)
+            self.calls += 1
+            if not any(module is known for known in self.modules):
+                self.modules.append(module)
+                self.on_module(module)
+            if self.on_inputs is not None:
+                self.on_inputs(module, args, kwargs)
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                nn.Module.__call__ = call  # type: ignore[method-assign]
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _patch_backward(self) -> None:
+        original = torch.autograd.backward
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+            if isinstance(first, Tensor) and first.numel() == 1:
+                self.losses.append(first.detach())
+            self.backwards += 1
+            if self.kind == "backward":
+                self._begin()
+            original(tensors, *args, **kwargs)
+            if self.kind == "backward":
+                self._end()
+
+        torch.autograd.backward = backward
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._depth += 1
+        if self._depth == 1 and self.kind == "optimizer":
+            if not any(optimizer is known for known in self.optimizers):
+                self.optimizers.append(optimizer)
+            self._begin()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self.kind == "optimizer":
+            self._end()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.before_first_update()
+
+    def _end(self) -> None:
+        self.on_boundary()
+        self.losses = []
+        self.calls = 0
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what wrappers and compilers put before it."""
+    for prefix in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
+        name = name.removeprefix(prefix).replace(f".{prefix}", ".")
+    return name
+
+
+def wrap(module: nn.Module, around: Callable[[Call], Call]) -> None:
+    """Replace calls of ``module`` by ``around(call)``.
+
+    Uses the slot in which ``nn.Module.compile`` keeps its compiled call: copies and pickles of the
+    module leave it behind, and inner modules are not touched.
+    """
+    inner = module._compiled_call_impl or module._call_impl
+    module._compiled_call_impl = around(inner)

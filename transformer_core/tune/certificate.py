@@ -1,0 +1,317 @@
+"""Does a changed script train the same model? Its first steps against those of the script itself.
+
+Every gradient, every update and every loss of the first steps is compared, dropout on, with the
+same seeds. How far may they differ? As far as the script differs from itself when its first weights
+are changed by half a unit in the last place of the number format in question: that floor is
+measured in the same session, tensor by tensor, and grows over the steps as the differences do.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from transformer_core.tune.sketches import BUCKETS, Sketch, distance, norm
+from transformer_core.tune.techniques.technique import NOISE, Rounding
+
+Word = Literal["same", "different", "undecided"]
+
+MARGIN = 6.0
+"""A difference of so many times the measured floor is no rounding. Rounding every intermediate
+result adds up to a few times what rounding the weights alone does."""
+CEILING: dict[Rounding, float] = {"exact": 0.02, "float32": 0.02, "tf32": 0.1, "bfloat16": 0.25}
+"""Largest relative difference of a tensor's gradient, whatever the floor."""
+SMALLEST = 1e-6
+"""Relative differences below this are rounding in any float32 program."""
+UPDATE_CEILING = 0.8
+"""The same of an update. Without its update, or with twice of it, a tensor is 1 off."""
+NEGLIGIBLE: dict[Rounding, float] = {
+    "exact": 1e-5,
+    "float32": 1e-5,
+    "tf32": 1e-3,
+    "bfloat16": 3e-3,
+}
+"""A gradient below this share of the largest tensor's is rounding through and through, such as that
+of the bias of keys in attention, which is 0: its difference counts relative to that share."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far a changed script is from the script itself."""
+
+    word: Word
+    reason: str
+    loss: float = 0.0
+    """Largest relative difference of a loss."""
+    gradient: float = 0.0
+    """Largest relative difference of a tensor's gradient (2-norms)."""
+    update: float = 0.0
+    """Largest relative difference of a tensor's update."""
+    floor: float = 0.0
+    """The floor of ``gradient``: the same for the script against itself, a little disturbed."""
+    worst: str = ""
+    """Step and tensor of ``gradient``."""
+    steps: int = 0
+    tensors: int = 0
+    identical: bool = False
+    """Whether everything is equal to the last bit."""
+    dropout: bool = True
+    """Whether dropout was on."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Record:
+    """What the ranks of a side recorded."""
+
+    ranks: list[dict[str, Sketch]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, files: list[Path]) -> "Record":
+        """The record in ``files``, one for each rank."""
+        found = cls()
+        for file in files:
+            with np.load(file, allow_pickle=False) as data:
+                found.ranks.append({name: data[name] for name in data.files})
+        return found
+
+    def keys(self, kind: str) -> list[tuple[int, int, str]]:
+        """(rank, step, tensor) of everything of a kind: gradient, update or buffer."""
+        wanted = "weight" if kind == "update" else kind
+        found = []
+        for rank, each in enumerate(self.ranks):
+            for key in each:
+                step, _, rest = key.partition(" ")
+                what, _, name = rest.partition(" ")
+                if what == wanted and (
+                    kind != "update" or f"{int(step) - 1} weight {name}" in each
+                ):
+                    found.append((rank, int(step), name))
+        return found
+
+    def get(self, kind: str, key: tuple[int, int, str]) -> Sketch | None:
+        """A sketch; an update is the difference of two weights."""
+        rank, step, name = key
+        each = self.ranks[rank] if rank < len(self.ranks) else {}
+        if kind == "update":
+            new, old = each.get(f"{step} weight {name}"), each.get(f"{step - 1} weight {name}")
+            return None if new is None or old is None else new - old
+        return each.get(f"{step} {kind} {name}")
+
+    def equals(self, other: "Record") -> bool:
+        """Whether everything is equal to the last bit."""
+        if len(self.ranks) != len(other.ranks):
+            return False
+        return all(
+            one.keys() == two.keys()
+            and all(np.array_equal(one[k], two[k], equal_nan=True) for k in one)
+            for one, two in zip(self.ranks, other.ranks, strict=True)
+        )
+
+    def losses(self) -> Sketch:
+        """[ranks, steps, backward passes], NaN where a step had fewer."""
+        tables = [each["losses"] for each in self.ranks]
+        wide = max(table.shape[1] for table in tables)
+        steps = min(table.shape[0] for table in tables)
+        padded = [
+            np.pad(t[:steps], ((0, 0), (0, wide - t.shape[1])), constant_values=np.nan)
+            for t in tables
+        ]
+        return np.stack(padded)
+
+
+def certify(
+    found: Record, own: Record, floor: Record, rounding: Rounding, dropout: bool = True
+) -> Certificate:
+    """Compare what a changed script ``found`` with the script's ``own`` record.
+
+    ``floor`` is the record of the script with its weights disturbed by the ``rounding`` of the
+    change.
+    """
+    common: dict[str, Any] = {"dropout": dropout}
+    if len(found.ranks) != len(own.ranks):
+        return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
+    if found.equals(own):
+        return Certificate("same", "equal to the last bit", identical=True, **_size(own), **common)
+    if reason := _other_batches(found, own):
+        return Certificate("different", reason, **_size(own), **common)
+    if reason := _other_tensors(found, own):
+        return Certificate("different", reason, **_size(own), **common)
+    numbers: dict[str, Any] = {}
+    reasons: list[str] = []
+    loss, loss_floor = (_loss_difference(each, own) for each in (found, floor))
+    allowed = max(MARGIN * loss_floor, MARGIN * SMALLEST)
+    numbers["loss"] = min(loss, 1e12)
+    if not loss <= max(allowed, CEILING[rounding] / 25):
+        reasons.append(f"a loss is {loss:.1e} off, {allowed:.1e} allowed")
+    worst, floor_there, where, bad = _largest("gradient", found, own, floor, rounding)
+    numbers |= {"gradient": min(worst, 1e12), "floor": min(floor_there, 1e12)}
+    reasons += bad
+    update, _, _, bad = _largest("update", found, own, floor, rounding)
+    numbers["update"] = min(update, 1e12)
+    reasons += bad
+    *_, bad = _largest("buffer", found, own, floor, rounding)
+    reasons += bad
+    if reasons:
+        return Certificate(
+            "different", "; ".join(reasons[:2]), worst=where, **numbers, **_size(own), **common
+        )
+    reason = f"gradients within {worst:.1e}, floor {floor_there:.1e}"
+    return Certificate("same", reason, worst=where, **numbers, **_size(own), **common)
+
+
+def trust(one: Record, other: Record) -> tuple[bool, str]:
+    """Whether a script run twice does the same, and if not, where it begins to differ."""
+    if one.equals(other):
+        return True, "the same losses, gradients and weights, to the last bit"
+    first = {key for key in one.ranks[0] if key.startswith("0 weight")}
+    theirs = other.ranks[0]
+    if any(k not in theirs or not np.array_equal(one.ranks[0][k], theirs[k]) for k in first):
+        return False, (
+            "its first weights differ from run to run: they are drawn with a seed from the clock or "
+            "the system; set torch.manual_seed to a number"
+        )
+    if reason := _other_batches(one, other):
+        return False, (
+            f"{reason}: the order of files, a seed from the clock, or several processes decide what "
+            "is read; sort the files and seed the generator"
+        )
+    gap = _loss_difference(one, other)
+    if gap < 1e-4:
+        return False, (
+            f"its losses differ by {gap:.0e} from run to run, as sums in another order do: threads "
+            "or kernels that are not deterministic"
+        )
+    return False, (
+        f"its losses differ by {gap:.0e} on the same weights and batches: something draws random "
+        "numbers that no seed of torch, numpy or random decides"
+    )
+
+
+def _size(own: Record) -> dict[str, Any]:
+    keys = own.keys("gradient")
+    return {"steps": len({k[1] for k in keys}), "tensors": len({k[2] for k in keys})}
+
+
+def _other_batches(found: Record, own: Record) -> str:
+    for one, two in zip(found.ranks, own.ranks, strict=True):
+        mine, theirs = one["inputs"], two["inputs"]
+        for step in range(min(len(mine), len(theirs))):
+            a, b = (row[~np.isnan(row)] for row in (mine[step], theirs[step]))
+            if a.shape != b.shape:
+                return f"the model is called with other batches in step {step + 1}"
+            if not np.allclose(a, b, rtol=1e-6, atol=1e-9):
+                return f"the model gets other numbers in step {step + 1}"
+    return ""
+
+
+def _other_tensors(found: Record, own: Record) -> str:
+    for kind in ("gradient", "update"):
+        mine, theirs = set(found.keys(kind)), set(own.keys(kind))
+        if lost := sorted({k[2] for k in theirs - mine}):
+            return f"{_some(lost)} get no {kind}"
+        if new := sorted({k[2] for k in mine - theirs}):
+            return f"{_some(new)} get a {kind}, and none in the script"
+    shapes = (found.losses().shape, own.losses().shape)
+    if shapes[0] != shapes[1]:
+        return f"{shapes[0][2]} backward passes a step instead of {shapes[1][2]}"
+    return ""
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
+
+
+def _loss_difference(found: Record, own: Record) -> float:
+    """Largest relative difference of a loss of any step; infinite where one is not finite."""
+    mine, theirs = found.losses(), own.losses()
+    if mine.shape != theirs.shape:
+        return float("inf")
+    both = np.isnan(mine) & np.isnan(theirs)
+    gap = np.abs(mine - theirs) / np.maximum(np.abs(theirs), 1e-3)
+    gap = np.where(both, 0.0, gap)
+    return float(gap.max(initial=0.0)) if np.isfinite(gap).all() else float("inf")
+
+
+def _largest(
+    kind: str, found: Record, own: Record, floor: Record, rounding: Rounding
+) -> tuple[float, float, str, list[str]]:
+    """Largest relative difference of a kind, the floor of that tensor, its place, and reasons for
+    whatever is beyond its bound."""
+    keys = own.keys(kind)
+    sizes = {key: norm(_there(own, kind, key)) for key in keys}
+    largest = max(sizes.values(), default=0.0)
+    noisy = _Noisy(own, rounding) if kind == "update" else None
+    relative: dict[tuple[int, int, str], tuple[float, float]] = {}
+    for key in keys:
+        mine, theirs, disturbed = (each.get(kind, key) for each in (found, own, floor))
+        assert theirs is not None
+        if mine is None or mine.shape != theirs.shape:
+            relative[key] = float("inf"), 0.0
+            continue
+        if noisy is not None:
+            mine, theirs, disturbed = noisy.without(key, mine, theirs, disturbed)
+        scale = max(norm(theirs), NEGLIGIBLE[rounding] * largest, 1e-30)
+        noise = 0.0 if disturbed is None else distance(disturbed, theirs) / scale
+        relative[key] = distance(mine, theirs) / scale, noise
+    typical: dict[int, float] = {}
+    for step in {key[1] for key in keys}:
+        typical[step] = float(np.median([n for k, (_, n) in relative.items() if k[1] == step]))
+    bad = []
+    # Adam divides a gradient by its own size: an update feels rounding as its square root.
+    ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
+    for key, (gap, noise) in sorted(relative.items(), key=lambda item: -item[1][0]):
+        allowed = MARGIN * max(noise, typical[key[1]], SMALLEST)
+        if kind == "update":
+            allowed = max(allowed, MARGIN * np.sqrt(max(noise, SMALLEST)) / 3)
+        allowed = min(allowed, max(ceiling, 2 * noise))
+        if gap > allowed:
+            bad.append(
+                f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {allowed:.1e} allowed"
+            )
+    if not relative:
+        return 0.0, 0.0, "", bad
+    worst = max(relative, key=lambda key: relative[key][0])
+    return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
+
+
+class _Noisy:
+    """Numbers whose gradient is rounding in a format. Adam divides by the size of a gradient, so
+    that such numbers move as far as all others, to a side that chance decides."""
+
+    def __init__(self, own: Record, rounding: Rounding) -> None:
+        self._own = own
+        self._share = 4 * NOISE[rounding]
+        gradients = (_there(own, "gradient", key) for key in own.keys("gradient"))
+        self._least = NEGLIGIBLE[rounding] * max(map(_root_mean_square, gradients), default=0.0)
+
+    def without(
+        self, key: tuple[int, int, str], mine: Sketch, theirs: Sketch, disturbed: Sketch | None
+    ) -> tuple[Sketch, Sketch, Sketch | None]:
+        """The updates of a tensor that is kept whole, without its noisy numbers: those whose
+        gradient is small in any step so far."""
+        rank, last, name = key
+        noisy = np.zeros(theirs.shape, dtype=bool)
+        for step in range(1, last + 1):
+            gradient = self._own.get("gradient", (rank, step, name))
+            if gradient is None or gradient.shape != theirs.shape or len(gradient) == BUCKETS:
+                continue
+            noisy |= np.abs(gradient) < self._share * max(_root_mean_square(gradient), self._least)
+        if disturbed is not None and disturbed.shape == theirs.shape:
+            disturbed = np.where(noisy, 0.0, disturbed)
+        return np.where(noisy, 0.0, mine), np.where(noisy, 0.0, theirs), disturbed
+
+
+def _root_mean_square(values: Sketch) -> float:
+    return float(np.sqrt(np.mean(values**2))) if len(values) else 0.0
+
+
+def _there(record: Record, kind: str, key: tuple[int, int, str]) -> Sketch:
+    found = record.get(kind, key)
+    assert found is not None
+    return found

@@ -1,0 +1,178 @@
+"""``tune-training train.py [its arguments]``: what makes any training script faster?
+
+Writes a study into a folder of its own, runs Snakemake on it, and ends with the answer. The same
+command goes on where an earlier one was stopped.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from schemas.base import seconds_of
+from schemas.config.script import ScriptTask
+from schemas.config.study import Study
+from schemas.errors import ConfigError, nearest
+from transformer_core.common.files import write_text
+from transformer_core.tune.job import program_of
+
+DISTRIBUTION = "transformer-training-study"
+USAGE = """examples:
+  tune-training train.py --batch-size 8
+  tune-training --time 10min -m my_package.train
+  tune-training torchrun --nproc-per-node 2 train.py
+"""
+
+
+def snakefile() -> Path:
+    """The workflow: of this checkout, or as it was installed with the package."""
+    here = Path(__file__).resolve().parents[2] / "Snakefile"
+    if here.is_file():
+        return here
+    for file in importlib.metadata.files(DISTRIBUTION) or []:
+        if file.name == "Snakefile":
+            return Path(str(file.locate())).resolve()
+    raise FileNotFoundError(f"the package {DISTRIBUTION} has no Snakefile: install it again")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="tune-training",
+        description="Find out what makes a training script faster on this machine, by how much, and "
+        "whether it still trains the same model. The script is run as it is; its folder gets one new "
+        "folder, tuned-<script>, and nothing else.",
+        epilog=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--time", default="5min", help="how long it may take, about (default: 5min)"
+    )
+    parser.add_argument("--only", help="techniques to try, with commas between them (default: all)")
+    parser.add_argument("--folder", type=Path, help="folder of the study (default: tuned-<script>)")
+    parser.add_argument("--no-verify", action="store_true", help="do not run the changed script")
+    parser.add_argument("--apply", action="store_true", help="apply the diff if it holds")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="the script and its arguments, as after python"
+    )
+    given = parser.parse_args(arguments)
+    if not given.command:
+        parser.error("which script? For instance: tune-training train.py")
+    return given
+
+
+def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The study that a command line asks for. Raises ConfigError with a remedy."""
+    task: dict[str, Any] = {
+        "kind": "script",
+        "command": given.command,
+        "directory": str(Path.cwd()),
+        "verify": not given.no_verify,
+    }
+    if given.only:
+        task["techniques"] = given.only.split(",")
+    program_of(ScriptTask.model_validate(task | {"techniques": None}))
+    seconds_of(given.time)
+    name = "".join(c if c.isalnum() else "_" for c in folder.name.lower()).strip("_")
+    study = {
+        "name": name,
+        "title": f"What makes {shlex.join(given.command)} faster?"[:200],
+        "time": given.time,
+        "task": task,
+        "variants": ["single"],
+        "baseline": "single",
+        "search": None,
+    }
+    Study.model_validate(study)
+    return study
+
+
+def run(folder: Path, quiet: bool) -> int:
+    """Run the workflow in ``folder``; its exit code."""
+    start = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile())]
+    start += ["--directory", str(folder), "--configfile", str(folder / "study.yaml")]
+    start += ["--cores", "all", "--quiet", "all", "--rerun-incomplete", "results/report.html"]
+    out = subprocess.DEVNULL if quiet else None
+    child = subprocess.Popen(start, stdout=out, stderr=out, cwd=folder)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        child.wait()
+        raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Tune a script; 0 if there is an answer."""
+    given = parse(arguments)
+    stem = next((Path(a).stem for a in given.command if a.endswith(".py")), None)
+    stem = stem or next((a for a in given.command if not a.startswith("-")), "script")
+    folder = (given.folder or Path(f"tuned-{stem}")).resolve()
+    try:
+        study = study_of(given, folder)
+    except (ConfigError, ValueError) as error:
+        print(_plain(error, given), file=sys.stderr)
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False))
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    try:
+        code = run(folder, quiet=given.json)
+    except KeyboardInterrupt:
+        print("\nStopped. The same command goes on from here.", file=sys.stderr)
+        return 130
+    file = folder / "results/tune/answer.json"
+    if code or not file.is_file():
+        print(
+            f"The workflow ended with exit code {code}: see {folder}/results/logs", file=sys.stderr
+        )
+        return code or 1
+    return show(file, folder, given)
+
+
+def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
+    """Print the answer and apply its diff where that is asked for; the exit code."""
+    from transformer_core.tune.flow import Answer, useful
+    from transformer_core.tune.terminal import text
+
+    answer = Answer.read(file)
+    page = folder / "results/report.html"
+    if given.json:
+        print(json.dumps(answer.to_json(), indent=1))
+    else:
+        print(text(answer, str(page)))
+    if answer.status != "ok":
+        return 1
+    if given.apply:
+        if not answer.diff or answer.patched is None or not useful(answer.patched):
+            print("There is no diff that was run and held: nothing was applied.", file=sys.stderr)
+            return 1
+        diff = folder / "results/tune/changes.diff"
+        return subprocess.run(["git", "apply", str(diff)], check=False).returncode
+    return 0
+
+
+def _plain(error: Exception, given: argparse.Namespace) -> str:
+    """What is wrong with a command line, with the nearest names of techniques."""
+    if given.only and "techniques" in str(error):
+        from transformer_core.tune.techniques.registry import TECHNIQUES
+
+        unknown = [name for name in given.only.split(",") if name not in TECHNIQUES]
+        if unknown:
+            return (
+                f"--only {unknown[0]}: no such technique; {nearest(unknown[0], list(TECHNIQUES))}"
+            )
+    return str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

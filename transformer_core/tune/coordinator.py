@@ -1,0 +1,285 @@
+"""Starts several copies of a script, changed or not, and lets one of them at a time train.
+
+A session is fresh processes of all sides. They start side by side and wait at their first boundary.
+Then all do the same steps: first those that the certificate compares, then rounds, in each of which
+every side trains for a few steps while the others wait, blocked in the kernel.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformer_core.tune.isolation import isolated
+from transformer_core.tune.order import Boundary, Line, Order
+from transformer_core.tune.techniques.registry import environment_of
+
+HELLO_SECONDS = 120.0
+"""How long a process may take until it has imported torch."""
+LAUNCHERS = ("torchrun", "accelerate")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The user's command as it stands."""
+
+    command: tuple[str, ...]
+    """Script and arguments, as after ``python``; a launcher before them is taken off."""
+    directory: Path
+    """Working directory."""
+    launcher: tuple[str, ...] = ()
+    """``torchrun`` and its options, if the script has several ranks."""
+    boundary: Boundary = "optimizer"
+
+    @property
+    def title(self) -> str:
+        """The command on one line."""
+        return " ".join([*self.launcher, *self.command])
+
+
+@dataclass(frozen=True)
+class Side:
+    """A copy of a program in a session, under a name."""
+
+    name: str
+    techniques: tuple[str, ...] = ()
+    noise: float = 0.0
+    program: Program | None = None
+    """Another program than that of the session: a changed script."""
+    files: Mapping[Path, str] = field(default_factory=dict)
+    """Files of the program, relative to its folder, with the text that this side has instead."""
+    dropout: bool = True
+
+
+class SideEnded(Exception):
+    """A side ended before the session: ``why`` is empty if its script reached its end."""
+
+    def __init__(self, side: str, why: str, said: Mapping[str, Any], log: Path) -> None:
+        super().__init__(f"{side}: {why or 'the script reached its end'}")
+        self.side, self.why, self.said, self.log = side, why, said, log
+
+
+class Session:
+    """The processes of one session. Use :func:`session` to start and end them."""
+
+    def __init__(self, sides: Sequence[Side], lines: dict[str, list[Line]], folder: Path) -> None:
+        self.sides, self.folder = sides, folder
+        self._lines = lines
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.failed: dict[str, SideEnded] = {}
+        """Sides that ended early, by name."""
+
+    def facts(self, side: str, timeout: float | None = None) -> dict[str, Any]:
+        """What was seen of the script by rank 0 of a side, once it waits at a boundary."""
+        return self._ask(side, timeout, facts=True)[0]["facts"]
+
+    def steps(self, side: str, count: int, record: bool = False) -> float:
+        """Let a side train for ``count`` steps; seconds of its slowest rank."""
+        return max(done["seconds"] for done in self._ask(side, None, turn=count, record=record))
+
+    def records(self, side: str) -> list[Path]:
+        """Files of what a side recorded, one for each rank."""
+        return [Path(answer["written"]) for answer in self._ask(side, None, write=True)]
+
+    def attempt(self, side: str, work: Callable[[], Any]) -> Any:
+        """What ``work`` returns; None if the side ended: it is then in ``failed``, and the others
+        go on."""
+        if side in self.failed:
+            return None
+        try:
+            return work()
+        except SideEnded as error:
+            self.failed[side] = error
+            self.drop(side)
+            return None
+
+    def drop(self, side: str) -> None:
+        """End one side; the others go on."""
+        for line in self._lines.pop(side, []):
+            with suppress(OSError):
+                line.send(leave=True)
+            line.close()
+        self.sides = [each for each in self.sides if each.name != side]
+
+    def _ask(self, side: str, timeout: float | None, **message: Any) -> list[dict[str, Any]]:
+        lines = self._lines[side]
+        for line in lines:
+            try:
+                line.send(**message)
+            except OSError:
+                continue
+        answers = []
+        end = None if timeout is None else time.monotonic() + timeout
+        for line in lines:
+            while True:
+                try:
+                    answer = line.receive(1.0)
+                except TimeoutError:
+                    if end is not None and time.monotonic() > end:
+                        raise self._ended(
+                            side, f"did not reach a step in {timeout:g} s", {}
+                        ) from None
+                    if self.processes[side].poll() is not None:
+                        raise self._ended(side, self._how(side), {}) from None
+                    continue
+                except EOFError:
+                    raise self._ended(side, self._how(side), {}) from None
+                break
+            if "ended" in answer:
+                raise self._ended(side, answer["ended"], answer)
+            answers.append(answer)
+        return answers
+
+    def _how(self, side: str) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            code = self.processes[side].wait(2)
+            if code < 0:
+                return f"killed by {signal.Signals(-code).name}" + (
+                    ": out of memory?" if code == -signal.SIGKILL else ""
+                )
+            return f"ended with exit code {code}"
+        return "closed its connection"
+
+    def _ended(self, side: str, why: str, said: Mapping[str, Any]) -> SideEnded:
+        return SideEnded(side, why, said, self.folder / side / "output.txt")
+
+
+@contextmanager
+def session(
+    program: Program,
+    sides: Sequence[Side],
+    logs: Path,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+) -> Iterator[Session]:
+    """Fresh processes of ``sides``, which run to their first boundary; they end with the block.
+
+    What their scripts print goes to ``logs``/<side>/output.txt. Sides that cannot start are in
+    ``failed``. Raises TooLarge where the folder would have to be copied.
+    """
+    with ExitStack() as stack:
+        place = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
+        )
+        exchange = Path(place)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(exchange / "socket"))
+        listener.listen(256)
+        stack.callback(listener.close)
+        made = Session(sides, {}, logs)
+        stack.callback(_stop, made)
+        for side in sides:
+            made.processes[side.name] = _start(program, side, exchange, logs, seed, facts or {})
+        _welcome(made, listener, _ranks(program))
+        yield made
+
+
+def _start(
+    program: Program, side: Side, exchange: Path, logs: Path, seed: int, facts: Mapping[str, Any]
+) -> subprocess.Popen[bytes]:
+    program = side.program or program
+    home = exchange / side.name
+    home.mkdir()
+    order = Order(
+        side=side.name,
+        command=program.command,
+        directory=str(program.directory),
+        socket=str(exchange / "socket"),
+        record=str(home / "record"),
+        techniques=side.techniques,
+        seed=seed,
+        facts=dict(facts),
+        boundary=program.boundary,
+        noise=side.noise,
+        dropout=side.dropout,
+    )
+    module = "transformer_core.tune.side"
+    start = (
+        [*program.launcher, "-m", module] if program.launcher else [sys.executable, "-m", module]
+    )
+    if program.launcher[:1] == ("torchrun",):
+        start = [sys.executable, "-m", "torch.distributed.run", *program.launcher[1:], "-m", module]
+    command, directory = isolated([*start, str(home / "order.json")], program.directory, home)
+    if side.files:
+        base = home / "upper" if (home / "upper").exists() else directory
+        for name, text in side.files.items():
+            (base / name).parent.mkdir(parents=True, exist_ok=True)
+            (base / name).write_text(text, encoding="utf-8")
+    replace(order, directory=str(directory)).write(home / "order.json")
+    output = logs / side.name / "output.txt"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            cwd=home,
+            env=_environment(side),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _environment(side: Side) -> dict[str, str]:
+    """As the user's, with what the techniques set, and hashes of texts that are always the same."""
+    ours = str(Path(__file__).resolve().parents[2])
+    paths = os.environ.get("PYTHONPATH", "")
+    found = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if "site-packages" not in ours:
+        found["PYTHONPATH"] = f"{paths}{os.pathsep}{ours}" if paths else ours
+    offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+    return offline | dict(os.environ) | found | environment_of(side.techniques)
+
+
+def _ranks(program: Program) -> int:
+    """Processes of a side, by the options of its launcher."""
+    options = list(program.launcher)
+    for number, option in enumerate(options):
+        name, _, value = option.partition("=")
+        if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes"):
+            return int(value or options[number + 1])
+    return 1
+
+
+def _welcome(made: Session, listener: socket.socket, ranks: int) -> None:
+    """Wait until every process of every side has connected."""
+    arrived: dict[str, dict[int, Line]] = {side.name: {} for side in made.sides}
+    end = time.monotonic() + HELLO_SECONDS
+    listener.settimeout(0.5)
+    while missing := [name for name, lines in arrived.items() if len(lines) < ranks]:
+        for name in missing:
+            if made.processes[name].poll() is not None:
+                made.failed[name] = made._ended(name, made._how(name), {})
+                arrived.pop(name)
+        if time.monotonic() > end:
+            raise made._ended(missing[0], f"did not start within {HELLO_SECONDS:g} s", {})
+        with suppress(TimeoutError):
+            line = Line(listener.accept()[0])
+            hello = line.receive(10)
+            arrived[hello["hello"]][hello["rank"]] = line
+    for name, lines in arrived.items():
+        made._lines[name] = [lines[rank] for rank in sorted(lines)]
+    made.sides = [side for side in made.sides if side.name in arrived]
+
+
+def _stop(made: Session) -> None:
+    """End all processes of a session."""
+    for side in list(made._lines):
+        made.drop(side)
+    end = time.monotonic() + 2
+    for process in made.processes.values():
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.05, end - time.monotonic()))
+    for process in made.processes.values():
+        # Also what the script started: all of it is in a session of its own.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

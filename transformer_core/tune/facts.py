@@ -1,0 +1,182 @@
+"""What can be seen of a script while it trains, without knowing it."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transformer_core.tune.boundaries import Boundaries
+
+PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "<frozen", "/lib/python3")
+"""Parts of file names that are not the user's own."""
+
+
+class Watch:
+    """Counts what techniques ask for, in the script's process.
+
+    ``counts`` has how often each watched function of torch was called; ``places`` where the user's
+    own code called the outermost module or made an optimizer or a data loader first.
+    """
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self.boundaries = boundaries
+        self.counts: Counter[str] = Counter()
+        self.places: dict[str, tuple[str, int]] = {}
+        self.classes = 0
+        """Classes of the largest cross-entropy: the last dimension of its logits."""
+        self.autocast = False
+        self.loaders: list[dict[str, Any]] = []
+        self.optimizers: list[dict[str, Any]] = []
+
+    def install(self) -> None:
+        """Watch functions of torch whose callers techniques could serve better."""
+        functional, checkpoint = torch.nn.functional, torch.utils.checkpoint
+        self._count(checkpoint, "checkpoint")
+        self._count(functional, "scaled_dot_product_attention")
+        self._cross_entropy(functional)
+        self._optimizers()
+        self._loaders()
+
+    def found(self, module: nn.Module) -> None:
+        """Look at an outermost module before its first call."""
+        self.autocast |= torch.is_autocast_enabled(device_of(module).type)
+        self.note_place("call")
+
+    def note_place(self, what: str) -> None:
+        """Remember the innermost line of the user's own code that is running now."""
+        if what in self.places:
+            return
+        frame = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not any(part in file for part in PACKAGES) and not file.startswith("<"):
+                self.places[what] = str(Path(file).resolve()), frame.f_lineno
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+
+    def facts(self) -> dict[str, Any]:
+        """Everything seen so far, as JSON."""
+        modules = self.boundaries.modules
+        parameters = [p for _, p in self.boundaries.parameters()]
+        inner = [part for module in modules for part in module.modules()]
+        device = parameters[0].device.type if parameters else "cpu"
+        return {
+            "modules": [type(module).__name__ for module in modules],
+            "parameters": sum(p.numel() for p in parameters),
+            "tensors": len(parameters),
+            "formats": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+            "device": device,
+            "block": repeated_block(modules),
+            "convolutions": sum(isinstance(p, nn.modules.conv._ConvNd) for p in inner),
+            "dropout": [
+                type(p).__name__ for p in inner if getattr(p, "p", 0) and "Dropout" in repr(type(p))
+            ],
+            "batch_normalization": sum(
+                isinstance(p, nn.modules.batchnorm._BatchNorm) for p in inner
+            ),
+            "heads": self._heads(),
+            "classes": self.classes,
+            "autocast": self.autocast,
+            "compiled": any(hasattr(m, "_orig_mod") for m in inner),
+            "optimizers": [type(o).__name__ for o in self.boundaries.optimizers],
+            "groups": [
+                {key: group.get(key) for key in ("fused", "foreach", "capturable")}
+                for o in self.boundaries.optimizers
+                for group in o.param_groups
+            ],
+            "loaders": self.loaders,
+            "made": self.optimizers,
+            "counts": dict(self.counts),
+            "places": self.places,
+            "backwards": self.boundaries.backwards,
+            "parallel": [type(m).__name__ for m in modules if "Parallel" in type(m).__name__],
+            "world": int(__import__("os").environ.get("WORLD_SIZE", "1")),
+            "cuda": torch.cuda.is_available(),
+            "gradients_none": True,
+        }
+
+    def _heads(self) -> list[str]:
+        """Names of the linear layers whose outputs are as wide as the logits of the loss."""
+        return [
+            f"{number}:{name}"
+            for number, module in enumerate(self.boundaries.modules)
+            for name, part in module.named_modules()
+            if isinstance(part, nn.Linear) and self.classes and part.out_features == self.classes
+        ]
+
+    def _count(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.counts[name] += 1
+            return original(*args, **kwargs)
+
+        counted.__wrapped__ = original  # type: ignore[attr-defined]
+        setattr(owner, name, counted)
+
+    def _cross_entropy(self, functional: Any) -> None:
+        original = functional.cross_entropy
+
+        def cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(getattr(input, "shape", ())) == 2:
+                self.classes = max(self.classes, int(input.shape[-1]))
+            return original(input, target, *args, **kwargs)
+
+        functional.cross_entropy = cross_entropy
+
+    def _optimizers(self) -> None:
+        """Note where optimizers are made, and with which settings."""
+        optimizer: Any = torch.optim.Optimizer
+        original = optimizer.__init__
+
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            self.note_place("optimizer")
+            original(made, *args, **kwargs)
+            self.optimizers.append({"class": type(made).__name__})
+
+        optimizer.__init__ = init
+
+    def _loaders(self) -> None:
+        loader: Any = torch.utils.data.DataLoader
+        original = loader.__init__
+
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            self.note_place("loader")
+            original(made, *args, **kwargs)
+            self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
+
+        loader.__init__ = init
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """The device of a module's first parameter."""
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def repeated_block(modules: list[nn.Module]) -> str | None:
+    """Class of the largest module that occurs several times in a list of layers: a Transformer's
+    block. None if there is none."""
+    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, nn.ModuleList | nn.Sequential):
+                for layer in part:
+                    name = type(layer).__name__
+                    found[name] += 1
+                    sizes[name] += sum(p.numel() for p in layer.parameters())
+    several = [name for name, count in found.items() if count > 1 and sizes[name]]
+    return max(several, key=sizes.__getitem__, default=None)
+
+
+def blocks(module: nn.Module, name: str) -> list[nn.Module]:
+    """The parts of ``module`` of the class ``name``, none inside another."""
+    found: list[nn.Module] = []
+    for part in module.modules():
+        inside = any(part is inner for outer in found for inner in outer.modules())
+        if type(part).__name__ == name and not inside:
+            found.append(part)
+    return found

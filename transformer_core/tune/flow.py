@@ -1,0 +1,472 @@
+"""From a script to an answer: trust, screen, compare, combine, change, verify.
+
+1. **Trust**: the script runs twice. Does it do the same, to the last bit?
+2. **Screen**: one session has every technique that can be tried, with a certificate for each.
+3. **Compare**: what was faster, and all of it together, meets the script in several sessions with
+   other seeds. Ratios come from these sessions alone, so that luck in the screening does not count.
+4. **Verify**: the answer is written into the script, and the changed script runs against the
+   original, with a certificate of its own.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from schemas.results import Pair
+from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.measure.turns.session_ratio import log_ratio_of
+from transformer_core.tune.certificate import Record, trust
+from transformer_core.tune.coordinator import Program, Side, SideEnded, session
+from transformer_core.tune.sessions import (
+    AGAIN,
+    OWN,
+    Measured,
+    Outcome,
+    Plan,
+    Sessions,
+    floors,
+)
+from transformer_core.tune.source import Source
+from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
+
+MOST_SIDES = 9
+SESSIONS = 4
+"""Sessions of a comparison: with four, Student's t has three degrees of freedom."""
+LEAST_GAIN = 1.005
+"""What was not even so many times as fast when it was tried is left out of combinations."""
+
+
+@dataclass
+class Tried:
+    """A technique or a combination, and what became of it."""
+
+    techniques: tuple[str, ...]
+    status: str = "ok"
+    reason: str = ""
+    certificate: dict[str, Any] | None = None
+    screened: float | None = None
+    """Ratio of speeds in the screening session alone."""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: str = ""
+    peak_memory: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name among the sides."""
+        return "+".join(self.techniques)
+
+
+@dataclass
+class Answer:
+    """All that was found out about a script."""
+
+    command: str
+    status: str = "ok"
+    """ok, or failed where the script cannot be observed."""
+    reason: str = ""
+    boundary: str = "optimizer"
+    reproducible: bool = False
+    trust: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    tried: list[Tried] = field(default_factory=list)
+    recommended: tuple[str, ...] = ()
+    noise: dict[str, float] = field(default_factory=dict)
+    """Ratio and interval of the script against itself."""
+    diff: str = ""
+    lines: list[str] = field(default_factory=list)
+    patched: Tried | None = None
+    """The changed script against the original."""
+    first_verdict_seconds: float | None = None
+    seconds: float = 0.0
+
+    def find(self, techniques: Sequence[str]) -> Tried | None:
+        """What became of a combination."""
+        return next((each for each in self.tried if each.techniques == tuple(techniques)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @property
+    def best(self) -> Tried | None:
+        """What is recommended; None to keep the script as it is."""
+        return self.find(self.recommended) if self.recommended else None
+
+    @classmethod
+    def read(cls, file: Path) -> "Answer":
+        """The answer in ``file``."""
+        found = json.loads(file.read_text(encoding="utf-8"))
+        found.pop("provenance", None)
+        found["tried"] = [_tried_of(each) for each in found["tried"]]
+        found["recommended"] = tuple(found["recommended"])
+        found["patched"] = _tried_of(found["patched"]) if found["patched"] else None
+        return cls(**found)
+
+
+def _tried_of(found: dict[str, Any]) -> Tried:
+    return Tried(**found | {"techniques": tuple(found["techniques"])})
+
+
+class CannotTune(Exception):
+    """A script that cannot be observed: the message says why, and what to do."""
+
+
+Say = Callable[[str], None]
+
+
+class Tuning:
+    """Finds out what makes a program faster, below ``folder``, in about ``budget`` seconds."""
+
+    def __init__(
+        self,
+        program: Program,
+        folder: Path,
+        say: Say,
+        budget: float = 300.0,
+        techniques: Sequence[str] | None = None,
+        verify: bool = True,
+    ) -> None:
+        self.program, self.folder, self.say = program, folder, say
+        self.budget, self.verify = budget, verify
+        self.names = list(techniques) if techniques else list(TECHNIQUES)
+        self.began = time.monotonic()
+        self.start_seconds = 5.0
+        self.record = 6
+
+    def run(self) -> Answer:
+        """The answer. Raises CannotTune."""
+        answer = self._trust()
+        self.say(f"run twice: {answer.trust}")
+        self._screen(answer)
+        candidates = self._candidates(answer)
+        if candidates:
+            self._compare(answer, candidates)
+            self._change(answer)
+        answer.seconds = time.monotonic() - self.began
+        return answer
+
+    def _left(self) -> float:
+        return self.budget - (time.monotonic() - self.began)
+
+    def _progress(self, stage: str) -> Say:
+        return lambda text: self.say(f"{stage}: {text}")
+
+    def _trust(self) -> Answer:
+        """Run the script twice, and learn what it is."""
+        for _ in range(2):
+            try:
+                return self._run_twice()
+            except SideEnded as error:
+                said = error.said
+                no_step = error.why == "no step" or (not error.why and not said.get("step"))
+                if no_step and self.program.boundary == "optimizer" and said.get("backwards"):
+                    self.say("no optimizer of torch steps: a step is a backward pass")
+                    self.program = replace(self.program, boundary="backward")
+                    continue
+                raise CannotTune(self._why(error)) from None
+        raise CannotTune("the script takes no steps that can be observed")
+
+    def _why(self, error: SideEnded) -> str:
+        output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+        tail = "\n".join(f"    {line}" for line in output)
+        if not error.why:
+            step, backwards = error.said.get("step", 0), error.said.get("backwards", 0)
+            if not backwards:
+                return (
+                    "the script ended without a backward pass of torch, so there is no training to "
+                    f"observe; remedy: give it the arguments with which it trains\n{tail}"
+                )
+            return (
+                f"the script ended after {step} optimizer steps, and some 30 are needed; remedy: "
+                f"let it train longer (more steps, epochs or samples)\n{tail}"
+            )
+        return f"the script itself fails: {error.why}; its last words, from {error.log}:\n{tail}"
+
+    def _run_twice(self) -> Answer:
+        began = time.monotonic()
+        sides = [Side(OWN), Side("twin")]
+        with session(self.program, sides, self.folder / "sessions" / "trust") as run:
+            for side in sides:
+                if side.name in run.failed:
+                    raise run.failed[side.name]
+                self.say(f"run twice: waiting for the first step of {side.name}")
+                run.facts(side.name)
+            self.start_seconds = time.monotonic() - began
+            first = run.steps(OWN, 1, record=True)
+            # A few seconds of steps at most, and no more of them than six.
+            count = max(2, min(6, 1 + int(10 / max(first, 1e-3))))
+            run.steps("twin", 1, record=True)
+            for side in sides:
+                run.steps(side.name, count - 1, record=True)
+            records = [Record.read(run.records(side.name)) for side in sides]
+            facts = run.facts(OWN)
+            timed = max(2, min(10, int(2 / max(first, 1e-3))))
+            step_seconds = run.steps(OWN, timed) / timed
+        same, words = trust(*records)
+        self.record = count
+        self.facts, self.step_seconds = facts, step_seconds
+        program = self.program
+        text = repr((program, self._sources())).encode()
+        key = hashlib.sha256(text).hexdigest()
+        self.sessions = Sessions(program, self.folder / "sessions", key)
+        self.sessions.facts, self.sessions.step_seconds = facts, step_seconds
+        self.sessions.deadline = self.began + self.budget
+        return Answer(
+            command=program.title,
+            boundary=program.boundary,
+            reproducible=same,
+            trust=words,
+            facts=facts,
+            step_seconds=step_seconds,
+        )
+
+    def _sources(self) -> list[tuple[str, str]]:
+        """Names and digests of the Python files of the program's folder: what the sessions that
+        are kept were made with."""
+        folder = self.program.directory
+        found = []
+        for path in sorted(folder.glob("*.py"))[:500]:
+            found.append((path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
+        return found
+
+    def _screen(self, answer: Answer) -> None:
+        """Try every technique that can be tried, each by itself."""
+        usable: list[Side] = []
+        for name in self.names:
+            technique = TECHNIQUES[name]
+            why = technique.obstacle(answer.facts)
+            if why is None:
+                usable.append(Side(name, (name,)))
+            else:
+                answer.tried.append(Tried((name,), "unsupported", why))
+        slow = [side for side in usable if TECHNIQUES[side.name].slow]
+        quick = [side for side in usable if side not in slow]
+        room = self._most_sides(answer)
+        groups = [quick[i : i + room] for i in range(0, len(quick), room)]
+        if slow and self._left() > 0.6 * self.budget:
+            groups.append(slow)
+        else:
+            for side in slow:
+                answer.tried.append(Tried((side.name,), "unsupported", "left out for lack of time"))
+        rounds = 4 if self.step_seconds < 2 else 2
+        for number, group in enumerate(filter(None, groups)):
+            sides = [Side(OWN), *floors(group), *group]
+            plan = Plan(f"screen-{number + 1}", sides, 0, rounds, self.record)
+            stage = f"trying {len(group)} techniques"
+            outcome = self.sessions.run(plan, self._progress(stage))
+            outcome = self._without_dropout(plan, outcome, answer)
+            for side in group:
+                tried = self._tried(side, outcome)
+                answer.tried.append(tried)
+                if tried.certificate and answer.first_verdict_seconds is None:
+                    answer.first_verdict_seconds = time.monotonic() - self.began
+                self.say(f"{tried.name}: {in_words(tried)}")
+
+    def _without_dropout(self, plan: Plan, outcome: Outcome, answer: Answer) -> Outcome:
+        """Where only other random numbers may be the difference, compare again without dropout."""
+        suspects = [
+            side
+            for side in plan.sides
+            if _judged(outcome, side.name) == "different" and answer.facts["dropout"]
+        ]
+        if not suspects:
+            return outcome
+        sides = [Side(OWN), *floors(suspects), *suspects]
+        again = Plan(f"{plan.name}-no-dropout", sides, plan.seed, 0, plan.record, dropout=False)
+        found = self.sessions.run(again, self._progress("comparing without dropout"))
+        for side in suspects:
+            if side.name in found.sides and found.sides[side.name].certificate:
+                outcome.sides[side.name].certificate = found.sides[side.name].certificate
+        return outcome
+
+    def _most_sides(self, answer: Answer) -> int:
+        """Sides that fit into the memory of the machine beside the script and its floors."""
+        import psutil
+
+        peak = answer.facts["peak_memory"]
+        if answer.facts["device"] == "cuda":
+            import torch
+
+            free, _ = torch.cuda.mem_get_info()
+        else:
+            free = psutil.virtual_memory().available
+        return max(1, min(MOST_SIDES, int(0.8 * free / max(peak, 1)) - 4))
+
+    def _tried(self, side: Side, outcome: Outcome) -> Tried:
+        measured = outcome.sides.get(side.name, Measured("failed", "did not run"))
+        tried = Tried(side.techniques, measured.status, measured.reason, measured.certificate)
+        tried.peak_memory = measured.peak_memory
+        if measured.seconds and outcome.sides[OWN].seconds:
+            ratio = log_ratio_of(Pair(side.name, OWN), outcome.log_ratios(side.name))
+            tried.screened = float(2.718281828459045**ratio.estimate)
+        return tried
+
+    def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
+        """The best techniques by themselves, all that may pay together, and that without the ones
+        that seemed to bring least."""
+        good = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
+        best: dict[str, str] = {}
+        for tried in sorted(good, key=lambda t: t.screened or 0, reverse=True):
+            best.setdefault(TECHNIQUES[tried.techniques[0]].group, tried.techniques[0])
+        chosen = list(best.values())
+        found: list[tuple[str, ...]] = [(name,) for name in chosen[:2]]
+        if len(chosen) > 1:
+            found.append(tuple(sorted(chosen)))
+        if len(chosen) > 2:
+            slow = [name for name in chosen if TECHNIQUES[name].slow]
+            for left in dict.fromkeys([*slow, *chosen[:-3:-1]]):
+                found.append(tuple(sorted(name for name in chosen if name != left)))
+        return list(dict.fromkeys(found))[: self._most_sides(answer)]
+
+    def _compare(self, answer: Answer, candidates: list[tuple[str, ...]]) -> None:
+        """Several sessions with other seeds, and intervals that hold for all at once."""
+        sides = [Side("+".join(c), c) for c in candidates]
+        outcomes: list[Outcome] = []
+        rounds = 6 if self.step_seconds < 1 else 4
+        for number in range(1, SESSIONS + 1):
+            if number > 2 and self._left() < self.start_seconds * 2:
+                break
+            plan = Plan(
+                f"compare-{number}",
+                [Side(OWN), *floors(sides), *sides],
+                1000 * number,
+                rounds,
+                self.record,
+            )
+            stage = f"comparing, session {number} of {SESSIONS}"
+            outcome = self.sessions.run(plan, self._progress(stage))
+            if number == 1:
+                outcome = self._without_dropout(plan, outcome, answer)
+            outcomes.append(outcome)
+        found = [self._together(side, outcomes) for side in sides]
+        self._intervals(answer, found, outcomes)
+        for tried in found:
+            before = answer.find(tried.techniques)
+            if before is not None:
+                tried.screened = before.screened
+                answer.tried.remove(before)
+            answer.tried.append(tried)
+            self.say(f"{tried.name}: {in_words(tried)}")
+        certified = [t for t in found if useful(t) and t.verdict == "FASTER"]
+        best = max(certified, key=lambda t: t.ratio or 0, default=None)
+        if best is not None:
+            # Fewer changes where more bring nothing.
+            simple = [t for t in certified if (t.ratio or 0) > 0.99 * (best.ratio or 0)]
+            best = min(simple, key=lambda t: (len(t.techniques), -(t.ratio or 0)))
+            answer.recommended = best.techniques
+
+    def _together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
+        """A side in all sessions: its worst certificate counts."""
+        tried = self._tried(side, outcomes[0])
+        for outcome in outcomes[1:]:
+            measured = outcome.sides.get(side.name)
+            if measured is None:
+                continue
+            if measured.status != "ok":
+                tried.status, tried.reason = measured.status, measured.reason
+            word = (measured.certificate or {}).get("word")
+            dropped = (tried.certificate or {}).get("dropout") is False
+            if word == "different" and tried.certificate and not dropped:
+                tried.certificate = measured.certificate
+        tried.screened = None
+        return tried
+
+    def _intervals(self, answer: Answer, found: list[Tried], outcomes: list[Outcome]) -> None:
+        """Ratios of all sides and of the script against itself."""
+        names = [t.name for t in found if t.status == "ok"] + [AGAIN]
+        ratios = []
+        for name in names:
+            logs = [o.log_ratios(name) for o in outcomes if name in o.sides]
+            pair = Pair(name, OWN)
+            ratios.append([log_ratio_of(pair, each) for each in logs if len(each) > 1])
+        kept = [(name, ratio) for name, ratio in zip(names, ratios, strict=True) if ratio]
+        if not kept:
+            return
+        intervals = simultaneous_ratios([ratio for _, ratio in kept])
+        by_name = {name: i for (name, _), i in zip(kept, intervals, strict=True)}
+        for tried in found:
+            interval = by_name.get(tried.name)
+            if interval is not None:
+                tried.ratio, tried.low, tried.high = interval.median, interval.low, interval.high
+                tried.verdict = verdict(interval.low, interval.high)
+        if AGAIN in by_name:
+            i = by_name[AGAIN]
+            answer.noise = {"ratio": i.median, "low": i.low, "high": i.high}
+
+    def _change(self, answer: Answer) -> None:
+        """Write the answer into the script, and run the changed script against the original."""
+        if not answer.recommended:
+            return
+        script = self.program.command[0]
+        path = self.program.directory / script
+        source = Source(self.program.directory, path, answer.facts["places"])
+        in_diff = []
+        for name in answer.recommended:
+            if TECHNIQUES[name].edit(source, answer.facts):
+                in_diff.append(name)
+            else:
+                answer.lines += TECHNIQUES[name].lines(answer.facts)
+        answer.diff = source.diff()
+        if not answer.diff or not self.verify:
+            return
+        outside = tuple(name for name in answer.recommended if environment_of((name,)))
+        side = Side("changed", outside, files=source.files())
+        outcomes = []
+        for number in range(1, 4):
+            plan = Plan(
+                f"verify-{number}",
+                [Side(OWN), *floors([side]), side],
+                10_000 + 1000 * number,
+                4,
+                self.record,
+            )
+            outcome = self.sessions.run(plan, self._progress("running the changed script"))
+            if number == 1:
+                outcome = self._without_dropout(plan, outcome, answer)
+            outcomes.append(outcome)
+        tried = self._together(side, outcomes)
+        tried.techniques = tuple(in_diff)
+        measured = Tried(("changed",), tried.status)
+        self._intervals(replace(answer), [measured], outcomes)
+        tried.ratio, tried.low, tried.high = measured.ratio, measured.low, measured.high
+        tried.verdict = measured.verdict
+        answer.patched = tried
+        self.say(f"the changed script: {in_words(tried)}")
+
+
+def _judged(outcome: Outcome, name: str) -> str:
+    measured = outcome.sides.get(name)
+    return ((measured and measured.certificate) or {}).get("word", "")
+
+
+def useful(tried: Tried) -> bool:
+    """Whether it runs and trains the same model."""
+    return tried.status == "ok" and (tried.certificate or {}).get("word") == "same"
+
+
+def verdict(low: float, high: float) -> str:
+    """FASTER or SLOWER where the interval leaves out 1, else UNDECIDED."""
+    return "FASTER" if low > 1 else "SLOWER" if high < 1 else "UNDECIDED"
+
+
+def in_words(tried: Tried) -> str:
+    """What became of it, on one line."""
+    if tried.status != "ok":
+        return f"{tried.status}: {tried.reason}"
+    parts = []
+    if tried.ratio is not None:
+        parts.append(f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] times as fast")
+    elif tried.screened is not None:
+        parts.append(f"about {tried.screened:.2f} times as fast")
+    certificate = tried.certificate
+    if certificate:
+        word = {"same": "the same training", "different": "NOT the same training"}
+        parts.append(f"{word.get(certificate['word'], 'undecided')} ({certificate['reason']})")
+    return ", ".join(parts)

@@ -1,0 +1,238 @@
+"""Measures sides in one session: certificates from the first steps, then times in turns.
+
+The outcome is one JSON file. A session that has its file is never run again, so a study that was
+interrupted goes on where it stopped.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil, inf, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_core.common.files import write_text
+from transformer_core.tune.certificate import Record, certify
+from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
+from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques.technique import NOISE, Rounding
+
+OWN, AGAIN = "own", "again"
+"""The script as it stands, and once more with its weights disturbed by float32 rounding: an equal
+side, which shows the noise of the comparison."""
+TURN_SECONDS = 0.25
+"""A turn lasts at least this long."""
+LEAST_ROUNDS = 3
+ORDER = ("exact", "float32", "tf32", "bfloat16")
+
+
+@dataclass
+class Measured:
+    """One side in one session."""
+
+    status: str = "ok"
+    """ok, oom, unsupported (with the reason), or failed."""
+    reason: str = ""
+    seconds: list[float] = field(default_factory=list)
+    """Seconds of each round."""
+    certificate: dict[str, Any] | None = None
+    peak_memory: int | None = None
+
+
+@dataclass
+class Outcome:
+    """A session: its sides by name, and how many steps a turn had."""
+
+    seed: int
+    turn: int = 0
+    sides: dict[str, Measured] = field(default_factory=dict)
+    ended_early: bool = False
+    """Whether the script reached its end before all rounds were done."""
+
+    def log_ratios(self, name: str) -> list[float]:
+        """Logarithms of the speed of a side over that of the script, one for each round."""
+        own = self.sides[OWN].seconds
+        return [log(a / b) for a, b in zip(own, self.sides[name].seconds, strict=False)]
+
+    @classmethod
+    def from_json(cls, text: str) -> "Outcome":
+        """As it was written."""
+        found = json.loads(text)
+        found["sides"] = {name: Measured(**each) for name, each in found["sides"].items()}
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session does."""
+
+    name: str
+    """Name of its file."""
+    sides: Sequence[Side]
+    seed: int
+    rounds: int
+    record: int = 6
+    """Steps that certificates compare."""
+    dropout: bool = True
+
+
+class Sessions:
+    """Runs sessions of one program, and keeps their outcomes in ``folder``.
+
+    ``key`` says what they are sessions of: files with another key are of another program.
+    """
+
+    def __init__(self, program: Program, folder: Path, key: str) -> None:
+        self.program, self.folder, self.key = program, folder, key
+        self.facts: dict[str, Any] = {}
+        self.step_seconds = 1.0
+        self.deadline = inf
+        """By ``time.monotonic``: later, a session has no more rounds than it must."""
+
+    def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+        """The outcome of a session, from its file if it was done before. Raises SideEnded if the
+        script itself fails."""
+        what = repr((self.key, plan)).encode()
+        file = self.folder / f"{plan.name}.json"
+        digest = hashlib.sha256(what).hexdigest()
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            if kept["digest"] == digest:
+                return Outcome.from_json(json.dumps(kept["outcome"]))
+        found = self._run(plan, progress)
+        text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
+        write_text(file, text + "\n")
+        return found
+
+    def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+        found = Outcome(plan.seed)
+        logs = self.folder / plan.name
+        sides = [replace_dropout(side, plan.dropout) for side in plan.sides]
+        progress("starting")
+        with session(self.program, sides, logs, plan.seed, self.facts) as run:
+            self._begin(run, plan, found)
+            progress("comparing first steps")
+            self._certify(run, plan, found)
+            self._rounds(run, plan, found, progress)
+            for side in [each.name for each in run.sides]:
+                facts = run.attempt(side, lambda side=side: run.facts(side))  # type: ignore[misc]
+                if facts:
+                    found.sides[side].peak_memory = facts["peak_memory"]
+            self._failed(run, found)
+        return found
+
+    def _begin(self, run: Session, plan: Plan, found: Outcome) -> None:
+        """Wait until all sides are at their first boundary, which a side that is compiled reaches
+        late."""
+        for side in plan.sides:
+            found.sides[side.name] = Measured()
+            run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
+        self._failed(run, found)
+
+    def _certify(self, run: Session, plan: Plan, found: Outcome) -> None:
+        """Record the first steps of all sides and compare them."""
+        records: dict[str, Record] = {}
+        for side in plan.sides:
+            if plan.record and run.attempt(
+                side.name,
+                lambda side=side: run.steps(side.name, plan.record, record=True),  # type: ignore[misc]
+            ):
+                files = run.attempt(side.name, lambda side=side: run.records(side.name))  # type: ignore[misc]
+                if files:
+                    records[side.name] = Record.read(files)
+        self._failed(run, found)
+        for side in plan.sides:
+            # Whether a change took effect shows only after a step.
+            facts = run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
+            if facts and facts["without_effect"]:
+                run.drop(side.name)
+                found.sides[side.name] = Measured("unsupported", facts["without_effect"][0])
+            elif side.name in records and OWN in records and side.name != OWN and not side.noise:
+                rounding = rounding_of(side)
+                floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
+                certificate = certify(
+                    records[side.name], records[OWN], floor, rounding, plan.dropout
+                )
+                found.sides[side.name].certificate = certificate.to_json()
+        # Floors are needed no longer.
+        for side in plan.sides:
+            if side.noise and side.name != AGAIN:
+                run.drop(side.name)
+
+    def _rounds(
+        self, run: Session, plan: Plan, found: Outcome, progress: Callable[[str], None]
+    ) -> None:
+        """Take turns. The order is turned round from round to round, so that no side always
+        follows the same one."""
+        found.turn = max(1, ceil(TURN_SECONDS / self.step_seconds), min(2, plan.rounds))
+        for side in [each.name for each in run.sides]:
+            run.attempt(side, lambda side=side: run.steps(side, found.turn))  # type: ignore[misc]
+        for number in range(plan.rounds):
+            progress(f"round {number + 1} of {plan.rounds}")
+            names = [each.name for each in run.sides]
+            for name in names if number % 2 else names[::-1]:
+                seconds = run.attempt(name, lambda name=name: run.steps(name, found.turn))  # type: ignore[misc]
+                if seconds is not None:
+                    found.sides[name].seconds.append(seconds)
+            late = time.monotonic() > self.deadline and number + 1 >= LEAST_ROUNDS
+            if OWN in run.failed:
+                found.ended_early = not run.failed[OWN].why
+                break
+            if late:
+                break
+
+    def _failed(self, run: Session, found: Outcome) -> None:
+        """Give sides that ended their status; SideEnded if the script itself did."""
+        for name, error in run.failed.items():
+            finished = not error.why
+            if name == OWN and not (finished and found.sides[OWN].seconds):
+                raise error
+            if finished and found.sides[name].seconds:
+                continue
+            found.sides[name] = Measured(*status_of(error))
+
+
+def status_of(error: SideEnded) -> tuple[str, str]:
+    """Status and reason of a side that ended."""
+    why = error.why or f"the script reached its end after {error.said.get('step', 0)} steps"
+    text = f"{why} {error.said.get('trace') or ''}".lower()
+    if "out of memory" in text or "outofmemory" in text or "sigkill" in text:
+        return "oom", why
+    if "not supported" in text or "notimplemented" in text or "unsupported" in text:
+        return "unsupported", why.splitlines()[0]
+    return "failed", f"{why.splitlines()[0]} (see {error.log})"
+
+
+def replace_dropout(side: Side, dropout: bool) -> Side:
+    """``side`` with or without dropout."""
+    return Side(side.name, side.techniques, side.noise, side.program, side.files, dropout)
+
+
+def rounding_of(side: Side) -> Rounding:
+    """The coarsest rounding among the techniques of a side. Changed files may have any."""
+    if side.files or side.program:
+        return "bfloat16"
+    found = [ORDER.index(TECHNIQUES[name].rounding) for name in side.techniques]
+    return ORDER[max(found, default=0)]  # type: ignore[return-value]
+
+
+def floor_name(rounding: Rounding) -> str:
+    """The side whose distance from the script is the floor of a rounding."""
+    return AGAIN if rounding in ("exact", "float32") else f"floor_{rounding}"
+
+
+def floors(sides: Sequence[Side]) -> list[Side]:
+    """The disturbed copies of the script that the certificates of ``sides`` need."""
+    needed = sorted({rounding_of(side) for side in sides} - {"exact", "float32"})
+    return [Side(AGAIN, noise=NOISE["float32"])] + [
+        Side(floor_name(rounding), noise=NOISE[rounding]) for rounding in needed
+    ]
+
+
+def throughput(seconds: Sequence[float], steps: int) -> float:
+    """Steps per second, from the median round."""
+    return steps / float(np.median(seconds)) if seconds else 0.0

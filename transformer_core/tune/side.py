@@ -1,0 +1,298 @@
+"""One process of a side: runs the user's script as it is, and waits at boundaries for its turn.
+
+Started by :mod:`transformer_core.tune.coordinator`: ``python -m transformer_core.tune.side ORDER``.
+"""
+
+import gc
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
+from transformer_core.tune.facts import Watch
+from transformer_core.tune.order import Order, connect
+from transformer_core.tune.sketches import Sketch, fingerprint, sketch
+from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques.technique import Technique
+
+
+class Side:
+    """The script's process, as the coordinator sees it."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.line = connect(order.socket)
+        self.boundaries = Boundaries(order.boundary)
+        self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
+        self.watch = Watch(self.boundaries)
+        self.left = 0
+        """Steps of the turn that are still to go."""
+        self.step = 0
+        self.recording = False
+        self.began = 0.0
+        self.sketches: dict[str, Sketch] = {}
+        self.losses: list[list[float]] = []
+        self.inputs: list[list[float]] = []
+        self._batch: list[float] = []
+        self._disturbed: set[int] = set()
+        self._looking = True
+        """Whether calls of modules are still intercepted."""
+
+    def prepare(self) -> None:
+        """Make everything ready for the script's first line."""
+        shift_seeds(self.order.seed)
+        self.boundaries.on_module = self._found
+        self.boundaries.on_inputs = self._note_inputs
+        self.boundaries.before_first_update = self._before_first_update
+        self.boundaries.on_boundary = self._boundary
+        self.boundaries.install()
+        self.watch.install()
+        if not self.order.dropout:
+            without_dropout()
+        for technique in self.techniques:
+            technique.facts = self.order.facts
+            technique.prepare(self.watch)
+        self.line.send(hello=self.order.side, rank=self.rank, pid=os.getpid())
+
+    def ended(self, reason: str, trace: str | None = None) -> None:
+        """Say that the script is over: ``reason`` is empty if it reached its end."""
+        with suppress(OSError):
+            self.line.send(
+                ended=reason,
+                trace=trace,
+                step=self.step,
+                backwards=self.boundaries.backwards,
+                modules=len(self.boundaries.modules),
+                forwards=self.boundaries.calls,
+                rank=self.rank,
+            )
+
+    def _found(self, module: nn.Module) -> None:
+        self.watch.found(module)
+        if self.order.noise:
+            self._disturb(module)
+        for technique in self.techniques:
+            technique.module(module)
+
+    def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.boundaries.backwards > BACKWARDS_WITHOUT_STEP and not self.step:
+            self.ended("no step")
+            leave()
+        if self.recording or not self.step:
+            self._batch += fingerprint([args, kwargs])
+
+    def _before_first_update(self) -> None:
+        for name, parameter in self.boundaries.parameters():
+            self.sketches[f"0 weight {name}"] = sketch(parameter)
+        self._wait()
+
+    def _disturb(self, module: nn.Module) -> None:
+        """Change the weights of ``module`` a little, each by a random share of its size."""
+        generator = torch.Generator().manual_seed(self.order.seed + 1)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if id(parameter) not in self._disturbed:
+                    self._disturbed.add(id(parameter))
+                    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+                    change = torch.empty(local.shape).uniform_(-1, 1, generator=generator)
+                    local.mul_(1 + self.order.noise * change.to(local.device))
+
+    def _boundary(self) -> None:
+        self.step += 1
+        for technique in self.techniques:
+            technique.boundary(self.step)
+        if self.recording:
+            self._record()
+        if self._looking and self.step >= 2 and not self.recording:
+            self._looking = False
+            self.boundaries.stop_watching_modules()
+        self.left -= 1
+        if self.left <= 0:
+            synchronise()
+            seconds = time.perf_counter() - self.began
+            self._pause_children(signal.SIGSTOP)
+            self._report(seconds)
+            self._wait()
+
+    def _record(self) -> None:
+        """Keep what the certificate compares of this step."""
+        for name, parameter in self.boundaries.parameters():
+            if parameter.grad is not None:
+                self.sketches[f"{self.step} gradient {name}"] = sketch(parameter.grad)
+            self.sketches[f"{self.step} weight {name}"] = sketch(parameter)
+        for name, buffer in self.boundaries.buffers():
+            self.sketches[f"{self.step} buffer {name}"] = sketch(buffer)
+        self.losses.append([float(loss) for loss in self.boundaries.losses])
+        self.inputs.append(self._batch)
+        self._batch = []
+
+    def _report(self, seconds: float) -> None:
+        self.line.send(done=self.step, seconds=seconds)
+
+    def _wait(self) -> None:
+        """Answer the coordinator until it hands out a turn."""
+        while True:
+            try:
+                message = self.line.receive()
+            except EOFError:
+                leave()
+            if "turn" in message:
+                break
+            if "facts" in message:
+                self.line.send(facts=self._facts())
+            elif "write" in message:
+                self._write()
+            elif "leave" in message:
+                leave()
+        self.left, self.recording = message["turn"], message.get("record", False)
+        self._pause_children(signal.SIGCONT)
+        synchronise()
+        self.began = time.perf_counter()
+
+    def _facts(self) -> dict[str, Any]:
+        gone = [why for t in self.techniques if (why := t.without_effect(self.watch))]
+        return self.watch.facts() | {"without_effect": gone, "peak_memory": peak_memory()}
+
+    def _write(self) -> None:
+        folder = Path(self.order.record)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"rank-{self.rank}.npz"
+        tables = {"losses": _table(self.losses), "inputs": _table(self.inputs)}
+        temporary = file.with_suffix(".tmp.npz")
+        np.savez(temporary, **tables, **self.sketches)  # type: ignore[arg-type]
+        temporary.replace(file)
+        self.line.send(written=str(file))
+
+    def _pause_children(self, number: signal.Signals) -> None:
+        """Stop the workers of data loaders while others are timed, and let them go on."""
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                child.send_signal(number)
+
+
+def _table(rows: list[list[float]]) -> np.ndarray[Any, Any]:
+    """Rows of different lengths as one array, filled with NaN."""
+    table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table
+
+
+def synchronise() -> None:
+    """Wait for the device, if the script uses one."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def peak_memory() -> int:
+    """Largest memory of this process so far, in bytes: on the GPU if it uses one, else in all."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def leave() -> NoReturn:
+    """End this process and its children here and now, in the middle of the script."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error, OSError):
+            child.send_signal(signal.SIGCONT)
+            child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def shift_seeds(shift: int) -> None:
+    """Add ``shift`` to every seed that the script sets, and seed what it does not seed at all."""
+
+    def shifted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else kwargs.get("seed", kwargs.get("a"))
+            number = int(given) if isinstance(given, int | np.integer) else 0
+            return original((number + shift) % 2**32)
+
+        return seed
+
+    originals = torch.manual_seed, random.seed, np.random.seed
+    drawn = np.random.default_rng
+
+    def default_rng(seed: Any = None) -> Any:
+        if seed is None or isinstance(seed, int | np.integer):
+            return drawn((int(seed or 0) + shift) % 2**32)
+        return drawn(seed)
+
+    torch.manual_seed = torch.random.manual_seed = shifted(originals[0])
+    random.seed = shifted(originals[1])
+    np.random.seed = shifted(originals[2])
+    np.random.default_rng = default_rng
+    for set_seed in originals:
+        set_seed(shift)
+
+
+def without_dropout() -> None:
+    """Let nothing drop elements, so that programs can be compared that draw other masks."""
+    functional: Any = torch.nn.functional
+    for name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"):
+        setattr(functional, name, _identity)
+    functional.dropout3d = _identity
+    attention = functional.scaled_dot_product_attention
+
+    def undropped(
+        q: Any, k: Any, v: Any, mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
+    ) -> Any:
+        return attention(q, k, v, mask, 0.0, *args, **more)
+
+    functional.scaled_dot_product_attention = undropped
+
+
+def _identity(value: Any, *args: Any, **kwargs: Any) -> Any:
+    return value
+
+
+def run(order: Order) -> None:
+    """Run the script of ``order`` to its end, or until the coordinator ends it."""
+    os.chdir(order.directory)
+    side = Side(order)
+    side.prepare()
+    script, *arguments = order.command
+    gc.collect()
+    try:
+        if script == "-m":
+            sys.argv = arguments
+            sys.path.insert(0, order.directory)
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [script, *arguments]
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            side.ended(f"exit status {error.code}")
+            leave()
+    except BaseException as error:
+        trace = traceback.format_exc()
+        print(trace, file=sys.stderr)
+        side.ended(f"{type(error).__name__}: {error}", trace)
+        leave()
+    side.ended("")
+    leave()
+
+
+if __name__ == "__main__":
+    run(Order.read(Path(sys.argv[1])))

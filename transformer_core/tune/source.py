@@ -1,0 +1,233 @@
+"""Edits of a user's script that come back as a diff. The files themselves are never written."""
+
+import ast
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+Place = tuple[str, int]
+
+
+class Source:
+    """The user's files below ``root``, as edited so far.
+
+    Args:
+        root: the folder that the diff is relative to; files outside it are not edited.
+        script: the script itself.
+        places: lines of the user's code by what they do (``call`` of the model, making the
+            ``optimizer``, making the ``loader``), as seen while the script ran.
+    """
+
+    def __init__(self, root: Path, script: Path, places: dict[str, Place]) -> None:
+        self.root, self.script = root.resolve(), script.resolve()
+        self.places = {k: (str(Path(f).resolve()), line) for k, (f, line) in places.items()}
+        self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
+        self._lines: dict[Path, list[str]] = {}
+
+    def after_imports(self, lines: Sequence[str]) -> bool:
+        """Insert ``lines`` behind the last import at the beginning of the script."""
+        tree = self._tree(self.script)
+        if tree is None:
+            return False
+        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        if not imports:
+            return False
+        end = imports[-1].end_lineno or imports[-1].lineno
+        needed = [] if self._imports_torch(tree) else ["import torch"]
+        self._insert(self.script, end, [*needed, "", *lines])
+        return True
+
+    def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
+        """Add keywords to the call of one of ``names`` at ``place``; all calls of the script with
+        these names if the place is not known. False if none is found, or all have them already."""
+        file = Path(self.places[place][0]) if place in self.places else self.script
+        tree = self._tree(file)
+        if tree is None:
+            return False
+        calls = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names
+        ]
+        line = self.places[place][1] if place in self.places else None
+        near = [c for c in calls if line and c.lineno <= line <= (c.end_lineno or c.lineno)]
+        done = False
+        for call in near or calls:
+            there = {keyword.arg for keyword in call.keywords}
+            new = {key: value for key, value in given.items() if key not in there}
+            if new and not any(isinstance(arg, ast.Starred) for arg in call.args):
+                done |= self._add_keywords(file, call, new)
+        return done
+
+    def before_loop(self, lines: Sequence[str]) -> str | None:
+        """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
+        the call of the model; the name of the model there, None if there is no such place."""
+        found = self._call()
+        if found is None:
+            return None
+        file, tree, call = found
+        model = ast.unparse(call.func)
+        loop = _outermost_loop(tree, call)
+        if loop is None or not model.replace(".", "").replace("_", "").isalnum():
+            return None
+        text = [" " * loop.col_offset + line.replace("MODEL", model) for line in lines]
+        self._insert(file, loop.lineno - 1, text)
+        return model
+
+    def around_call(self, head: str, after: str) -> bool:
+        """Put the statement that calls the model under ``head`` (a with statement), and behind it
+        ``after``, in which RESULT stands for the name that the result is assigned to."""
+        found = self._call()
+        if found is None:
+            return False
+        file, tree, call = found
+        statement = _statement(tree, call)
+        if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign):
+            return False
+        first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
+        indent = " " * statement.col_offset
+        body = ["    " + line for line in self._text(file)[first:last]]
+        tail = []
+        direct = isinstance(statement, ast.Assign) and statement.value is call
+        if (
+            direct
+            and isinstance(statement, ast.Assign)
+            and isinstance(statement.targets[0], ast.Name)
+        ):
+            tail = [indent + after.replace("RESULT", statement.targets[0].id)]
+        self._replace(file, first, last, [indent + head, *body, *tail])
+        return True
+
+    def diff(self) -> str:
+        """All edits as a unified diff that ``git apply`` takes, with paths below ``root``."""
+        found: list[str] = []
+        for file in sorted(self._edits):
+            name = file.relative_to(self.root).as_posix()
+            old = file.read_text(encoding="utf-8").splitlines(keepends=True)
+            new = [line + "\n" for line in self._edited(file)]
+            found += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+        return "".join(found)
+
+    def files(self) -> dict[Path, str]:
+        """The edited files, relative to ``root``, with their new text."""
+        return {
+            file.relative_to(self.root): "\n".join(self._edited(file)) + "\n"
+            for file in self._edits
+        }
+
+    def _call(self) -> tuple[Path, ast.Module, ast.Call] | None:
+        """The file, its tree and the innermost call of the model."""
+        if "call" not in self.places:
+            return None
+        name, line = self.places["call"]
+        file = Path(name)
+        tree = self._tree(file)
+        if tree is None:
+            return None
+        calls = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and node.lineno <= line <= (node.end_lineno or node.lineno)
+            and isinstance(node.func, ast.Name | ast.Attribute)
+        ]
+        # Of calls on the line, the model's is the innermost that is no function of torch.
+        own = [c for c in calls if not ast.unparse(c.func).startswith(("torch.", "F.", "nn."))]
+        own = [c for c in own if not _is_tensor_method(c)]
+        if not own:
+            return None
+        return file, tree, min(own, key=lambda c: len(ast.unparse(c)))
+
+    def _tree(self, file: Path) -> ast.Module | None:
+        """The syntax tree of a file as it is on disk; None outside ``root``."""
+        if not file.is_file() or not file.is_relative_to(self.root):
+            return None
+        return ast.parse("\n".join(self._text(file)))
+
+    def _text(self, file: Path) -> list[str]:
+        if file not in self._lines:
+            self._lines[file] = file.read_text(encoding="utf-8").splitlines()
+        return self._lines[file]
+
+    def _imports_torch(self, tree: ast.Module) -> bool:
+        imports = [n for n in tree.body if isinstance(n, ast.Import)]
+        return any(a.name == "torch" and not a.asname for n in imports for a in n.names)
+
+    def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:
+        parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if not parts:
+            return False
+        row, column = max((p.end_lineno or 0, p.end_col_offset or 0) for p in parts)
+        line = self._text(file)[row - 1].encode()
+        new = "".join(f", {key}={value}" for key, value in given.items())
+        self._replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
+        return True
+
+    def _insert(self, file: Path, at: int, lines: list[str]) -> None:
+        self._replace(file, at, at, lines)
+
+    def _replace(self, file: Path, first: int, last: int, lines: list[str]) -> None:
+        edits = self._edits.setdefault(file, [])
+        # The same lines twice: the second edit works on what the first one wrote.
+        for number, (a, b, before) in enumerate(edits):
+            if (a, b) == (first, last) and a != b and len(before) == len(lines) == 1:
+                merged = _merge_line(self._text(file)[a], before[0], lines[0])
+                edits[number] = (a, b, [merged])
+                return
+        edits.append((first, last, lines))
+
+    def _edited(self, file: Path) -> list[str]:
+        text = list(self._text(file))
+        for first, last, lines in sorted(
+            self._edits[file], key=lambda e: (e[0], e[1]), reverse=True
+        ):
+            text[first:last] = lines
+        return text
+
+
+def _merge_line(old: str, one: str, other: str) -> str:
+    """Two edits of a line that both insert something."""
+    start = 0
+    while start < min(len(old), len(other)) and old[start] == other[start]:
+        start += 1
+    tail = old[start:]
+    added = other[start : len(other) - len(tail)]
+    at = one.rfind(tail)
+    return one[:at] + added + one[at:]
+
+
+def _is_tensor_method(call: ast.Call) -> bool:
+    """Whether it is a method of tensors or of optimizers, as in ``x.view(...)``."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr in {
+        *("to", "view", "reshape", "item", "backward", "step", "zero_grad", "size", "append"),
+        *("update", "cuda", "cpu", "float", "mean", "sum", "detach", "squeeze", "unsqueeze"),
+        *("format", "keys", "values", "items", "requires_grad_", "clone", "transpose"),
+    }
+
+
+def _outermost_loop(tree: ast.Module, call: ast.Call) -> ast.stmt | None:
+    """The outermost loop around ``call`` within its function."""
+    found: ast.stmt | None = None
+    node: list[ast.AST] = _path(tree, call)
+    for each in node:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found = None
+        elif isinstance(each, ast.For | ast.While) and found is None:
+            found = each
+    return found
+
+
+def _statement(tree: ast.Module, call: ast.Call) -> ast.stmt | None:
+    """The innermost statement around ``call``."""
+    return next((n for n in reversed(_path(tree, call)) if isinstance(n, ast.stmt)), None)
+
+
+def _path(tree: ast.AST, target: ast.AST) -> list[ast.AST]:
+    """The nodes from the root to ``target``."""
+    for child in ast.iter_child_nodes(tree):
+        if child is target:
+            return [tree, child]
+        below = _path(child, target)
+        if below:
+            return [tree, *below]
+    return []

@@ -1,0 +1,1 @@
+"""Changes that need no knowledge of a script: one file each."""

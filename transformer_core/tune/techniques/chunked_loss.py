@@ -1,0 +1,227 @@
+"""Output layer and cross-entropy a few hundred tokens at a time: all logits never exist together.
+
+The output layer returns, in place of logits, an object that knows how to make them. The script
+reshapes it and hands it to ``F.cross_entropy``, which torch lets it answer itself
+(``__torch_function__``); for anything else that is asked of it, it becomes the logits. Gradients
+are computed in the forward pass, chunk by chunk (as in Hsu et al., Liger Kernel, 2024).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transformer_core.tune.boundaries import wrap
+from transformer_core.tune.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from transformer_core.tune.facts import Watch
+
+ROWS = 512
+"""Tokens whose logits exist at a time."""
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Sum of the cross-entropies of hidden [n, d], weight [v, d], bias [v] or None, labels [n]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        ignored: int,
+        smoothing: float,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        wide, narrow = weight.shape[0], weight.to(dtype)
+        total = torch.zeros((), device=hidden.device)
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros_like(weight)
+        d_bias = None if bias is None else torch.zeros_like(bias)
+        for start in range(0, len(hidden), ROWS):
+            rows = slice(start, start + ROWS)
+            some, label = hidden[rows].to(dtype), labels[rows]
+            logits = some @ narrow.T
+            logits = (logits if bias is None else logits + bias.to(dtype)).float()
+            total += F.cross_entropy(
+                logits, label, ignore_index=ignored, label_smoothing=smoothing, reduction="sum"
+            )
+            counted = (label != ignored).unsqueeze(1)
+            d_logits = logits.softmax(-1)
+            if smoothing:
+                d_logits -= smoothing / wide
+            place = torch.where(counted.squeeze(1), label, 0).unsqueeze(1)
+            d_logits.scatter_add_(1, place, torch.full_like(d_logits[:, :1], smoothing - 1))
+            d_logits *= counted
+            if d_bias is not None:
+                d_bias += d_logits.sum(0)
+            narrow_d = d_logits.to(dtype)
+            d_hidden[rows] = (narrow_d @ narrow).to(hidden.dtype)
+            d_weight += (narrow_d.T @ some).to(weight.dtype)
+        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        d_hidden, d_weight, d_bias = ctx.saved_tensors
+        bias = None if d_bias is None else d_bias * grad
+        return d_hidden * grad, d_weight * grad, bias, None, None, None, None
+
+
+class LazyLogits:
+    """Logits [..., v] of hidden states [..., d] that have not been computed."""
+
+    def __init__(self, hidden: Tensor, head: nn.Linear, call: Any) -> None:
+        self.hidden, self.head, self.call = hidden, head, call
+        kind = hidden.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        self.format = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """[..., v]."""
+        return torch.Size([*self.hidden.shape[:-1], self.head.out_features])
+
+    @property
+    def device(self) -> torch.device:
+        """As of a tensor."""
+        return self.hidden.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of a tensor."""
+        return self.format
+
+    def size(self, dim: int | None = None) -> Any:
+        """As of a tensor."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def _of(self, hidden: Tensor) -> "LazyLogits":
+        other = LazyLogits(hidden, self.head, self.call)
+        other.format = self.format
+        return other
+
+    def view(self, *shape: Any) -> Any:
+        """Still not computed where the last dimension stays."""
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        last = wanted[-1] == self.shape[-1] or (wanted[-1] == -1 and wanted[0] != -1)
+        if last and len(wanted) > 1 and -1 not in wanted[1:-1]:
+            return self._of(self.hidden.reshape(*wanted[:-1], self.hidden.size(-1)))
+        return self.computed().view(*shape)
+
+    reshape = view
+
+    def contiguous(self) -> "LazyLogits":
+        """As of a tensor."""
+        return self
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
+        """Still not computed where the last dimension stays."""
+        dims = self.hidden.dim()
+        if end_dim % dims == dims - 1:
+            return self.computed().flatten(start_dim, end_dim)
+        return self._of(self.hidden.flatten(start_dim, end_dim))
+
+    def float(self) -> "LazyLogits":
+        """Losses are computed in 32 bits anyway."""
+        return self
+
+    def computed(self) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.call(self.hidden)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.computed(), name)
+
+    def __getitem__(self, index: Any) -> Any:
+        # All of the last dimension of some tokens: logits[..., :-1, :] of a shifted loss.
+        if isinstance(index, tuple) and index[-1] == slice(None) and len(index) > 1:
+            return self._of(self.hidden[index])
+        return self.computed()[index]
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is _PLAIN and isinstance(args[0], LazyLogits):
+            loss = _chunked(*args, **kwargs)
+            if loss is not None:
+                return loss
+        plain = [arg.computed() if isinstance(arg, LazyLogits) else arg for arg in args]
+        named = {k: v.computed() if isinstance(v, LazyLogits) else v for k, v in kwargs.items()}
+        return function(*plain, **named)
+
+
+_PLAIN = F.cross_entropy
+
+
+def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> Tensor | None:
+    """The loss; None where it is one that cannot be divided."""
+    known = {"ignore_index", "reduction", "label_smoothing"}
+    # torch names all arguments, also those that nobody gave.
+    options = {name: value for name, value in options.items() if value is not None}
+    reduction = options.pop("reduction", "mean")
+    if more or logits.hidden.dim() != 2 or target.dim() != 1 or not options.keys() <= known:
+        return None
+    if reduction not in ("mean", "sum") or target.is_floating_point():
+        return None
+    ignored = options.get("ignore_index", -100)
+    smoothing = options.get("label_smoothing", 0.0)
+    head = logits.head
+    total: Tensor = ChunkedCrossEntropy.apply(
+        logits.hidden, head.weight, head.bias, target, ignored, smoothing, logits.format
+    )
+    ChunkedLoss.used += 1
+    return total if reduction == "sum" else total / (target != ignored).sum()
+
+
+class ChunkedLoss(Technique):
+    name = "chunked_loss"
+    words = "output layer and cross-entropy in chunks of tokens"
+    group = "loss"
+    rounding = "float32"
+    used = 0
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        if facts["classes"] < 1000:
+            return "the loss is no cross-entropy over a large vocabulary"
+        if len(facts["heads"]) != 1:
+            return f"{len(facts['heads'])} linear layers could be the output layer"
+        return None
+
+    def module(self, module: nn.Module) -> None:
+        number, _, name = self.facts["heads"][0].partition(":")
+        if module is not self.watch.boundaries.modules[int(number)]:
+            return
+        head = module.get_submodule(name)
+        assert isinstance(head, nn.Linear)
+
+        def around(call: Any) -> Any:
+            def lazily(hidden: Tensor) -> Any:
+                if not (head.training and torch.is_grad_enabled()):
+                    return call(hidden)
+                return LazyLogits(hidden, head, call)
+
+            return lazily
+
+        wrap(head, around)
+
+    def prepare(self, watch: "Watch") -> None:
+        self.watch = watch
+
+    def without_effect(self, watch: "Watch") -> str | None:
+        return None if ChunkedLoss.used else "the loss does not take the logits as they are"
+
+    def lines(self, facts: dict[str, Any]) -> list[str]:
+        return [
+            "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
+            "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."
+        ]
+
+
+ALL = [ChunkedLoss()]

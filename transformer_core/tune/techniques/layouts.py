@@ -1,0 +1,55 @@
+"""Memory layout and algorithms of convolutions."""
+
+from typing import TYPE_CHECKING, Any
+
+from transformer_core.tune.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from transformer_core.tune.facts import Watch
+    from transformer_core.tune.source import Source
+
+
+class ChannelsLast(Technique):
+    name = "channels_last"
+    words = "channels last in memory (NHWC)"
+    group = "layout"
+    rounding = "float32"
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        return None if facts["convolutions"] else "the model has no convolution"
+
+    def module(self, module: "nn.Module") -> None:
+        import torch
+
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+        return bool(source.before_loop(["MODEL.to(memory_format=torch.channels_last)"]))
+
+    def lines(self, facts: dict[str, Any]) -> list[str]:
+        return ["Call model.to(memory_format=torch.channels_last) before the optimizer is made."]
+
+
+class CudnnBenchmark(Technique):
+    name = "cudnn_benchmark"
+    words = "cuDNN's fastest algorithm for each shape"
+    group = "algorithms"
+    rounding = "float32"
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        if facts["device"] != "cuda":
+            return "cuDNN needs a GPU"
+        return None if facts["convolutions"] else "the model has no convolution"
+
+    def prepare(self, watch: "Watch") -> None:
+        import torch
+
+        torch.backends.cudnn.benchmark = True
+
+    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+        return source.after_imports(["torch.backends.cudnn.benchmark = True"])
+
+
+ALL = [ChannelsLast(), CudnnBenchmark()]

@@ -1,0 +1,111 @@
+"""The answer as text: for a terminal, and as Markdown for a pull request."""
+
+from transformer_core.tune.flow import Answer, Tried, in_words, useful
+from transformer_core.tune.techniques.registry import TECHNIQUES
+
+
+def headline(answer: Answer) -> str:
+    """The answer in one sentence."""
+    if answer.status != "ok":
+        return f"{answer.command} cannot be tuned: {answer.reason}"
+    best = answer.best
+    if best is None:
+        return "Keep the script as it is: nothing that trains the same model was faster."
+    return (
+        f"{best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] times as fast, and the same training, "
+        f"with {listed(best.techniques)}."
+    )
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Names in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def text(answer: Answer, page: str = "") -> str:
+    """The answer for a terminal."""
+    lines = [headline(answer), ""]
+    if answer.status != "ok":
+        return "\n".join(lines)
+    lines += [
+        f"Run twice, the script gives {answer.trust}."
+        if answer.reproducible
+        else f"Beware: {answer.trust}."
+    ]
+    if answer.noise:
+        lines += [
+            "Against itself it is {ratio:.2f} [{low:.2f}, {high:.2f}] times as fast: the noise.".format(
+                **answer.noise
+            )
+        ]
+    width = max((len(each.name) for each in answer.tried), default=0)
+    lines += ["", "Tried:"]
+    for each in sorted(answer.tried, key=_order):
+        lines.append(f"  {each.name:<{min(width, 40)}}  {in_words(each)}")
+    if answer.diff:
+        lines += [
+            "",
+            "Change the script (git apply results/tune/changes.diff):",
+            "",
+            answer.diff.rstrip(),
+        ]
+    if answer.lines:
+        lines += [
+            "",
+            "Not in the diff:" if answer.diff else "Do this:",
+            *(f"  {x}" for x in answer.lines),
+        ]
+    if answer.patched is not None:
+        lines += ["", f"The changed script: {in_words(answer.patched)}."]
+    if page:
+        lines += ["", f"The report: {page}"]
+    return "\n".join(lines)
+
+
+def markdown(answer: Answer) -> str:
+    """The answer on one page of Markdown."""
+    lines = [f"# `{answer.command}`", "", headline(answer), ""]
+    if answer.status != "ok":
+        return "\n".join(lines) + "\n"
+    lines += [
+        f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.",
+        "",
+        "| tried | times as fast | the same training? |",
+        "|---|---|---|",
+    ]
+    for each in sorted(answer.tried, key=_order):
+        lines.append(f"| `{each.name}` | {speed(each)} | {same(each)} |")
+    if answer.diff:
+        lines += ["", "```diff", answer.diff.rstrip(), "```"]
+    if answer.lines:
+        lines += ["", *(f"- `{x}`" if x.startswith("export") else f"- {x}" for x in answer.lines)]
+    if answer.patched is not None:
+        lines += ["", f"The changed script, run against the original: {in_words(answer.patched)}."]
+    return "\n".join(lines) + "\n"
+
+
+def speed(tried: Tried) -> str:
+    """Ratio and interval, or why there is none."""
+    if tried.status != "ok":
+        return tried.status
+    if tried.ratio is not None:
+        return f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] {tried.verdict}"
+    return f"about {tried.screened:.2f}" if tried.screened else "not timed"
+
+
+def same(tried: Tried) -> str:
+    """The certificate in a few words."""
+    if tried.status != "ok":
+        return tried.reason.splitlines()[0] if tried.reason else ""
+    if tried.certificate is None:
+        return "not compared"
+    return f"{'yes' if useful(tried) else 'NO'}: {tried.certificate['reason']}"
+
+
+def words(name: str) -> str:
+    """What a technique changes."""
+    return TECHNIQUES[name].words if name in TECHNIQUES else name
+
+
+def _order(tried: Tried) -> tuple[bool, bool, float]:
+    return tried.status != "ok", tried.ratio is None, -(tried.ratio or tried.screened or 0.0)
