@@ -14,8 +14,8 @@ from transformer_core.data.batching.collate import Batch
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.objective import Objective
 from transformer_core.models.registry import build_model
-from transformer_core.training.optimization.optimizer import build_optimizer
-from transformer_core.training.precision.autocast import build_precision
+from transformer_core.training.optimizer import build_optimizer
+from transformer_core.training.precision import build_precision
 
 CPU = torch.device("cpu")
 PUBLISHED = "as published"

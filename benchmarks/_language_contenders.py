@@ -15,8 +15,8 @@ from schemas.config.training import AdamW, Training
 from transformer_core.data.tokenizing.special_tokens import UNK
 from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss
 from transformer_core.models.registry import build_language_model
-from transformer_core.training.optimization.optimizer import build_optimizer
-from transformer_core.training.precision.autocast import build_precision
+from transformer_core.training.optimizer import build_optimizer
+from transformer_core.training.precision import build_precision
 
 CPU = torch.device("cpu")
 GPT2, LLAMA = "GPT-2 of transformers", "Llama of transformers"

@@ -55,7 +55,7 @@ from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.machine.batch_flops import Lengths, training_flops
 from transformer_core.run.environment import allocator_environment
-from transformer_core.training.precision.matmul_mode import set_matmul
+from transformer_core.training.precision import set_matmul
 
 _MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
 _SAME = 0.01

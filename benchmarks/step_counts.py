@@ -31,8 +31,8 @@ from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cud
 from transformer_core.measure.memory.predicted.predictor import place
 from transformer_core.models.objective import Objective
 from transformer_core.models.registry import build_model
-from transformer_core.training.optimization.optimizer import build_optimizer
-from transformer_core.training.precision.autocast import build_precision
+from transformer_core.training.optimizer import build_optimizer
+from transformer_core.training.precision import build_precision
 
 _MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
 STEPS = {

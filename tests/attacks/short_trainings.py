@@ -20,7 +20,7 @@ from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.short_run_worker import record
 from transformer_core.machine.provenance import collect
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 
 TINY: dict[str, Any] = {
     "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.0},

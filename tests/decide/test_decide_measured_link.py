@@ -4,7 +4,7 @@ import pytest
 
 from schemas.config.link import LinkModel
 from transformer_core.decide.link_error import fit_link
-from transformer_core.parallel.communication.link_times import all_reduce_seconds
+from transformer_core.parallel.link_times import all_reduce_seconds
 
 SIZES = [2.0**power for power in range(10, 26, 3)]
 

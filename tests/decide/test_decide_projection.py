@@ -22,7 +22,7 @@ from transformer_core.decide.projection import (
 )
 from transformer_core.decide.step_model import MIB, step_seconds
 from transformer_core.measure.limits.collectives.table import write_table
-from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE, all_reduce_seconds
+from transformer_core.parallel.link_times import PAYLOAD_SHARE, all_reduce_seconds
 
 SLOW = LinkModel(bandwidth=8 * MIB)
 """On which an all-reduce of a MiB between two devices takes a second."""

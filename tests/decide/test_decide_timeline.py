@@ -5,7 +5,7 @@ from projection_builders import BACKWARD, FORWARD, LAYERS, UPDATE, compute, comp
 
 from schemas.config.link import LinkModel
 from transformer_core.decide.step_model import MIB, Bucket, Compute, buckets, step_seconds
-from transformer_core.parallel.communication.link_times import broadcast_seconds, scatter_seconds
+from transformer_core.parallel.link_times import broadcast_seconds, scatter_seconds
 
 ALONE = FORWARD + BACKWARD + UPDATE
 PAIR = 2

@@ -11,7 +11,7 @@ from tests.training.small_training import VOCABULARY, small_spec, small_store
 from transformer_core.measure.memory.anatomy.followed_training import Followed, Training, followed
 from transformer_core.measure.memory.anatomy.job import steps_of
 from transformer_core.measure.memory.predicted.predictor import predict_ranks
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 
 STORES = small_store(200), small_store(60, seed=1)
 

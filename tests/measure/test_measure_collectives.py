@@ -23,8 +23,8 @@ from transformer_core.measure.limits.collectives.worker import (
     measure,
     sizes,
 )
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+from transformer_core.parallel.strategy import ProcessGroupStrategy
+from transformer_core.parallel.topology import Process
 
 LIMITS = Limits(seconds=0.0005, smallest_message=4096, largest_message=65536)
 

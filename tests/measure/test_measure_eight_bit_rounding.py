@@ -72,7 +72,7 @@ def test_updates_follow_from_the_moments_that_are_kept(
     moment = next(u for u in updates if u.tensor == f"{large.tensor}, second moment")
     assert 1e-3 < moment.error < ROUNDING_FACTOR * moment.rounding < 0.5
 
-    from transformer_core.training.optimization import eight_bit_adamw
+    from transformer_core.training import eight_bit_adamw
 
     real = eight_bit_adamw.BlockwiseAdamW.step
 

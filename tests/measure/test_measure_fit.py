@@ -17,7 +17,7 @@ from transformer_core.measure.memory.predicted.fit_warning import (
     doubt,
     warn_before,
 )
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 MIB = 2**20
 NOTHING = Parts(**dict.fromkeys(PARTS, 0))

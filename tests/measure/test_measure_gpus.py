@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
 from transformer_core.run.gpu_leases import lease, visible_gpus
 

@@ -16,7 +16,7 @@ from transformer_core.certify.dropout import (
     readable_vocabulary,
 )
 from transformer_core.certify.dropout_bounds import judge_dropout
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import assemble
 
 ONE = Process(0, 1, 0, 1, torch.device("cpu"))

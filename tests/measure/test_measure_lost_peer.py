@@ -21,7 +21,7 @@ import torch
 from transformer_core.measure.alone.order import TimedRunOrder
 from transformer_core.run.program import take_place
 from transformer_core.run.statuses import supervised
-from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+from transformer_core.parallel.strategy import ProcessGroupStrategy
 
 def work(order):
     process = take_place(order)

@@ -11,7 +11,7 @@ import torch
 
 from transformer_core.machine import machine_state, speed_probe
 from transformer_core.machine.machine_state import CpuTime, cpu_time
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

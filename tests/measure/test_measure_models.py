@@ -22,8 +22,8 @@ from transformer_core.certify.bounds import UNDETERMINED
 from transformer_core.certify.short_run_worker import canonical_weights, record
 from transformer_core.models.decoding import beam_search
 from transformer_core.models.registry import build_model
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.sharded_weights import whole_weights
+from transformer_core.parallel.sharded_weights import whole_weights
+from transformer_core.parallel.topology import Process
 
 KINDS: dict[str, dict[str, Any]] = {
     "torch_nn": {"kind": "torch_nn"},

@@ -13,8 +13,8 @@ from tests.distributed import run_ranks
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.turns.worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
 from transformer_core.observe.turns import PlantedDelay
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
 from transformer_core.run.coordinator import (
     Leave,
     ProbeDevices,
@@ -24,7 +24,7 @@ from transformer_core.run.coordinator import (
     Turn,
 )
 from transformer_core.training.loop import train
-from transformer_core.training.optimization.learning_rate import learning_rate
+from transformer_core.training.optimizer import learning_rate
 
 NOWHERE = Path("/nowhere")
 

@@ -18,10 +18,10 @@ from tests.training.small_training import VOCABULARY
 from transformer_core.measure.memory.predicted import job
 from transformer_core.measure.memory.predicted.predictor import _on_a_cpu, predict_ranks
 from transformer_core.models.registry import build_model
-from transformer_core.parallel.strategies.fsdp import repeated_layers
+from transformer_core.parallel.fsdp import repeated_layers
 from transformer_core.study.resolve import check_study, resolve
 from transformer_core.study.variants import read_variants
-from transformer_core.training.precision.matmul_mode import set_matmul
+from transformer_core.training.precision import set_matmul
 
 ROOT = Path(__file__).parents[2]
 VARIANTS_FILE = ROOT / "config/variants.yaml"

@@ -10,7 +10,7 @@ from schemas.results.kernels import StepKernels
 from tests.training.small_training import VOCABULARY, small_setup, small_spec, small_store
 from transformer_core.certify.short_run_worker import STEPS_AS_TIMED, record
 from transformer_core.machine.step_kernels import FirstStep
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 from transformer_core.training.loop import train
 from transformer_core.training.observer import Observer
 

@@ -24,9 +24,9 @@ from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.short_run_worker import Recorder, canonical_weights, digest, record
 from transformer_core.machine.provenance import collect
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies import strategy_registry
-from transformer_core.parallel.strategies.ddp import DdpStrategy
+from transformer_core.parallel import registry as strategy_registry
+from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.topology import Process
 from transformer_core.training.loop import Diverged, train
 
 PLAIN = {"attention": {"kind": "reference"}, "qkv": {"kind": "separate"}}

@@ -22,7 +22,7 @@ from transformer_core.measure.turns import session
 from transformer_core.measure.turns.session import PILOT_STEPS, SessionEndedError, Sessions
 from transformer_core.measure.turns.sides import Side, for_devices
 from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 from transformer_core.run.coordinator import Leave, Report, Turn
 from transformer_core.training.loop import train
 

@@ -12,7 +12,7 @@ from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.compiled_layers import compile_layers
 from transformer_core.models.loss import chunked_token_loss_sum, one_pass_loss_sum, token_loss_sum
 from transformer_core.models.registry import build_language_model
-from transformer_core.parallel.strategies.fsdp import repeated_layers
+from transformer_core.parallel.fsdp import repeated_layers
 
 V, SIZES = 37, {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
 OPTIONS = [

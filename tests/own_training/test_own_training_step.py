@@ -19,7 +19,7 @@ from transformer_core.own_training.own_step import (
     without_dropout,
 )
 from transformer_core.own_training.techniques import plain_spec, with_techniques
-from transformer_core.parallel.communication.topology import this_process
+from transformer_core.parallel.topology import this_process
 
 
 def own(**task: Any) -> RunSpec:

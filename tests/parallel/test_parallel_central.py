@@ -14,9 +14,9 @@ from tests.parallel.gradient_cases import spec_of
 from tests.training.small_training import VOCABULARY, Watcher, small_setup
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.parallel.communication import rank_zero_collectives
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.central import _described, _description, _fill
+from transformer_core.parallel import messages as rank_zero_collectives
+from transformer_core.parallel.central import _described, _description, _fill
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
 

@@ -11,10 +11,10 @@ import torch
 from schemas.config.link import Link
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.devices import core_shares, settling
-from transformer_core.parallel.devices.core_shares import bind_threads, core_share
-from transformer_core.parallel.devices.settling import settle
+from transformer_core.parallel import settling
+from transformer_core.parallel import settling as core_shares
+from transformer_core.parallel.settling import bind_threads, core_share, settle
+from transformer_core.parallel.topology import Process
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ PROGRAM = """
 import os, threading, torch
 torch.set_num_threads(2)
 from transformer_core.machine.process_settings import affinity
-from transformer_core.parallel.devices.core_shares import bind_threads
+from transformer_core.parallel.settling import bind_threads
 
 bind_threads(0, 1)
 torch.ones(2**22).add_(1)

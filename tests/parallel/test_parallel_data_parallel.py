@@ -10,11 +10,11 @@ from schemas.config.parallel import DataParallel, Machine
 from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import find, reference, spec_of
 from tests.training.small_training import VOCABULARY, small_setup, small_store
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.data_parallel import (
+from transformer_core.parallel.central import (
     DataParallelObjective,
     DataParallelStrategy,
 )
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import assemble
 from transformer_core.training.loop import optimizer_step
 

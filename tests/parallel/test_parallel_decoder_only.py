@@ -13,7 +13,7 @@ from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss
 from transformer_core.models.registry import build_language_model
-from transformer_core.parallel.strategies.fsdp import FsdpStrategy
+from transformer_core.parallel.fsdp import FsdpStrategy
 
 RANKS, V = 2, 37
 

@@ -9,10 +9,9 @@ import torch.distributed as dist
 
 from schemas.config.link import LinkModel
 from tests.distributed import run_ranks
-from transformer_core.parallel.communication.link_times import all_reduce_seconds
-from transformer_core.parallel.communication.traffic import Traffic
-from transformer_core.parallel.hooks.base_hook import Hook
-from transformer_core.parallel.hooks.emulated_link import EmulatedLink, _cycles_per_second
+from transformer_core.parallel.hooks import EmulatedLink, Hook, _cycles_per_second
+from transformer_core.parallel.link_times import all_reduce_seconds
+from transformer_core.parallel.messages import Traffic
 
 BYTES = 4096
 SECONDS = 0.25

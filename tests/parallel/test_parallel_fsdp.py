@@ -20,9 +20,9 @@ from torch.profiler import profile
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from tests.training.small_training import Watcher, run_small, small_setup, small_spec
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.fsdp import FsdpStrategy, repeated_layers
-from transformer_core.parallel.strategies.sharded_weights import named_tensors, whole, whole_weights
+from transformer_core.parallel.fsdp import FsdpStrategy, repeated_layers
+from transformer_core.parallel.sharded_weights import named_tensors, whole, whole_weights
+from transformer_core.parallel.topology import Process
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
 from transformer_core.training.evaluation import validation_loss

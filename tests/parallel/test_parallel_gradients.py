@@ -17,8 +17,8 @@ from tests.parallel.gradient_cases import (
     reference,
     spec_of,
 )
-from transformer_core.parallel.hooks.base_hook import Hook
-from transformer_core.parallel.strategies.ddp import DdpStrategy
+from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.hooks import Hook
 from transformer_core.training.assemble import Setup
 
 EXACT = 1e-6  # another order of float32 sums

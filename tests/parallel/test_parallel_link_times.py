@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.config.link import LinkModel
-from transformer_core.parallel.communication.link_times import (
+from transformer_core.parallel.link_times import (
     all_reduce_seconds,
     burst_bytes,
     burst_seconds,

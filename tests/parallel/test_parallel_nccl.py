@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import reference, spec_of
 from tests.training.small_training import VOCABULARY, small_store
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import assemble
 from transformer_core.training.loop import optimizer_step
 

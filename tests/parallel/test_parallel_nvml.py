@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 
 class FakeNvmlError(Exception):

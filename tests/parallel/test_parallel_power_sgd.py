@@ -11,9 +11,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from tests.distributed import run_ranks
 from tests.training.small_training import run_small, small_spec
-from transformer_core.parallel.hooks import power_sgd
-from transformer_core.parallel.hooks.power_sgd import PowerSgd
-from transformer_core.parallel.strategies.ddp import DdpStrategy
+from transformer_core.parallel import hooks as power_sgd
+from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.hooks import PowerSgd
 from transformer_core.training.assemble import Setup
 
 HOOK = {"kind": "powersgd", "rank": 1, "start_step": 2}

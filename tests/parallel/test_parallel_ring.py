@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed import run_ranks
-from transformer_core.parallel.hooks.ring_all_reduce import ring_all_reduce
+from transformer_core.parallel.hooks import ring_all_reduce
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 7, 63, 64, 1_000, 4_099]
 

@@ -7,8 +7,8 @@ import pytest
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import spec_of
-from transformer_core.parallel.communication import topology
-from transformer_core.parallel.communication.topology import this_process
+from transformer_core.parallel import topology
+from transformer_core.parallel.topology import this_process
 from transformer_core.run.environment import threads_per_process
 from transformer_core.run.launcher import launcher
 

@@ -15,10 +15,10 @@ from schemas.results import Gpu
 from transformer_core.measure.evaluation import job as evaluation_job
 from transformer_core.measure.evaluation import worker as evaluation_worker
 from transformer_core.measure.evaluation.order import EvaluationOrder
-from transformer_core.parallel.communication.topology import Process, this_process
-from transformer_core.parallel.devices import nvml, settling, shared_gpus, usable_gpus
-from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
-from transformer_core.parallel.devices.usable_gpus import has_kernels, require_usable_gpus
+from transformer_core.parallel import nvml, settling, shared_gpus, usable_gpus
+from transformer_core.parallel.shared_gpus import require_shared_gpus
+from transformer_core.parallel.topology import Process, this_process
+from transformer_core.parallel.usable_gpus import has_kernels, require_usable_gpus
 from transformer_core.run import program
 from transformer_core.run.order import Order
 from transformer_core.run.program import Program, take_place

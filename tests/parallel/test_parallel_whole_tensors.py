@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 from tests.distributed import run_ranks
-from transformer_core.parallel.strategies import sharded_weights
-from transformer_core.parallel.strategies.sharded_weights import whole_tensors
+from transformer_core.parallel import sharded_weights
+from transformer_core.parallel.sharded_weights import whole_tensors
 
 SHAPES = [(5, 3), (1,), (4, 2, 3), (3,), (2, 40)]
 """Also of fewer rows than ranks, and of rows that cannot be shared out evenly."""

@@ -15,7 +15,7 @@ from schemas.results import LengthHistogram, ShardManifest
 from schemas.results.data import TextRows
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.special_tokens import EOS
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import train
 from transformer_core.training.observer import Observer

@@ -14,7 +14,7 @@ from transformer_core.data.batching.collate import Batch, collate
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models import attention
 from transformer_core.models.device_kind import laid_out_for
-from transformer_core.parallel.strategies.data_parallel import DataParallelObjective
+from transformer_core.parallel.central import DataParallelObjective
 
 
 def batch(*lengths: int) -> Batch:

@@ -16,7 +16,7 @@ from transformer_core.measure.memory.largest_batch.worker import limit_memory
 from transformer_core.measure.memory.predicted.heaviest_batch import blank_batch
 from transformer_core.measure.turns.worker import give_memory_back
 from transformer_core.models.decoding import beam_search
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step, train
 

@@ -14,7 +14,7 @@ from transformer_core.models.loss import token_loss_sum
 from transformer_core.training.evaluation import validation_loss
 from transformer_core.training.history import History
 from transformer_core.training.loop import Diverged, optimizer_step, train
-from transformer_core.training.optimization.learning_rate import learning_rate
+from transformer_core.training.optimizer import learning_rate
 
 NO_DROPOUT: dict[str, Any] = {"dropout": 0.0}
 

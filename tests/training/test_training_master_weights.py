@@ -12,14 +12,14 @@ from transformer_core.certify.dropout import _moved
 from transformer_core.study.checks.cross_section_rules import violations
 from transformer_core.training import checkpoint
 from transformer_core.training.loop import optimizer_step, train
-from transformer_core.training.optimization.master_weights import (
+from transformer_core.training.optimizer import (
     MASTER,
     MasterAdamW,
+    build_optimizer,
     by_torch,
     in_one_loop,
     masters_of,
 )
-from transformer_core.training.optimization.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 FORMAT = {"precision": {"kind": "bf16_weights"}}

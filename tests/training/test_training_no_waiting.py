@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.models.device_kind import laid_out_for
-from transformer_core.parallel.communication import rank_zero_collectives
+from transformer_core.parallel import messages as rank_zero_collectives
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
 

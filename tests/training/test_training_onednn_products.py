@@ -7,8 +7,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from schemas.config.training import Fp32, Fp32Onednn
 from schemas.errors import Unsupported
-from transformer_core.training.precision import onednn_products
-from transformer_core.training.precision.matmul_mode import set_matmul
+from transformer_core.training import precision as onednn_products
+from transformer_core.training.precision import set_matmul
 
 CPU = torch.device("cpu")
 ONEDNN = Fp32Onednn(kind="fp32_onednn")

@@ -11,7 +11,7 @@ from tests.distributed import run_ranks
 from tests.training.small_training import Watcher, small_setup, small_spec
 from transformer_core.training import checkpoint
 from transformer_core.training.loop import optimizer_step, train
-from transformer_core.training.optimization.optimizer import build_optimizer, state_bytes
+from transformer_core.training.optimizer import build_optimizer, state_bytes
 
 CPU = torch.device("cpu")
 SPECS = {
@@ -184,9 +184,7 @@ def test_8_bit_state_survives_a_checkpoint(tmp_path):
 
 
 def test_missing_library_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.delitem(
-        sys.modules, "transformer_core.training.optimization.eight_bit_adamw", raising=False
-    )
+    monkeypatch.delitem(sys.modules, "transformer_core.training.eight_bit_adamw", raising=False)
     for name in ("bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(Unsupported, match=r"pip install 'bitsandbytes>=0\.50'") as caught:
@@ -196,7 +194,7 @@ def test_missing_library_is_named_with_its_remedy(monkeypatch):
 
 def test_library_without_a_kernel_for_the_device_is_found_out(monkeypatch):
     need_eight_bit()
-    from transformer_core.training.optimization.eight_bit_adamw import BlockwiseAdamW
+    from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
 
     def fail(self):
         raise NotImplementedError("no such operator")

@@ -16,9 +16,9 @@ from schemas.config.training import Bf16, Bf16Matmul, Fp16, Fp32, Tf32
 from schemas.errors import Unsupported
 from tests.distributed import run_ranks
 from tests.training.small_training import Stopped, Watcher, small_setup, small_spec
+from transformer_core.training import precision as matmul_mode
 from transformer_core.training.loop import train
-from transformer_core.training.precision import matmul_mode
-from transformer_core.training.precision.autocast import build_precision
+from transformer_core.training.precision import build_precision
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -312,7 +312,7 @@ def test_a_cpu_without_the_instructions_is_found_out():
     code = (
         "import torch\n"
         "from schemas.config.training import Bf16Matmul\n"
-        "from transformer_core.training.precision.autocast import build_precision\n"
+        "from transformer_core.training.precision import build_precision\n"
         "build_precision(Bf16Matmul(kind='bf16_matmul'), torch.device('cpu'))"
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.config.training import AnySchedule, Constant, Cosine, Linear, Noam
-from transformer_core.training.optimization.learning_rate import learning_rate
+from transformer_core.training.optimizer import learning_rate
 
 steady = settings(deadline=None, derandomize=True)
 D_MODEL = 512

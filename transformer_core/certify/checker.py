@@ -36,7 +36,7 @@ from transformer_core.certify.updates import CheckedUpdates, kept_moments, unit_
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
-from transformer_core.training.precision.autocast import build_precision
+from transformer_core.training.precision import build_precision
 
 POINTS = 3
 """Steps whose gradients are compared: the first, the last, and those between at even distances."""

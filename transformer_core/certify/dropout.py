@@ -40,7 +40,7 @@ from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.objective import objective
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
-from transformer_core.training.optimization.master_weights import masters_of
+from transformer_core.training.optimizer import masters_of
 
 Mask = tuple[Tensor, float | None]
 """1 kept, 0 dropped, -1 not seen, [rows, ...]; and the factor of what was kept."""

@@ -26,7 +26,7 @@ from transformer_core.data.tokenizing.special_tokens import BOS, PAD, UNK
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.training import evaluation
 from transformer_core.training.assemble import Setup
-from transformer_core.training.precision.autocast import build_precision
+from transformer_core.training.precision import build_precision
 
 SENTENCES, TOKENS, LONGEST = 3, 6, 5
 SWAPPED, SHORTENED = 1, 3

@@ -38,8 +38,8 @@ from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
 from transformer_core.run.program import Program
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import Diverged, train

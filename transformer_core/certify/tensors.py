@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from schemas.results.checks import TensorDistance
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.registry import build_model
-from transformer_core.parallel.strategies.sharded_weights import (
+from transformer_core.parallel.sharded_weights import (
     divided_like,
     named_tensors,
     whole_tensors,
 )
 from transformer_core.training.assemble import Setup
-from transformer_core.training.optimization.master_weights import masters_of
+from transformer_core.training.optimizer import masters_of
 
 
 def trained_names(model: nn.Module) -> set[str]:

@@ -23,9 +23,9 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.training import AnySchedule, Constant, Cosine, Linear, Noam
 from schemas.results.checks import TensorDistance
 from transformer_core.certify.number_formats import to_bf16
-from transformer_core.parallel.strategies.sharded_weights import named_tensors
+from transformer_core.parallel.sharded_weights import named_tensors
 from transformer_core.training.assemble import Setup
-from transformer_core.training.optimization.master_weights import masters_of
+from transformer_core.training.optimizer import masters_of
 
 SINGLE_UNIT = 2.0**-24
 """Unit round-off of 32 bits: of what a sum of weight and change loses at the least."""

@@ -37,7 +37,7 @@ from transformer_core.common.seals import write_sealed
 from transformer_core.decide.link_error import MEASURED, as_model, measured_link
 from transformer_core.decide.step_model import Compute, step_seconds, worked_example
 from transformer_core.measure.compute.job import work
-from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE
+from transformer_core.parallel.link_times import PAYLOAD_SHARE
 
 
 def project(

@@ -22,7 +22,7 @@ from schemas.results import (
     ProjectedStrategy,
     ReadyGradient,
 )
-from transformer_core.parallel.communication.link_times import (
+from transformer_core.parallel.link_times import (
     all_reduce_seconds,
     broadcast_seconds,
     gather_seconds,

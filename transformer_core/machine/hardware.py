@@ -20,7 +20,7 @@ from schemas.results import Hardware
 from transformer_core.common.endings import program
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.process_settings import affinity, cuda_allocator
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 _X86_FEATURES = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psutil
 
 from schemas.results import MachineState, Probe
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 

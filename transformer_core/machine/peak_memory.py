@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from schemas.results import RankMemory
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 _STATUS = Path("/proc/self/status")
 

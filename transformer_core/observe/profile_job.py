@@ -39,7 +39,7 @@ from transformer_core.observe.nsys import (
     telling_lines,
 )
 from transformer_core.observe.profile_order import CaptureOrder, rank_file
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 from transformer_core.run.environment import worker_environment
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job import TrainingJob

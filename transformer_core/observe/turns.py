@@ -17,7 +17,7 @@ from transformer_core.machine.peak_memory import rank_memory, reset_peak
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.speed_probe import probe_cuda
 from transformer_core.machine.step_kernels import FirstStep
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategy import Strategy
 from transformer_core.run.coordinator import (
     Leave,
     ProbeDevices,

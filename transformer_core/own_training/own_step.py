@@ -14,10 +14,10 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.own_training.chunked_head import with_chunked_head
 from transformer_core.own_training.user_parts import Parts, checked_loss, load_parts, next_batch
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.parallel.strategies.strategy_registry import build_strategy
-from transformer_core.training.precision.autocast import Precision, build_precision
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
+from transformer_core.training.precision import Precision, build_precision
 
 FUSED = {torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD}
 """Optimizers of torch that have a fused kernel for an update."""

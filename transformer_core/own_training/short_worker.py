@@ -17,8 +17,8 @@ from transformer_core.common.files import atomic_path, write_text
 from transformer_core.own_training.order import OwnShortOrder
 from transformer_core.own_training.own_step import OwnTrainer, build_trainer
 from transformer_core.own_training.user_parts import place_of
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.sharded_weights import whole_weights
+from transformer_core.parallel.sharded_weights import whole_weights
+from transformer_core.parallel.topology import Process
 from transformer_core.run.program import Program
 
 RECORD = "short.json"

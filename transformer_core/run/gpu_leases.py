@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from transformer_core.common.endings import program
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 from transformer_core.run.own_folder import open_own, own_folder
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from schemas.config.link import show_bandwidth
 from transformer_core.common.endings import program
-from transformer_core.parallel.communication.link_times import burst_bytes
+from transformer_core.parallel.link_times import burst_bytes
 
 DEVICE = "link0"
 """Name of the network device in either namespace."""

@@ -6,8 +6,8 @@ from functools import cached_property
 from schemas.config.run_spec import RunSpec
 from transformer_core.common.progress import log_to
 from transformer_core.data.sharding.training_shards import TrainingShards, open_training_shards
-from transformer_core.parallel.communication.topology import Process, this_process
-from transformer_core.parallel.devices.settling import settle
+from transformer_core.parallel.settling import settle
+from transformer_core.parallel.topology import Process, this_process
 from transformer_core.run.order import Order, TrainingOrder
 from transformer_core.training.assemble import Setup, assemble, unwatched
 

@@ -21,7 +21,7 @@ from schemas.errors import Diverged, PeerLost, Refusal, Unsupported
 from schemas.results import Status
 from transformer_core.common.endings import REMEDIES
 from transformer_core.common.files import write_text
-from transformer_core.parallel.devices import shared_gpus
+from transformer_core.parallel import shared_gpus
 from transformer_core.run import oom
 
 _SAME_GPU = "Duplicate GPU detected"
@@ -116,7 +116,7 @@ def end_with_parent() -> None:
 def supervised(folder: Path) -> Iterator[None]:
     """The life of a worker: it ends with its supervisor, and leaves an error in ``folder``."""
     # Only here: a supervisor has no use for torch.
-    from transformer_core.parallel.communication import lost_ranks
+    from transformer_core.parallel import lost_ranks
 
     def leave(error: Exception) -> None:
         write_outcome(folder, int(os.environ.get("RANK", "0")), error)

@@ -23,9 +23,9 @@ from transformer_core.common.progress import RunProgress, log, log_to
 from transformer_core.common.records import read_record
 from transformer_core.data.sharding.shard_store import ShardError
 from transformer_core.data.sharding.training_shards import TrainingShards, open_training_shards
-from transformer_core.parallel.communication.topology import Process, this_process
-from transformer_core.parallel.devices.settling import settle
-from transformer_core.parallel.strategies.sharded_weights import whole_weights
+from transformer_core.parallel.settling import settle
+from transformer_core.parallel.sharded_weights import whole_weights
+from transformer_core.parallel.topology import Process, this_process
 from transformer_core.training.assemble import assemble
 from transformer_core.training.history import History
 from transformer_core.training.loop import Diverged, train

@@ -13,11 +13,11 @@ from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.parallel.strategies.strategy_registry import build_strategy
-from transformer_core.training.optimization.optimizer import build_optimizer
-from transformer_core.training.precision.autocast import Precision, build_precision
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
+from transformer_core.training.optimizer import build_optimizer
+from transformer_core.training.precision import Precision, build_precision
 
 
 @dataclass(frozen=True)

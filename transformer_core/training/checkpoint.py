@@ -27,7 +27,7 @@ from torch import Tensor
 from schemas.errors import ConfigError
 from transformer_core.common.progress import log
 from transformer_core.common.seals import check, seal, write_sealed
-from transformer_core.parallel.strategies.sharded_weights import (
+from transformer_core.parallel.sharded_weights import (
     divided_like,
     is_sharded,
     named_tensors,

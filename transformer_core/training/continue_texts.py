@@ -21,7 +21,7 @@ from transformer_core.data.tokenizing.special_tokens import BOS, EOS
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
-from transformer_core.training.precision.autocast import Precision, build_precision
+from transformer_core.training.precision import Precision, build_precision
 from transformer_core.training.translate import load_weights
 
 LARGEST = 700.0

@@ -14,7 +14,7 @@ from transformer_core.training.assemble import Setup, Trainer
 from transformer_core.training.evaluation import validation_loss
 from transformer_core.training.history import History
 from transformer_core.training.observer import Observer
-from transformer_core.training.optimization.learning_rate import learning_rate
+from transformer_core.training.optimizer import learning_rate
 
 
 def train(

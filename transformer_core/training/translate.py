@@ -22,7 +22,7 @@ from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
-from transformer_core.training.precision.autocast import Precision, build_precision
+from transformer_core.training.precision import Precision, build_precision
 
 EXTRA_TOKENS = 50
 """A translation may be this many tokens longer than its source (arXiv 1706.03762, 6.1)."""

@@ -17,9 +17,10 @@ from tests.attacks.planted.resuming_faults import after_loading
 from transformer_core.models import loss as one_pass_loss
 from transformer_core.models import sublayers
 from transformer_core.models.sublayers import FusedNorm
-from transformer_core.parallel.hooks import compression, power_sgd
-from transformer_core.parallel.strategies import fsdp
-from transformer_core.training.precision import onednn_products
+from transformer_core.parallel import fsdp
+from transformer_core.parallel import hooks as compression
+from transformer_core.parallel import hooks as power_sgd
+from transformer_core.training import precision as onednn_products
 
 RESIDUAL: Change = merge(BF16, {"model": {"residual": "bf16"}})
 ONEDNN: Change = {"training": {"precision": {"kind": "fp32_onednn"}}}
@@ -110,7 +111,7 @@ def codes_of_four_bits(trainer: Any) -> None:
 
 
 def after_step_of_eight_bits(change: Callable[[Any], None]) -> Patch:
-    from transformer_core.training.optimization.eight_bit_adamw import BlockwiseAdamW
+    from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
 
     def make(real: Any) -> Any:
         def step(self: Any, *args: Any) -> Any:

@@ -11,7 +11,7 @@ from tests.attacks.planted.fault import PLAIN_ATTENTION, Fault
 from tests.attacks.planted.planting import result, swap, swap_item
 from transformer_core.models import attention, qkv_projection, sublayers
 from transformer_core.models import transformer as transformer_module
-from transformer_core.training.precision import autocast
+from transformer_core.training import precision as autocast
 
 
 def detached_memory(real: Any) -> Any:

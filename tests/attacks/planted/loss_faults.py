@@ -13,7 +13,7 @@ from transformer_core.models import loss as loss_module
 from transformer_core.models import loss as one_pass_loss
 from transformer_core.models import objective
 from transformer_core.models.transformer import EncoderDecoder
-from transformer_core.training.precision import autocast
+from transformer_core.training import precision as autocast
 
 
 def smoothed_by(factor: float) -> Callable[[Any], Any]:

@@ -10,9 +10,9 @@ from schemas.base import merge
 from tests.attacks.planted.fault import Change, Fault
 from tests.attacks.planted.planting import Patch, swap
 from transformer_core.training import checkpoint
-from transformer_core.training.optimization import master_weights
-from transformer_core.training.optimization.master_weights import MASTER
-from transformer_core.training.precision import autocast
+from transformer_core.training import optimizer as master_weights
+from transformer_core.training import precision as autocast
+from transformer_core.training.optimizer import MASTER
 
 MASTERS: Change = {"training": {"precision": {"kind": "bf16_weights"}}}
 

@@ -27,10 +27,10 @@ from tests.attacks.planted.planting import (
 from transformer_core.data.tokenizing.special_tokens import EOS, PAD
 from transformer_core.models import dropout, sublayers
 from transformer_core.models import transformer as transformer_module
-from transformer_core.parallel.hooks import compression
-from transformer_core.parallel.strategies import central, fsdp
+from transformer_core.parallel import central, fsdp
+from transformer_core.parallel import hooks as compression
 from transformer_core.training import assemble, evaluation, loop
-from transformer_core.training.precision import autocast
+from transformer_core.training import precision as autocast
 
 
 def without_ends(micro: Any) -> Any:

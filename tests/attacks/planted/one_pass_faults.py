@@ -17,7 +17,7 @@ from tests.attacks.planted.planting import swap
 from transformer_core.models import loss as one_pass_loss
 from transformer_core.models import objective, unpadded
 from transformer_core.models import transformer as transformer_module
-from transformer_core.parallel.strategies import ddp
+from transformer_core.parallel import ddp
 
 FILLED: Change = {"model": {"tokens": {"kind": "unpadded", "blocks": 2, "row_multiple": 16}}}
 TOGETHER: Change = {"model": {"memory_products": "together"}}

@@ -21,10 +21,10 @@ from tests.attacks.planted.fault import (
 )
 from tests.attacks.planted.planting import result, swap
 from transformer_core.models import objective
-from transformer_core.parallel.hooks import compression
-from transformer_core.parallel.strategies import central, ddp, fsdp
-from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.training.precision import autocast
+from transformer_core.parallel import central, ddp, fsdp
+from transformer_core.parallel import hooks as compression
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.training import precision as autocast
 
 
 def zeroed(gradients: Any) -> None:

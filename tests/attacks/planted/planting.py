@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategy import Strategy
 from transformer_core.training import loop
-from transformer_core.training.precision import autocast
+from transformer_core.training import precision as autocast
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.attacks.planted.fault import FP16, Fault, reduced
 from tests.attacks.planted.planting import around_step, before_update, keep, swap
-from transformer_core.training.precision import autocast
+from transformer_core.training import precision as autocast
 
 
 def coarse(parameters: list[nn.Parameter]) -> None:

@@ -7,9 +7,9 @@ import torch
 
 from tests.attacks.planted.fault import FP16, POWER, Fault, reduced, spread
 from tests.attacks.planted.planting import Patch, swap
-from transformer_core.parallel.hooks import power_sgd
+from transformer_core.parallel import hooks as power_sgd
 from transformer_core.training import checkpoint
-from transformer_core.training.precision import autocast
+from transformer_core.training import precision as autocast
 
 
 def lost_on_loading(what: str) -> Patch:

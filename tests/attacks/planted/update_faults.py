@@ -14,9 +14,8 @@ from tests.attacks.planted.planting import (
     result,
     swap,
 )
-from transformer_core.training import assemble, loop
-from transformer_core.training.optimization import optimizer
-from transformer_core.training.precision import autocast
+from transformer_core.training import assemble, loop, optimizer
+from transformer_core.training import precision as autocast
 
 
 def clip_each(parameters: list[nn.Parameter]) -> None:

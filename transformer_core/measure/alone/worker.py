@@ -15,8 +15,8 @@ from transformer_core.models.compiled_layers import compile_seconds
 from transformer_core.observe.clock import WindowClock
 from transformer_core.observe.kernels import FirstKernels
 from transformer_core.observe.progress import Progress
-from transformer_core.parallel.strategies.sharded_weights import whole_weights
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.sharded_weights import whole_weights
+from transformer_core.parallel.strategy import Strategy
 from transformer_core.run.program import Program
 from transformer_core.run.statuses import CHECKPOINTS
 from transformer_core.training.assemble import Setup

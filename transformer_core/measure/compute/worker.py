@@ -23,9 +23,9 @@ from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.compute.order import RESULT, ComputeOrder
 from transformer_core.measure.memory.anatomy.followed_step import watched_step
-from transformer_core.parallel.communication.texts import gather_texts
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.fsdp import repeated_layers
+from transformer_core.parallel.fsdp import repeated_layers
+from transformer_core.parallel.texts import gather_texts
+from transformer_core.parallel.topology import Process
 from transformer_core.run.program import Program
 from transformer_core.training.assemble import Setup
 

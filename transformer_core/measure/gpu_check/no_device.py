@@ -4,7 +4,7 @@ import torch
 
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
-from transformer_core.parallel.devices.usable_gpus import require_usable_gpus
+from transformer_core.parallel.usable_gpus import require_usable_gpus
 
 
 def no_device() -> str | None:

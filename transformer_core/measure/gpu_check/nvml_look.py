@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 
 def main() -> None:

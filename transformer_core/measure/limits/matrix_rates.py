@@ -12,7 +12,7 @@ from schemas.config.training import Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
 from schemas.results import MatrixRate, NumberFormat
 from transformer_core.measure.limits.stopwatch import Stopwatch
-from transformer_core.training.precision.matmul_mode import set_matmul
+from transformer_core.training.precision import set_matmul
 
 FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")
 _DTYPES = {

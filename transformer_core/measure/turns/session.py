@@ -32,7 +32,7 @@ from transformer_core.measure.memory.predicted.sides_together import (
 )
 from transformer_core.measure.turns.session_ratio import session_ratios
 from transformer_core.measure.turns.sides import Side, in_order, start_side, stop_sides
-from transformer_core.parallel.devices.shared_gpus import require_shared_gpus
+from transformer_core.parallel.shared_gpus import require_shared_gpus
 from transformer_core.run.coordinator import (
     Coordinator,
     ProbeDevices,

@@ -14,7 +14,7 @@ from transformer_core.machine.peak_memory import reset_peak
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.observe.turns import PlantedDelay, TurnsOver, TurnTaker, refuse
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategy import Strategy
 from transformer_core.run.coordinator import (
     Hello,
     Turns,

@@ -23,8 +23,8 @@ from transformer_core.common.progress import log
 from transformer_core.machine.hardware import cpu_name
 from transformer_core.measure.limits.collectives.order import CollectivesOrder
 from transformer_core.measure.limits.collectives.table import write_table
-from transformer_core.parallel.hooks.ring_all_reduce import ring_all_reduce
-from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+from transformer_core.parallel.hooks import ring_all_reduce
+from transformer_core.parallel.strategy import ProcessGroupStrategy
 from transformer_core.run.program import Program
 
 READINGS = 3

@@ -13,7 +13,7 @@ from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.measure.memory.anatomy.storages import Interval, StepMemory, StorageTracker
 from transformer_core.training.assemble import Trainer
 from transformer_core.training.loop import optimizer_step
-from transformer_core.training.precision.autocast import Precision
+from transformer_core.training.precision import Precision
 
 LEARNING_RATE = 1e-4
 """Small: what the steps learn does not matter, but their numbers must stay finite."""

@@ -22,7 +22,7 @@ from transformer_core.measure.memory.anatomy.milestones import Milestones
 from transformer_core.measure.memory.anatomy.storages import Interval, StepMemory, StorageTracker
 from transformer_core.measure.memory.predicted.heaviest_batch import heaviest_batch
 from transformer_core.models.decoding import beam_search
-from transformer_core.parallel.communication.topology import Process
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.translate import EXTRA_TOKENS
 

@@ -10,7 +10,7 @@ import torch
 from schemas.results import ForeignProcess, Milestone
 from schemas.results.memory import MilestoneName
 from transformer_core.machine.peak_memory import peak_rss_bytes
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 
 class Milestones:

@@ -16,7 +16,7 @@ from transformer_core.measure.memory.anatomy.followed_step import watched_step
 from transformer_core.measure.memory.largest_batch.order import RESULT, BatchTrialOrder
 from transformer_core.measure.memory.predicted.heaviest_batch import blank_batch
 from transformer_core.models.registry import build_model
-from transformer_core.parallel.strategies.strategy_registry import build_strategy
+from transformer_core.parallel.registry import build_strategy
 from transformer_core.run.oom import data_bytes
 from transformer_core.run.program import Program
 from transformer_core.training.assemble import equip

@@ -11,15 +11,15 @@ from torch.optim import Optimizer
 
 from schemas.config.parallel import Ddp
 from schemas.config.training import Accumulation
-from transformer_core.parallel.communication.flat_buffers import (
+from transformer_core.parallel.messages import (
     MIB,
     buckets,
     copy_back,
     flatten,
     gradients,
 )
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
 
 _BLOCK, _SMALL = 256, 4096
 """Elements that share a scale, and elements below which moments stay in 32 bits (bitsandbytes)."""

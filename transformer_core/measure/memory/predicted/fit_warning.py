@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from schemas.config.run_spec import RunSpec
 from schemas.results import PredictedMemory, Prediction
 from transformer_core.common.progress import log
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 from transformer_core.run.gpu_leases import visible_gpus
 from transformer_core.run.oom import HINT, free_bytes, plain_size
 

@@ -37,12 +37,11 @@ from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cud
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.strategy import Strategy
-from transformer_core.parallel.strategies.strategy_registry import build_strategy
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Trainer, equip
-from transformer_core.training.precision.autocast import Autocast, ScaledAutocast
-from transformer_core.training.precision.matmul_mode import set_matmul
+from transformer_core.training.precision import Autocast, ScaledAutocast, set_matmul
 
 VALIDATION_TOKENS = 8_192
 """Tokens of a validation batch, as in ``evaluation_batches``."""

@@ -20,9 +20,9 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
 from transformer_core.measure.memory.predicted.heaviest_batch import blank_batch
 from transformer_core.models.registry import build_model
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.devices import nvml
-from transformer_core.parallel.strategies.strategy_registry import build_strategy
+from transformer_core.parallel import nvml
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import equip
 from transformer_core.training.loop import optimizer_step
 

@@ -12,7 +12,7 @@ import torch
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
 from schemas.results import Gpu
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 _OLDEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for each major version of CUDA (NVIDIA, CUDA Compatibility, table "minor

@@ -11,9 +11,9 @@ from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkModel
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
 from schemas.results import LinkUse, RankPlace, Topology
-from transformer_core.parallel.communication.link_times import PAYLOAD_SHARE
-from transformer_core.parallel.devices.shared_gpus import busy
-from transformer_core.parallel.devices.usable_gpus import require_usable_gpus
+from transformer_core.parallel.link_times import PAYLOAD_SHARE
+from transformer_core.parallel.shared_gpus import busy
+from transformer_core.parallel.usable_gpus import require_usable_gpus
 
 
 @dataclass(frozen=True)

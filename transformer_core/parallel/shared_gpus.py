@@ -4,7 +4,7 @@ Nothing here imports torch: supervisors use it.
 """
 
 from schemas.errors import Unsupported
-from transformer_core.parallel.devices import nvml
+from transformer_core.parallel import nvml
 
 
 def require_shared_gpus(processes: int) -> None:

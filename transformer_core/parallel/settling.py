@@ -1,16 +1,18 @@
-"""Cores of their own for the processes of one host, and for the threads that compute in them.
+"""Settings of a process that trains: threads, and cores of its own.
 
-What the system moves from core to core loses what the caches of a core hold, and a rank that
-shares a core with another waits for it. torch has no switch for this; OpenMP's environment
-variables (OMP_PROC_BIND) bind the first thread of a process, too, and with it all that it starts
-later, those that prepare batches or send messages, to one core.
+A thread that the system moves to another core loses what its cache holds, and a rank that shares a
+core with another waits for it. torch has no switch for this; OpenMP's environment variables
+(OMP_PROC_BIND) bind the first thread of a process, too, and with it all that it starts later, those
+that prepare batches or send messages, to one core.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import torch
 
+from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
 
 _THREADS = Path("/proc/self/task")
@@ -62,3 +64,27 @@ def _bind(thread: int, cores: list[int]) -> None:
         os.sched_setaffinity(thread, cores)
     except ProcessLookupError:
         return  # it ended just now
+
+
+SWITCH_SECONDS = 0.0005
+"""How long the thread that prepares batches may keep the interpreter from the one that launches
+kernels, each of which takes some microseconds; Python's own choice is 5 ms."""
+
+
+def settle(device: torch.device, machine: Machine, place: int, places: int) -> None:
+    """Take the threads and cores that ``machine`` says for work on ``device``, as process number
+    ``place`` of the ``places`` on this host; where that is a GPU, threads take turns often.
+
+    Unsupported where this process cannot have what ``machine`` says.
+    """
+    if machine.cuda_allocator != "expandable_segments" and device.type != "cuda":
+        raise Unsupported(
+            f"machine.cuda_allocator: {machine.cuda_allocator} is about memory of CUDA devices; "
+            f"this run is on a {device.type.upper()}"
+        )
+    if machine.threads:
+        torch.set_num_threads(machine.threads)
+    if machine.affinity == "cores":
+        bind_threads(place, places)
+    if device.type == "cuda":
+        sys.setswitchinterval(SWITCH_SECONDS)

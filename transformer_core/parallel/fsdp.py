@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from schemas.config.parallel import Fsdp, Machine
 from schemas.errors import Unsupported
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.communication.traffic import Traffic
-from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+from transformer_core.parallel.messages import Traffic
+from transformer_core.parallel.strategy import ProcessGroupStrategy
+from transformer_core.parallel.topology import Process
 
 
 def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -2,11 +2,10 @@
 
 from schemas.config.parallel import AnyParallel, Central, DataParallel, Ddp, Fsdp, Machine, Single
 from schemas.config.training import Accumulation
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.strategies.central import CentralStrategy
-from transformer_core.parallel.strategies.data_parallel import DataParallelStrategy
-from transformer_core.parallel.strategies.ddp import DdpStrategy
-from transformer_core.parallel.strategies.strategy import Strategy
+from transformer_core.parallel.central import CentralStrategy, DataParallelStrategy
+from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
 
 
 def build_strategy(
@@ -24,7 +23,7 @@ def build_strategy(
             return DdpStrategy(spec, process, machine, accumulation)
         case Fsdp():
             # Only here: it imports DTensor and more, which takes others half a second.
-            from transformer_core.parallel.strategies.fsdp import FsdpStrategy
+            from transformer_core.parallel.fsdp import FsdpStrategy
 
             every = accumulation.synchronise == "every"
             return FsdpStrategy(spec, process, machine, synchronise_every=every)

@@ -1,6 +1,8 @@
-"""Collective operations around rank 0, with a count of what every rank sends and receives."""
+"""Messages between ranks: many tensors as few contiguous ones, collectives around rank 0, and a
+count of the bytes that every rank sends and receives."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,8 +10,95 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_core.parallel.communication.topology import Process
-from transformer_core.parallel.communication.traffic import Traffic
+from transformer_core.parallel.topology import Process
+
+MIB = 2**20
+
+
+def buckets(tensors: Iterable[Tensor], limit_bytes: float) -> list[list[Tensor]]:
+    """Consecutive tensors of one dtype in groups; a group ends once it has ``limit_bytes``.
+
+    This is how DistributedDataParallel fills its buckets.
+    """
+    groups: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        if not groups or size >= limit_bytes or groups[-1][0].dtype != tensor.dtype:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.nbytes
+    return groups
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """The elements of ``tensors``, of one dtype, one after the other, in new memory."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Overwrite ``tensors`` with the elements that :func:`flatten` would take from them."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.detach().copy_(part.view_as(tensor))
+
+
+def gradients(parameters: Iterable[torch.nn.Parameter]) -> list[Tensor]:
+    """The gradients of all parameters that are trained; zeros, also in place, where none is."""
+    found = []
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            found.append(parameter.grad)
+    return found
+
+
+class Traffic:
+    """Messages of one process, by operation, as counted since it started.
+
+    Bytes are those of the scheme itself. A backend may take a detour (a tree for a broadcast, say),
+    which moves bytes from one rank to another.
+    """
+
+    def __init__(self) -> None:
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+
+    def add(self, operation: str, sent: int = 0, received: int = 0, calls: int = 1) -> None:
+        """Count ``calls`` of an operation, with the bytes that they sent and received in all."""
+        entry = self._counts[operation]
+        for index, value in enumerate((calls, sent, received)):
+            entry[index] += value
+
+    def add_all_reduce(self, payload: int, world_size: int, calls: int = 1) -> None:
+        """Count all-reduces of ``payload`` bytes in all.
+
+        The backend does not tell its algorithm: what counts is the least that every rank must send
+        and receive, 2 (p - 1) / p of the payload (Patarasuk and Yuan, 2009), as in a ring.
+        """
+        least = 2 * (world_size - 1) * payload // world_size
+        self.add("all_reduce", least, least, calls)
+
+    def of_all_ranks(
+        self, gather: Callable[[Sequence[float]], list[list[float]]]
+    ) -> dict[str, dict[str, Any]]:
+        """Operations in alphabetical order: calls, and bytes sent and received by each rank.
+
+        Called on every rank, all of which must have counted the same operations.
+        """
+        names = sorted(self._counts)
+        everyone = gather([value for name in names for value in self._counts[name]])
+        result = {}
+        for index, name in enumerate(names):
+            calls, sent, received = zip(
+                *(map(int, values[3 * index : 3 * index + 3]) for values in everyone), strict=True
+            )
+            result[name] = {
+                "calls": max(calls),
+                "sent_bytes": list(sent),
+                "received_bytes": list(received),
+            }
+        return result
 
 
 class Hub:

@@ -7,14 +7,13 @@ import logging
 import os
 from typing import Any
 
+from bitsandbytes.optim import AdamW8bit
 from torch import nn
 
 # On some CPUs bitsandbytes would fetch 4-bit kernels from the network when it is imported, and
 # warns where it cannot. Nothing here uses them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
-
-from bitsandbytes.optim import AdamW8bit  # noqa: E402
 
 
 class BlockwiseAdamW(AdamW8bit):

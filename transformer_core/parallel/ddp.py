@@ -11,20 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from schemas.config.parallel import Ddp, Machine
 from schemas.config.training import Accumulation
-from transformer_core.parallel.communication.flat_buffers import (
-    MIB,
-    buckets,
-    copy_back,
-    flatten,
-    gradients,
-)
-from transformer_core.parallel.communication.link_times import burst_seconds
-from transformer_core.parallel.communication.topology import Process, emulated_link
-from transformer_core.parallel.communication.traffic import Traffic
-from transformer_core.parallel.hooks.base_hook import Hook
-from transformer_core.parallel.hooks.compression import build_hook
-from transformer_core.parallel.hooks.emulated_link import EmulatedLink
-from transformer_core.parallel.strategies.group_strategy import ProcessGroupStrategy
+from transformer_core.parallel.hooks import EmulatedLink, Hook, build_hook
+from transformer_core.parallel.link_times import burst_seconds
+from transformer_core.parallel.messages import MIB, Traffic, buckets, copy_back, flatten, gradients
+from transformer_core.parallel.strategy import ProcessGroupStrategy
+from transformer_core.parallel.topology import Process, emulated_link
 
 
 class DdpStrategy(ProcessGroupStrategy):

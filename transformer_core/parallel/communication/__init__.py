@@ -1,1 +1,0 @@
-"""Messages between ranks: collectives, their traffic, and ranks that are lost."""

@@ -1,1 +1,0 @@
-"""What DistributedDataParallel does with gradient buckets."""

@@ -1,1 +1,0 @@
-"""How work is divided over devices: one module per strategy."""

@@ -1,0 +1,258 @@
+"""Optimizers and learning rates.
+
+AdamW for weights in bfloat16 keeps them in 32 bits too (arXiv 1710.03740, 3.1). An update is often
+smaller than half the distance between two numbers of 8 bits, and would be lost. So it goes to the
+weights of 32 bits, the masters, from which those of 16 bits are rounded anew.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from schemas.config.training import (
+    Adam,
+    AdamW,
+    AdamW8bit,
+    AnyOptimizer,
+    AnySchedule,
+    Constant,
+    Cosine,
+    Linear,
+    Noam,
+    Sgd,
+)
+from schemas.errors import Unsupported
+from transformer_core.parallel.sharded_weights import is_sharded
+
+
+def build_optimizer(
+    spec: AnyOptimizer,
+    parameters: Iterable[nn.Parameter],
+    device: torch.device,
+    masters: Mapping[nn.Parameter, torch.Tensor] | None = None,
+) -> Optimizer:
+    """The optimizer that ``spec`` names; the loop sets its learning rate at every step.
+
+    Each parameter group says under ``rate_factor`` by how much it multiplies the schedule's rate.
+    ``masters`` has what parameters of fewer bits stand for: those are updated in 32 bits.
+    Raises Unsupported where a library is missing or cannot work on ``device``.
+    """
+    fused = device.type in ("cuda", "cpu")
+    if masters:
+        return _of_masters(spec, parameters, masters)
+    match spec:
+        case AdamW():
+            adam = _adam_arguments(spec)
+            return torch.optim.AdamW(_group(parameters), fused=spec.fused and fused, **adam)
+        case Adam():
+            return torch.optim.Adam(
+                _group(parameters), lr=0.0, betas=spec.betas, eps=spec.eps, foreach=False
+            )
+        case Sgd():
+            group = _group(parameters, spec.rate_factor)
+            # torch has a fused step on shards for Adam only.
+            fused = fused and not _sharded(group)
+            return torch.optim.SGD(group, lr=0.0, momentum=spec.momentum, fused=fused)
+        case AdamW8bit():
+            return _eight_bit(spec, parameters, device)
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes that the optimizer keeps on this device between steps.
+
+    Per parameter 8 for AdamW, 4 for SGD with momentum and little over 2 for 8-bit AdamW. Of a
+    sharded parameter this counts the shard of this rank. 0 before the first step.
+    """
+    storages: dict[int, int] = {}  # by address, as tensors may share one
+    waiting: list[Any] = [value for entry in optimizer.state.values() for value in entry.values()]
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, torch.Tensor):
+            continue
+        if is_traceable_wrapper_subclass(value):  # a shard, or a quantized tensor
+            names, _ = value.__tensor_flatten__()
+            waiting += [getattr(value, name) for name in names]
+            continue
+        storage = value.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:
+    return [{"params": list(parameters), "rate_factor": rate_factor}]
+
+
+def _of_masters(
+    spec: AnyOptimizer, parameters: Iterable[nn.Parameter], masters: Mapping[nn.Parameter, Any]
+) -> Optimizer:
+    if not isinstance(spec, AdamW):
+        raise Unsupported(
+            f"training.optimizer: {spec.kind} does not keep weights of 32 bits beside those of 16; "
+            "take adamw"
+        )
+    return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
+
+
+def _sharded(group: list[dict[str, Any]]) -> bool:
+    return any(is_sharded(parameter) for parameter in group[0]["params"])
+
+
+def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:
+    return {
+        "lr": 0.0,
+        "betas": spec.betas,
+        "eps": spec.eps,
+        "weight_decay": spec.weight_decay,
+    }
+
+
+def _eight_bit(
+    spec: AdamW8bit, parameters: Iterable[nn.Parameter], device: torch.device
+) -> Optimizer:
+    group = _group(parameters)
+    if _sharded(group):
+        raise Unsupported(
+            "bitsandbytes' 8-bit AdamW cannot work on shards of parameters: "
+            "take another optimizer with FSDP, or DDP"
+        )
+    try:
+        # Here, because the library is optional and takes a second to import.
+        from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
+    except ImportError as error:
+        raise Unsupported(
+            f"8-bit AdamW needs bitsandbytes 0.50 or newer ({error}): "
+            "pip install 'bitsandbytes>=0.50'"
+        ) from error
+    arguments = _adam_arguments(spec)
+    try:
+        # The library imports also where it has no kernel for the device, and fails at a step.
+        probe = nn.Parameter(torch.zeros(4096, device=device))
+        probe.grad = torch.zeros_like(probe)
+        BlockwiseAdamW([probe], **arguments).step()
+    except (RuntimeError, AttributeError) as error:
+        raise Unsupported(f"bitsandbytes cannot take a step on {device}: {error}") from error
+    return BlockwiseAdamW(group, **arguments)
+
+
+MASTER = "master"
+"""Name of the weights of 32 bits in the state of a parameter."""
+
+
+class MasterAdamW(Optimizer):
+    """AdamW (arXiv 1711.05101): 12 bytes of state per parameter, of which 4 are its master.
+
+    Like torch's fused kernels it divides gradients by ``grad_scale``, where that is set, and writes
+    the result in their place. On a CPU one compiled loop reads the gradient and writes everything
+    else, on other devices torch's fused kernel works on copies in 32 bits.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self, parameters: Any, masters: Mapping[nn.Parameter, Tensor], **defaults: Any
+    ) -> None:
+        super().__init__(parameters, defaults | {"fused": True})  # steps are counted on the device
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                master = masters[parameter]
+                self.state[parameter] = {
+                    "step": torch.zeros((), device=master.device),
+                    MASTER: master,
+                    "exp_avg": torch.zeros_like(master),
+                    "exp_avg_sq": torch.zeros_like(master),
+                }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the weights of all parameters that have a gradient."""
+        scale = getattr(self, "grad_scale", None)
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in moved]
+            states = [self.state[parameter] for parameter in moved]
+            if states:
+                torch._foreach_add_([state["step"] for state in states], 1)
+            on_cpu = bool(moved) and type(moved[0].data) is Tensor and moved[0].is_cpu
+            update = in_one_loop if on_cpu else by_torch
+            update(moved, gradients, states, group, scale)
+
+
+def masters_of(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    """By parameter, the weights of 32 bits that ``optimizer`` keeps beside it."""
+    return {
+        parameter: state[MASTER] for parameter, state in optimizer.state.items() if MASTER in state
+    }
+
+
+def by_torch(
+    weights: list[nn.Parameter],
+    gradients: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: Mapping[str, Any],
+    scale: Tensor | None = None,
+) -> None:
+    """Torch's fused kernel on masters and gradients of 32 bits, then the weights anew."""
+    if not weights:
+        return
+    if scale is not None:
+        torch._foreach_div_(gradients, scale)
+    masters = [state[MASTER] for state in states]
+    wide = [torch.empty_like(master) for master in masters]
+    torch._foreach_copy_(wide, gradients)
+    torch._fused_adamw_(
+        masters,
+        wide,
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
+    torch._foreach_copy_([weight.data for weight in weights], masters)
+
+
+def in_one_loop(
+    weights: list[nn.Parameter],
+    gradients: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: Mapping[str, Any],
+    scale: Tensor | None = None,
+) -> None:
+    """The same on a CPU, in one pass over each parameter."""
+    # Here, because the compiler takes half a second to import, in every process.
+    from transformer_core.models import compiled_loops
+
+    for weight, gradient, state in zip(weights, gradients, states, strict=True):
+        arrays = (weight, gradient, state[MASTER], state["exp_avg"], state["exp_avg_sq"])
+        factor = 1.0 if scale is None else 1 / float(scale)
+        compiled_loops.update_masters(arrays, int(state["step"]), group, factor)
+
+
+def learning_rate(spec: AnySchedule, step: int, steps: int, d_model: int) -> float:
+    """Learning rate of optimizer step ``step`` (from 1) of ``steps``.
+
+    Noam: arXiv 1706.03762, section 5.3. Cosine: arXiv 1608.03983 without restarts.
+    """
+    if isinstance(spec, Noam):
+        return spec.factor * d_model**-0.5 * min(step**-0.5, step * spec.warmup**-1.5)
+    if step <= spec.warmup:
+        return spec.peak * step / spec.warmup
+    left = (steps - step) / max(1, steps - spec.warmup)
+    match spec:
+        case Constant():
+            return spec.peak
+        case Linear():
+            return spec.peak * left
+        case Cosine():
+            return spec.peak * 0.5 * (1.0 - math.cos(math.pi * left))

@@ -1,0 +1,348 @@
+"""Number formats of the forward and backward pass, and of the matrix products in them.
+
+How products of 32-bit tensors are computed is a switch of the whole process. On a CPU torch takes
+oneDNN for numbers of 16 bits and MKL for those of 32, without a switch; on CPUs that are not
+Intel's, MKL leaves half of each register of 512 bits unused, and oneDNN does not. So torch's
+operators get another kernel, below autograd: models and losses do not know of it.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from schemas.config.training import AnyPrecision, Clipping, Fp16
+from schemas.errors import Unsupported
+from transformer_core.parallel.sharded_weights import is_sharded, whole
+
+_EPSILON = 1e-6
+"""What torch.nn.utils.clip_grad_norm_ adds to the norm."""
+
+
+class Precision:
+    """32-bit weights and activations; other precisions override what they do differently."""
+
+    def __init__(self, clipping: Clipping = "apart") -> None:
+        """``clipping``: whether the optimizer's kernel scales gradients down, where it can."""
+        self.clipping = clipping
+
+    def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        """Put ``model`` into the format of its weights; what those were, where it had more bits."""
+        return {}
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Context of the forward pass."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of ``loss`` to the parameters' gradients."""
+        loss.backward()
+
+    def step(
+        self, optimizer: Optimizer, parameters: Iterable[nn.Parameter], clip_norm: float
+    ) -> torch.Tensor:
+        """Clip, update, and return the gradient's norm before clipping, on the device.
+
+        ``clip_norm`` of 0 does not clip.
+        """
+        self.unscale(optimizer)
+        # Of parameters in shards, each rank has a part of the norm.
+        weights = [parameter for parameter in parameters if parameter.grad is not None]
+        part = _norm([w.grad for w in weights if w.grad is not None])
+        norm = whole(part)
+        if not clip_norm:
+            self.update(optimizer, norm)
+        elif self.clipping == "folded" and _divides(optimizer, weights):
+            # The kernel divides each gradient by this as it reads it.
+            optimizer.grad_scale = ((norm + _EPSILON) / clip_norm).clamp(min=1.0)  # type: ignore[attr-defined]
+            self.update(optimizer, norm)
+            del optimizer.grad_scale  # type: ignore[attr-defined]
+        else:
+            nn.utils.clip_grads_with_norm_(weights, clip_norm, part)
+            self.update(optimizer, norm)
+        return norm
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Take any factor that :meth:`backward` put on the loss out of the gradients."""
+
+    def update(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
+        """Apply the gradients, whose norm was ``norm`` before clipping."""
+        optimizer.step()
+
+    def report(self) -> dict[str, Any] | None:
+        """What there is to tell after training, as JSON."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep, as JSON."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up what :meth:`state` gave."""
+
+
+class Autocast(Precision):
+    """Matrix products in a 16-bit format, weights and reductions in 32 bit."""
+
+    def __init__(self, device_type: str, dtype: torch.dtype, clipping: Clipping = "apart") -> None:
+        super().__init__(clipping)
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device_type, dtype=self.dtype)
+
+
+class LowWeights(Precision):
+    """bfloat16 throughout; the optimizer keeps the weights in 32 bits."""
+
+    def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        low: dict[nn.Parameter, nn.Parameter] = {}
+        # New parameters, of which those that are tied stay so: fake ones cannot be changed.
+        for module in model.modules():
+            for name, old in module._parameters.items():
+                if old is not None and old not in low:
+                    low[old] = nn.Parameter(old.detach().bfloat16(), old.requires_grad)
+                module._parameters[name] = None if old is None else low[old]
+        return {new: old.detach() for old, new in low.items() if old.requires_grad}
+
+
+class ScaledAutocast(Autocast):
+    """float16 autocast with a loss scale (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
+
+    The scale lifts small gradients into the range of float16. Where it makes one overflow, that
+    step is skipped on every rank and the scale is halved. The scale has the optimizer's factor for
+    itself, so gradients are clipped apart.
+    """
+
+    def __init__(self, device: torch.device, spec: Fp16) -> None:
+        super().__init__(device.type, torch.float16)
+        self.scaler = torch.amp.GradScaler(
+            device.type, init_scale=spec.initial_scale, growth_interval=spec.growth_interval
+        )
+        # Counted on the device: reading it at every step would make the host wait.
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        self.scaler.unscale_(optimizer)
+
+    def update(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        self.skipped += ~norm.isfinite()
+
+    def report(self) -> dict[str, Any] | None:
+        return {"skipped_steps": int(self.skipped), "loss_scale": self.scaler.get_scale()}
+
+    def state(self) -> dict[str, Any]:
+        return {"scaler": self.scaler.state_dict(), "skipped_steps": int(self.skipped)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state["scaler"])
+        self.skipped.fill_(state["skipped_steps"])
+
+
+def build_precision(
+    spec: AnyPrecision, device: torch.device, clipping: Clipping = "apart"
+) -> Precision:
+    """The precision that ``spec`` names, which is switched on for the whole process.
+
+    Raises Unsupported where the device cannot compute in it.
+    """
+    set_matmul(spec, device)
+    numbers = spec.numbers
+    if isinstance(spec, Fp16):
+        return ScaledAutocast(device, spec)
+    if numbers.masters:
+        return LowWeights(clipping)
+    if numbers.results:
+        return Autocast(device.type, torch.bfloat16, clipping)
+    return Precision(clipping)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """The 2-norm of all gradients together, of those in 16 bits with the sum in 32."""
+    if all(g.dtype != torch.bfloat16 for g in gradients):
+        return nn.utils.get_total_norm(gradients)
+    norms = torch._foreach_norm(gradients, 2, torch.float32)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _divides(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> bool:
+    """Whether the optimizer's kernel can divide gradients by a factor of its own.
+
+    torch's fused kernels can, which have it for loss scales; not those of shards.
+    """
+    fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return fused and not any(map(is_sharded, weights))
+
+
+_AMPERE = (8, 0)
+"""First CUDA compute capability with TensorFloat-32."""
+_ONEDNN: Any = torch.backends.mkldnn  # Any: it has attributes that its type does not tell of
+
+
+def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
+    """Switch to the matrix products of ``spec``: in 32 bit unless it asks for others.
+
+    In 32 bit is said explicitly, because an environment variable of some container images
+    (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE) makes TensorFloat-32 the default.
+
+    Raises Unsupported where ``device`` lacks the format; matrix products are then in 32 bit.
+    """
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    _ONEDNN.matmul.fp32_precision = "ieee"
+    take_torchs()
+    match spec.numbers.matmul:
+        case "onednn":
+            _require_cpu(device)
+            take_onednn()
+        case "tf32":
+            _require_tf32(device)
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        case "bf16":
+            _require_bf16_products(device)
+            _ONEDNN.matmul.fp32_precision = "bf16"
+
+
+def _require_cpu(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise Unsupported(
+            "oneDNN computes on CPUs; this run is on CUDA: take the precision fp32 or tf32"
+        )
+
+
+def _require_tf32(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise Unsupported("TensorFloat-32 is a format of CUDA devices; this run is on a CPU")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _AMPERE:
+        raise Unsupported(
+            f"TensorFloat-32 needs compute capability {'.'.join(map(str, _AMPERE))} or higher; "
+            f"{torch.cuda.get_device_name(device)} has {'.'.join(map(str, capability))}"
+        )
+
+
+def _require_bf16_products(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise Unsupported(
+            "32-bit matrix products in bfloat16 are a mode of oneDNN on CPUs; on CUDA take the "
+            "precision tf32 or bf16"
+        )
+    # The setting is accepted and ignored on CPUs without the instructions: look at a product.
+    _ONEDNN.matmul.fp32_precision = "bf16"
+    rounded = _rounds_to_bf16()
+    _ONEDNN.matmul.fp32_precision = "ieee"
+    if not rounded:
+        raise Unsupported(
+            "32-bit matrix products in bfloat16 need a CPU with AMX-BF16 (AVX-512 BF16 does "
+            "not suffice) and a torch with oneDNN; here they stay in 32 bit"
+        )
+
+
+@cache
+def _rounds_to_bf16() -> bool:
+    """Whether a matrix product of 32-bit tensors loses the low bits of its operands."""
+    n = 128
+    ones = torch.ones(n, n)
+    # bfloat16 has 8 significant bits: 1 + 2^-10 becomes 1.
+    return bool(((ones + 2**-10) @ ones == n).all())
+
+
+_OPERATORS = ("mm", "mm.out", "addmm", "addmm.out", "addmm_")
+_library: list[torch.library.Library] = []
+"""What holds the kernels, while they are in place."""
+
+
+def take_onednn() -> None:
+    """Compute products of 32 bits on CPUs by oneDNN from now on; Unsupported where torch lacks
+    it."""
+    if _library:
+        return
+    try:
+        _product(torch.ones(2, 2), torch.ones(2, 2))
+        before = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in _OPERATORS}
+    except (AttributeError, RuntimeError) as error:
+        raise Unsupported(f"this torch has no oneDNN for 32 bits: {error}") from error
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that another kernel was there before
+        for name, kernel in before.items():
+            library.impl(name, _kernel(name, kernel), "CPU", with_keyset=True, allow_override=True)
+    _library.append(library)
+
+
+def take_torchs() -> None:
+    """Compute them as torch does by itself."""
+    while _library:
+        _library.pop()._destroy()
+
+
+def _kernel(name: str, before: Any) -> Callable[..., Tensor]:
+    """The kernel of an operator; what oneDNN is not asked for goes to the one ``before``."""
+    kernels: dict[str, Callable[..., Tensor]] = {
+        "mm": _product,
+        "mm.out": lambda a, b, *, out: _into(out, _product(a, b)),
+        "addmm": _added,
+        "addmm.out": lambda *args, out, **factors: _into(out, _added(*args, **factors)),
+        "addmm_": _add_to,
+    }
+    mine = kernels[name]
+
+    def kernel(keys: Any, *args: Any, **options: Any) -> Tensor:
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if all(x.dtype == torch.float32 and x.numel() for x in tensors):
+            return mine(*args, **options)
+        result: Tensor = before.call_boxed(keys, *args, **options)
+        return result
+
+    return kernel
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a [n, k], b [k, m], bias [m] -> [n, m]."""
+    # oneDNN reads its second operand in either order, and torch copies the first if its rows are
+    # not contiguous. The transposed product may have less to copy.
+    if bias is None and a.stride(0) == 1 and a.numel() > b.numel() + a.size(0) * b.size(1):
+        return _linear(b.t(), a, None).t().contiguous()
+    return _linear(a, b.t(), bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()  # of rows with gaps oneDNN has no fast kernel
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(
+        x.contiguous(), weight, bias, "none", [], ""
+    )
+    return result
+
+
+def _added(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if c.dim() == 1 and len(c) == b.size(1) and beta == 1 and alpha == 1:
+        return _product(a, b, c.contiguous())
+    result = _scaled(a, b, alpha)
+    # What stands in c counts nothing with a beta of 0, even if it is no number.
+    return result.add_(c, alpha=beta) if beta else result
+
+
+def _add_to(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if not beta:
+        return c.copy_(_scaled(a, b, alpha))
+    return (c if beta == 1 else c.mul_(beta)).add_(_product(a, b), alpha=alpha)
+
+
+def _scaled(a: Tensor, b: Tensor, factor: float) -> Tensor:
+    result = _product(a, b)
+    return result if factor == 1 else result.mul_(factor)
+
+
+def _into(out: Tensor, result: Tensor) -> Tensor:
+    return out.resize_(result.shape).copy_(result)
