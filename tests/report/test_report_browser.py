@@ -34,7 +34,7 @@ def page(quick_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def problems(browser: Chromium, where: str = "", rules: str = "") -> dict[str, list[str]]:
-    """What axe-core finds serious or critical outside of drawings: rule, and what breaks it."""
+    """Serious or critical findings of axe-core outside of drawings: rule, and elements."""
     browser.evaluate(AXE.read_text(encoding="utf-8") + ";0")
     found = browser.evaluate(
         f"axe.run({{exclude: [['svg']]{where}}}, {{resultTypes: ['violations']{rules}}})"

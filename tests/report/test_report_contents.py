@@ -16,7 +16,7 @@ FOLDER = Path(contents.__file__).parent / "sections"
 
 
 def functions(pattern: str) -> list[str]:
-    """What the modules of the sections define under names of a pattern: the name without the rest."""
+    """Names that match a pattern among the functions of the sections, without prefix or suffix."""
     found = []
     for path in sorted(FOLDER.glob("[a-z]*.py")):
         module = import_module(f"transformer_core.report.sections.{path.stem}")

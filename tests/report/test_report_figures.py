@@ -105,12 +105,12 @@ def test_labels_are_text_and_not_markup(drawings: dict[str, str]) -> None:
 NOTHING = {
     "collective_bandwidth": "Not measured",
     "layer_tree": "No trace names the modules of the model",
-    "operator_roofline": "No trace holds the shapes of operators",
+    "operator_roofline": "No trace records operator shapes",
     "profile_communication": "No variant communicates",
     "scaling": "Nothing to project",
     "bucket_sizes": "Nothing to project",
 }
-"""What figures that do not show variant by variant say when there is nothing to show."""
+"""Sentences of the figures without a row per variant when there is nothing to show."""
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -21,7 +21,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """What tests ask of a page: elements with attributes, text by element id, table rows."""
+    """The parts of a page that tests ask for: elements with attributes, text by element id, table rows."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def test_row_of_a_variant_that_did_not_run(page: Page) -> None:
 def test_summary_says_what_the_intervals_support(page: Page) -> None:
     text = words(page.texts["tried"])
     assert "6 of 7 variants ran to the end" in text
-    assert re.search(r"Faster: amp_bf16 ran at 1\.62× \[[\d., ]+\] the throughput of single", text)
+    assert re.search(r"Faster: amp_bf16 reached 1\.62× \[[\d., ]+\] the throughput of single", text)
     assert "Slower: accum4_sync (bundle of 2 changes) 0.7" in text
     assert re.search(r"The same: qkv_separate 1\.00\d?× \[0\.9\d+, 1\.0\d+\]\. Their whole", text)
     assert "Undecided" not in text

@@ -48,7 +48,7 @@ def brief(answer: Answer) -> str:
 
 
 def said(variant: AnswerVariant, baseline: str) -> str:
-    """What is said of a variant in a word or two."""
+    """The verdict on a variant in a word or two."""
     if variant.variant == baseline:
         return "baseline"
     if variant.status != "ok":

@@ -48,7 +48,7 @@ class Section:
         return f"sections/{self.name}.html"
 
     def context(self, results: "StudyResults") -> dict[str, Any]:
-        """What the template needs beside the study and the results."""
+        """Values that the template needs beside the study and the results."""
         module = f"{_PACKAGE}.{self.name}"
         if find_spec(module) is None:
             return {}

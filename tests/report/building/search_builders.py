@@ -1,4 +1,4 @@
-"""What the search found, for the report."""
+"""Results of a search, for the report."""
 
 from pathlib import Path
 

@@ -70,9 +70,9 @@ def test_evidence_has_numbers_files_and_variants(page: Page) -> None:
     )
     assert "Claimed: more, at most 3. Found: " in evidence
     assert "results/turns/single/1/amp_bf16/single.json" in evidence
-    assert "1 test that cannot be made here" in evidence
+    assert "1 test that is not possible here" in evidence
     assert "ddp ended unsupported: needs 2 GPUs" in evidence
-    assert "another size" in row_of(page, "large")[3]
+    assert "a different size" in row_of(page, "large")[3]
     assert "contradicts" in row_of(page, "false")[3]
     assert "does not train the same model" in row_of(page, "open")[3]
 
@@ -127,7 +127,7 @@ def test_a_page_without_claims_says_so(
     assert tables.main(["--results", str(folder)]) == 0
     page = Page(make(folder))
     assert page.unbalanced == []
-    assert "No claim is written down" in page.texts["claims"]
+    assert "config/claims.yaml lists no claims" in page.texts["claims"]
     assert "runs no two variants of a family" in page.texts["families"]
     (folder / "claims.json").unlink()
     assert main(["--results", str(folder)]) == 1

@@ -21,5 +21,5 @@ def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(
     assert page.main(["--results", str(folder)]) == 0
     asked = StudyResults(folder).study.tokenizer.vocabulary
     assert asked != 1_234
-    expected = f"1,234 tokens of the {asked:,} that were asked for"
+    expected = f"1,234 of the {asked:,} requested tokens"
     assert expected in re.sub("<[^>]*>", "", (folder / "report.html").read_text())

@@ -1,4 +1,4 @@
-"""What is said of every variant in detail."""
+"""The details of every variant."""
 
 from pathlib import Path
 

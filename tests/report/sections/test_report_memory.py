@@ -87,7 +87,7 @@ def test_variants_that_are_told_of_in_detail(results: StudyResults) -> None:
 
 def test_the_section_shows_numbers_and_reasons(results: StudyResults) -> None:
     text = section(results)
-    assert "off by 5.2 % in the median, by 5.2 % at worst" in text
+    assert "off by 5.2 % in the median and 5.2 % at worst" in text
     assert "16 [ 16 ]" in text
     assert "needs 2 GPUs, found 1 &lt;script&gt;" in text  # of ddp, whose runs are unsupported
     assert re.search(r"qkv_separate *, *not predicted *: *failed", text)

@@ -1,1 +1,1 @@
-"""What the sections share: drawing, formats, languages, style."""
+"""Shared by the sections: drawing, formats, languages, style."""

@@ -1,4 +1,4 @@
-"""What the figures share: the drawing with its words, rows per variant, legends."""
+"""Shared by the figures: the drawing with its words, rows per variant, legends, ratios."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Drawing:
 
 
 def rows(count: int, least: int = 2) -> tuple[Figure, Axes]:
-    """A figure with room for ``count`` rows, and for ``least`` with what is below them; or one that
+    """A figure with room for ``count`` rows, and at least ``least``, with its legend; or one that
     says that there is nothing to show."""
     figure = Figure(figsize=(WIDTH, _MARGIN + _ROW * max(count, least)), layout="constrained")
     axes = figure.subplots()
@@ -102,17 +102,17 @@ class RatioRow:
     name: str
     ratio: Interval
     said: str = ""
-    """What stands beside its number."""
+    """Text beside its number."""
     clear: bool = True
     """Whether it is a difference."""
     color: Any = VARIANT
     """Of its bar in a waterfall."""
     adds: bool = True
-    """In a waterfall: added to what is above, not left out of the whole."""
+    """In a waterfall: added to the rows above it, rather than left out of the whole."""
 
 
 def ratio_points(shown: Sequence[RatioRow], reference: str, margin: float) -> Figure:
-    """A point with its interval for each, against 1 and the ``margin`` of what is the same."""
+    """A point with its interval for each, against 1 and the ``margin`` within which ratios are the same."""
     figure, axes = rows(len(shown))
     for number, row in enumerate(shown):
         ratio, color = row.ratio, VARIANT if row.clear else svg.INK

@@ -70,7 +70,7 @@ ROLES = {
     "activations_bytes": "purple",
     "temporary_bytes": "yellow",
 }
-"""Shades by what they show: one meaning has one colour in all figures and diagrams. The page's
+"""Shades by role: one meaning has one colour in all figures and diagrams. The page's
 style knows each as ``var(--role)``."""
 
 

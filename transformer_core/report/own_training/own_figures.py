@@ -53,10 +53,10 @@ def own_speeds(results: OwnResults) -> Drawing:
         ratio_points(shown, OWN, margin),
         say("Speed of what was tried"),
         say(
-            "Right of the dashed line is faster. A line is the interval of a ratio; all of them "
-            "hold at once. The shaded band is the margin of %(margin)s within which they are the "
-            "same. A filled dot is a verdict of FASTER or SLOWER; not counted is what is not the "
-            "same training.",
+            "Right of the dashed line is faster. A line is the interval of a ratio; all "
+            "intervals hold at once. The shaded band is the margin of %(margin)s within which"
+            " ratios count as the same. A filled dot is a verdict of FASTER or SLOWER; a "
+            "variant that is not the same training is not counted.",
             margin=f"{margin:.1%}",
         ),
     )

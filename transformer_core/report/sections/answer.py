@@ -111,7 +111,8 @@ def _certified(results: StudyResults) -> list[Comparison]:
 def _direct(
     results: StudyResults, variant: str, choice: Choice
 ) -> tuple[Interval | None, str | None]:
-    """What a variant reached beside the recommendation if it was not faster there, and over what."""
+    """The ratio of a variant in the same turns as the recommendation, if it was not faster there,
+    and the name of what it is over."""
     found, best = results.search, choice.speedup
     for stage in (*found.waterfall, *found.beyond, *found.left_out):
         ratio = stage.effect.ratio
@@ -312,10 +313,11 @@ def draw_waterfall(results: StudyResults) -> Drawing:
         figure,
         say("Techniques together"),
         say(
-            "Read it from top to bottom: each technique is added to those above it, and its bar "
-            "leads from the speed before to the speed with it. What is grey was measured too, "
-            "seems to cost, and is not recommended. Below, in orange, is the best combination "
-            "without each of its techniques. Black lines are intervals. An asterisk marks a stage "
-            "with kernels that no certificate names: it shows the way, and does not count."
+            "Read from top to bottom: each technique is added to those above it, and its bar "
+            "runs from the speed before to the speed with it. Techniques in grey were "
+            "measured too, seem to slow training down, and are not recommended. Below, in "
+            "orange, is the best combination without each of its techniques. Black lines are "
+            "intervals. An asterisk marks a stage with kernels that no certificate covers: it"
+            " is shown for orientation and does not count."
         ),
     )

@@ -1,4 +1,4 @@
-"""What the section on claims shows."""
+"""Claims of the original study, with their verdicts here."""
 
 from collections import Counter
 from typing import Any, get_args

@@ -69,18 +69,17 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
 def _about(one: str, width: int, unit: str) -> Said:
     if one == "sentence":
         return say(
-            "How long the sentences of the training split are: shares in bins of %(width)s "
-            "%(unit)s.",
+            "Lengths of the sentences of the training split: shares in bins of %(width)s %(unit)s.",
             width=width,
             unit=unit,
         )
     if one == "text":
         return say(
-            "How long the texts of the training split are: shares in bins of %(width)s %(unit)s.",
+            "Lengths of the texts of the training split: shares in bins of %(width)s %(unit)s.",
             width=width,
             unit=unit,
         )
-    return say("How long the rows of the training split are: all but a few are as long as can be.")
+    return say("Lengths of the rows of the training split: nearly all have the full length.")
 
 
 def corpus_rows(results: StudyResults) -> list[Row]:

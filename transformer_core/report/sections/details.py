@@ -1,4 +1,4 @@
-"""What the section with all variants shows."""
+"""Every variant in detail."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the section on certificates shows."""
+"""Does it train the same model? Certificates, deviations and losses."""
 
 from itertools import cycle
 from typing import Any
@@ -26,12 +26,14 @@ from transformer_core.report.kit.drawing import (
 )
 from transformer_core.report.kit.language import NOTHING, Said, say
 from transformer_core.report.kit.palette import REFERENCE, SERIES
+from transformer_core.report.sections.answer import choose
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Quantities in words, and the certificate of the recommended combination."""
-    found = results.search
-    return {"words": WORDS, "own": found.certificate if found.parts else None}
+    """Quantities in words, and the certificate of the recommendation."""
+    choice, _ = choose(results)
+    own = results.search.certificate if choice.searched else results.certificates[choice.parts[0]]
+    return {"words": WORDS, "own": own if choice.parts else None}
 
 
 FLOOR = 1e-6
@@ -86,7 +88,7 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_yticks(range(len(shown)), [certificate.variant for certificate in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set(xlabel="deviation over what is allowed")
+        axes.set(xlabel="deviation over its bound")
         for quantity, marker in MARKERS.items():
             if quantity in used:
                 label = WORDS[quantity]
@@ -96,9 +98,9 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         figure,
         say("Deviation from the reference"),
         say(
-            "Largest deviation of each variant over what its class allows. Left of the dashed line "
-            "it trains the same model; at the left edge the numbers are equal. Grey strokes are "
-            "the losses of the single steps."
+            "Largest deviation of each variant over what its class allows. Left of the dashed"
+            " line a variant trains the same model; at the left edge the numbers are equal. "
+            "Grey ticks are the losses of the individual steps."
         )
         + _left_out(results),
     )

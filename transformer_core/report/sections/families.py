@@ -1,4 +1,4 @@
-"""What the section on families of variants shows."""
+"""Sweeps of one number: throughput and costs of the variants of a family."""
 
 from collections.abc import Callable, Sequence
 from textwrap import fill
@@ -44,9 +44,9 @@ def draw_families(results: StudyResults) -> Drawing:
         figure,
         say("Families"),
         say(
-            "Higher is faster than the reference of the family, the dashed line. The dotted line "
-            "is the knee: the smallest value that is not shown to be slower than the best. A "
-            "hollow dot has no certificate and counts for nothing. Lines are intervals."
+            "Higher is faster than the reference of the family, the dashed line. The dotted "
+            "line is the knee: the smallest value not shown to be slower than the best. A "
+            "hollow dot has no certificate and does not count. Lines are intervals."
         )
         + notes,
     )
@@ -67,8 +67,8 @@ def draw_family_costs(results: StudyResults) -> Drawing:
         figure,
         say("Costs of the families"),
         say(
-            "Higher costs more than the reference of the family, the dashed line: the largest peak "
-            "of memory of any rank, and the bytes that all ranks send in a step."
+            "Higher costs more than the reference of the family, the dashed line: the largest"
+            " peak memory of any rank, and the bytes that all ranks send in a step."
         ),
     )
 

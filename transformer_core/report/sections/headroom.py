@@ -1,4 +1,4 @@
-"""Where the limit is, of the baseline and of what is recommended."""
+"""The limits of a step of the baseline and of the recommendation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the section on layers shows."""
+"""Which layers take the time? Modules and operators by shape, from the profiles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,10 +157,11 @@ def draw_layer_tree(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "A wider box takes more time: every box is a module, below the one that holds it, as "
-            "wide as the device time of what it launches in a step, mean over devices. The colours "
-            "divide that into forward, backward and the rest. Boxes that take less than 1 % are "
-            "left out, and so is what no module launches, such as the optimizer."
+            "A wider box takes more time. Every box is a module, drawn below the one that "
+            "contains it and as wide as the device time of everything it launches in a step, "
+            "averaged over devices. Colours divide that into forward, backward and the rest. "
+            "Modules below 1 % are left out, and so is work outside modules, such as the "
+            "optimizer."
         ),
     )
 

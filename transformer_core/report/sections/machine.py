@@ -1,4 +1,4 @@
-"""What the section on the machine shows beside its description."""
+"""The machine: its limits, collective operations, and how far the variants use it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -137,10 +137,10 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "Higher is faster: %(backend)s between %(ranks)s processes, by the size of a message. "
-            "Bus bandwidth as nccl-tests defines it: the largest buffer over the time of the "
-            "slowest rank, corrected for the number of ranks. ring-all-reduce is this project's "
-            "own.",
+            "Higher is faster: %(backend)s between %(ranks)s processes, by message size. Bus "
+            "bandwidth as nccl-tests defines it: the largest buffer over the time of the "
+            "slowest rank, corrected for the number of ranks. ring-all-reduce is this "
+            "project's own.",
             backend=run.backend,
             ranks=run.world_size,
         )
@@ -187,9 +187,9 @@ def draw_utilisation(results: StudyResults) -> Drawing:
         figure,
         say("Utilisation"),
         say(
-            "A longer bar makes more of the device: model FLOPs per second over the best matrix "
-            "rate that was measured in the same format, on all devices of the variant. Full bar: "
-            "tokens; pale: with padding; line: interval."
+            "A longer bar uses the device better: model FLOPs per second over the best matrix"
+            " rate measured in the same format, on all devices of the variant. Solid: tokens;"
+            " pale: with padding; line: interval."
         )
         + (
             Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))

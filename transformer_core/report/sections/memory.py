@@ -1,4 +1,4 @@
-"""What the section on memory shows."""
+"""Memory: measured, predicted, its parts, the largest batch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,7 +71,7 @@ class Check:
 
 
 def read_memory(results: StudyResults) -> Memory:
-    """What the study asked for."""
+    """The settings of the study."""
     predicted = results.predicted_memory
     return Memory(
         measured=results.memory,
@@ -119,7 +119,7 @@ def run_checks(results: StudyResults, memory: Memory) -> list[Check]:
 
 
 def _context(memory: Memory, variant: str) -> int | None:
-    """What a process takes before it has a tensor, if that was measured."""
+    """Bytes that a process takes before its first tensor, if measured."""
     prediction = memory.predicted.get(variant)
     return None if prediction is None else prediction.context_bytes
 

@@ -64,8 +64,8 @@ def draw_memory(results: StudyResults) -> Drawing:
         figure,
         say("Peak memory"),
         say(
-            "A longer bar needs more: the largest peak of every rank over the repeats, reserved "
-            "device memory on a GPU, the resident set of the process on a CPU."
+            "A longer bar needs more: the largest peak of each rank over the repeats. On a "
+            "GPU this is reserved device memory, on a CPU the resident set of the process."
         )
         + left_out(results, names),
     )
@@ -97,10 +97,10 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         figure,
         say("Where the memory goes"),
         say(
-            "The parts at the fullest moment of a training step. What is not filled is work space "
-            "inside kernels, which cannot be followed. The line is what the formulas say of "
-            "weights, gradients and optimizer state; the diamond is the peak that was predicted "
-            "without a run."
+            "The parts of memory at the fullest moment of a training step. The unfilled rest "
+            "is work space inside kernels, which cannot be tracked. The line is the size of "
+            "weights, gradients and optimizer state by the formulas; the diamond is the peak "
+            "predicted without a run."
         )
         + _missing(results, memory, list(found)),
     )
@@ -146,10 +146,10 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "Bars of one length are ranks that are loaded alike, as by DistributedDataParallel and "
-            "FSDP. DataParallel and its scheme on process groups (central) gather on rank 0, with "
-            "the loss there or in the forward pass. One variant of each that the study runs on "
-            "several devices."
+            "Bars of equal length are ranks with equal load, as with DistributedDataParallel "
+            "and FSDP. DataParallel and its scheme on process groups (central) gather on rank"
+            " 0, with the loss there or in the forward pass. One variant of each scheme that "
+            "the study runs on several devices."
         ),
     )
 
@@ -185,9 +185,9 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         figure,
         say("Error of the prediction"),
         say(
-            "Right of the line the prediction, which runs nothing, is larger than the measured "
-            "peak of a step: on the fullest rank, or on each where they do different work. The "
-            "band is 10 % to either side."
+            "Right of the line the prediction, made without a run, is larger than the "
+            "measured peak of a step: on the fullest rank, or on each rank where ranks do "
+            "different work. The band is 10 % to either side."
         )
         + _missing(results, memory, names),
     )
@@ -251,11 +251,11 @@ def draw_memory_milestones(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "How memory grows in the course of a run, as the process, torch's allocator and NVML "
-            "see it: before anything is used, after the first kernel, with the weights, with the "
-            "parallel strategy around them, after the first forward, backward and optimizer step, "
-            "after the last step, and at most. The resident set of a process on a CPU holds "
-            "everything, libraries too."
+            "Memory during a run, as seen by the process, torch's allocator and NVML: before "
+            "anything is used, after the first kernel, with the weights, with the parallel "
+            "strategy around them, after the first forward, backward and optimizer step, "
+            "after the last step, and at its peak. On a CPU the resident set of the process "
+            "includes everything, even libraries."
         ),
     )
 
@@ -276,7 +276,7 @@ def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> 
 
 
 def draw_memory_step(results: StudyResults) -> Drawing:
-    """What is alive over one training step, by purpose."""
+    """Tensors alive over one training step, by purpose."""
     title = say("Memory over one training step")
     memory = read_memory(results)
     found = {
@@ -302,9 +302,8 @@ def draw_memory_step(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "Tensors that are alive during a step after the first ones, by what they are for, on "
-            "the micro-batch that needs most memory. Dotted lines divide forward, backward and "
-            "update."
+            "Tensors alive during a step after the first few, by purpose, on the micro-batch "
+            "that needs the most memory. Dotted lines separate forward, backward and update."
         )
         + f" {batches}.",
     )

@@ -43,7 +43,7 @@ _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 
 
 def draw_profile_partition(results: StudyResults) -> Drawing:
-    """What the devices did in a step, by variant."""
+    """The parts of a step by variant."""
     found = shown(results)
     drawn = partitions(found)
     description = drawn.description + left_out(results, list(found))
@@ -93,10 +93,10 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "Upper bar: time in which communication runs, hidden by computation beside it or "
-            "exposed. Lower bar: the sum over all collectives, of which transfer is the shortest "
-            "on any rank and the rest is waiting for the slowest. Mean over steps and devices. "
-            "Variants that do not communicate are left out."
+            "Upper bar: the time during which communication runs, hidden behind computation "
+            "or exposed. Lower bar: the sum over all collectives; transfer is the shortest "
+            "duration on any rank, the rest is waiting for the slowest. Mean over steps and "
+            "devices. Variants without communication are left out."
         ),
     )
 
@@ -112,14 +112,14 @@ def draw_profile_timelines(results: StudyResults) -> Drawing:
 
 
 def draw_operator_roofline(results: StudyResults) -> Drawing:
-    """The classes of operators against what the device reaches."""
+    """The classes of operators against the limits of the device."""
     found = shown(results)
     names = telling(results)
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     points = _points({variant: summary_of(found[variant]) for variant in names})
     title = say("Operator classes under the roofline")
     if not points:
-        text = say("No trace holds the shapes of operators.")
+        text = say("No trace records operator shapes.")
         return Drawing(nothing(figure, text.strip(".")), title, text)
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log")
@@ -144,18 +144,18 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "Higher is more arithmetic in a second, further right more of it for each byte: each "
-            "class of operators, from the shapes of their inputs. Calls without known shapes are "
-            "left out."
+            "Higher is more arithmetic per second, further right more arithmetic per byte: "
+            "each class of operators, computed from input shapes. Calls without known shapes "
+            "are left out."
         )
         + " "
         + (
             say(
-                "The lines are what a process with all threads reaches: the memory bandwidth times "
-                "the intensity, up to the rate of its matrix products."
+                "The lines show what a process with all threads can reach: the memory bandwidth "
+                "times the intensity, up to its matrix rate."
             )
             if roofline
-            else say("What this machine reaches was not measured.")
+            else say("The limits of this machine were not measured.")
         ),
     )
 
@@ -206,7 +206,7 @@ _PARTS = {
 
 
 def partitions(found: Mapping[str, Breakdown]) -> Drawing:
-    """What the devices did in a step, by the name of what was profiled."""
+    """The parts of a step, by name of the profile."""
     figure, axes = rows(len(found), least=6)
     for row, breakdown in enumerate(found.values()):
         left = 0.0
@@ -226,9 +226,10 @@ def partitions(found: Mapping[str, Breakdown]) -> Drawing:
         figure,
         say("Where the time of a step goes"),
         say(
-            "Wall time of a step under the profiler, which slows it down, divided by what the "
-            "devices do in it; mean over steps and devices. Exposed is what nothing is computed "
-            "beside. Idle time is the host's: Python, dispatch, waiting for input."
+            "Wall time of a step under the profiler, which slows it down, divided by what the"
+            " devices do; mean over steps and devices. Exposed means that no computation runs"
+            " at the same time. During idle time the device waits for the host: Python, "
+            "dispatch, input."
         ),
     )
 
@@ -266,7 +267,7 @@ def _shares(breakdown: Breakdown) -> tuple[float, ...]:
 
 
 CLASSES = {name: colour_of(name) for name in COLOURS}
-"""Colours of what a device does."""
+"""Colours of the activities of a device."""
 WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
 _LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimizer": "O"}
 
@@ -276,7 +277,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
     heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
     figure = Figure(figsize=(WIDTH, 0.7 + 0.2 * sum(heights)), layout="constrained")
     if not found:
-        words = say("No profile marks the steps of a training.")
+        words = say("No profile marks training steps.")
         return Drawing(nothing(figure), say("One step"), words)
     panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, timeline) in zip(panels, found.items(), strict=True):
@@ -297,11 +298,11 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
         figure,
         say("One step"),
         say(
-            "One profiled step of %(names)s. The letters mark the phases on the host: data (D), "
-            "forward (F), loss (L), backward (B), optimizer (O). The rows below show what the "
-            "device did: operators of a CPU and its communication, or the busiest streams of a "
-            "GPU. A step is cut into 300 columns; a column shows what fills most of it, and stays "
-            "empty if little runs.",
+            "One profiled step of %(names)s. Letters mark the phases on the host: data (D), "
+            "forward (F), loss (L), backward (B), optimizer (O). The rows below show the "
+            "device: operators and communication of a CPU, or the busiest streams of a GPU. A"
+            " step is cut into 300 columns; each shows what fills most of it, or stays empty "
+            "if little runs.",
             names=", ".join(found),
         ),
     )

@@ -1,4 +1,4 @@
-"""What the section on profiles shows."""
+"""Profiles by variant: the parts of a step, operators, collectives, phases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def telling(results: StudyResults) -> list[str]:
 
 
 def measured_roofline(results: StudyResults) -> Roofline | None:
-    """What the machine reaches, if that was measured."""
+    """The limits of the machine, if they were measured."""
     return results.roofline if results.roofline.status == "ok" else None
 
 

@@ -48,8 +48,8 @@ def draw_quality(results: StudyResults) -> Drawing:
         figure,
         say("Quality over time"),
         say(
-            "Higher and further left is better. Each dot is a look at how well the model "
-            "translates; the dashed line is what was asked for."
+            "Higher and further left is better. Each dot is a check of how well the model "
+            "translates; the dashed line is the requested quality."
         ),
     )
 

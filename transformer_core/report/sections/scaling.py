@@ -1,4 +1,4 @@
-"""What the section on slow links and more devices shows."""
+"""More devices and slow links: projections, and how far they can be trusted."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -163,10 +163,10 @@ def draw_scaling(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "A curve that falls loses time to communication; below the dotted line it is more than "
-            "half of a step. Projected throughput per device over that of one device, each with "
-            "the same work, from the measured work of one and the time of its messages, with "
-            "buckets of 25 MiB; a panel for each link."
+            "A falling curve loses time to communication; below the dotted line communication"
+            " takes more than half of a step. Projected throughput per device over that of "
+            "one device with the same work, from the measured work of one device and the time"
+            " of its messages, with buckets of 25 MiB; one panel per link."
         )
         + " "
         + _said_error(projection)
@@ -207,8 +207,8 @@ def draw_bucket_sizes(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "Lower is faster: projected time of a step of DistributedDataParallel by the size of "
-            "its gradient buckets, a panel for each link. A dot marks the smallest of the best "
+            "Lower is faster: projected step time of DistributedDataParallel by the size of "
+            "its gradient buckets, one panel per link. A dot marks the smallest of the best "
             "sizes."
         ),
     )
@@ -237,7 +237,7 @@ def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
 
 
 def _said_error(projection: Projection) -> Said:
-    """What the checks say of the model, to stand beside its curves."""
+    """The error of the model in its checks, to be shown beside its curves."""
     if projection.median_error is None or projection.worst_error is None:
         return say("Not checked against any run")
     count = sum(check.error is not None for check in projection.checks)
@@ -277,9 +277,9 @@ def draw_projection_check(results: StudyResults) -> Drawing:
         figure,
         say("Projection against measured runs"),
         say(
-            "Left of the dashed line the projected time of a step is too short, right of it too "
-            "long: every run of several processes that the model covers. At the right stands the "
-            "measured time."
+            "Left of the dashed line the projected step time is too short, right of it too "
+            "long, for every run with several processes that the model covers. The measured "
+            "time is on the right."
         ),
     )
 
@@ -316,8 +316,8 @@ def draw_link_error(results: StudyResults) -> Drawing:
         figure,
         say("The emulated link against the real one"),
         say(
-            "Near the dashed line the emulated link is as slow as the real one: error of the time "
-            "of a step, for configurations that nothing was fitted to, which took turns over both "
+            "Near the dashed line the emulated link is as slow as the real one: error of the "
+            "step time for configurations not used in fitting, which took turns over both "
             "links. The shaded band is 5 % wide on either side."
         ),
     )

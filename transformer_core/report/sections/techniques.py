@@ -1,4 +1,4 @@
-"""The techniques of the study, each with the variants that show what it does here.
+"""The techniques of the study, each with the variants that show its effect here.
 
 Names, paragraphs and diagrams are in techniques.yaml, in both languages; a variant says in its
 ``tests`` which techniques it bears on.
@@ -35,14 +35,14 @@ class Text(Schema):
 
 
 class Technique(Schema):
-    """What is said of a technique, whatever was measured."""
+    """The text on a technique, independent of any measurement."""
 
     title: Text
     """Its usual name."""
     diagram: str
     """Name of a template in templates/diagrams."""
     text: Text
-    """What it is, in one paragraph."""
+    """Its description in one paragraph."""
 
 
 @dataclass(frozen=True)

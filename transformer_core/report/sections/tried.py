@@ -113,7 +113,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 
 def draw_speedup(results: StudyResults) -> Drawing:
-    """The ratios with their intervals, against 1 and the margin of what is the same."""
+    """The ratios with their intervals, against 1 and the margin within which they are the same."""
     baseline, margin = results.study.baseline, results.study.comparison.margin
     shown = [comparison for comparison in results.comparisons.values() if comparison.speedup]
     points = [
@@ -132,10 +132,10 @@ def draw_speedup(results: StudyResults) -> Drawing:
         figure,
         say("Speed-up against %(baseline)s", baseline=baseline),
         say(
-            "Right of the dashed line is faster. A line is the interval of a ratio; all of them "
-            "hold at once. The shaded band is the margin of %(margin)s within which they are the "
-            "same. A filled dot is a verdict of FASTER or SLOWER; not counted is what is not the "
-            "same training.",
+            "Right of the dashed line is faster. A line is the interval of a ratio; all "
+            "intervals hold at once. The shaded band is the margin of %(margin)s within which"
+            " ratios count as the same. A filled dot is a verdict of FASTER or SLOWER; a "
+            "variant that is not the same training is not counted.",
             margin=f"{margin:.1%}",
         )
         + left_out(results, names),

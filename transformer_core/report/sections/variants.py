@@ -1,4 +1,4 @@
-"""What the table of the variants shows."""
+"""All variants in numbers."""
 
 from typing import Any
 
@@ -63,10 +63,10 @@ def draw_throughput(results: StudyResults) -> Drawing:
         figure,
         say("Throughput"),
         say(
-            "Non-padding tokens per second: a longer bar is faster. Variant and baseline took "
-            "turns on the machine, a few steps each. A dot is a session of the baseline, whose bar "
-            "is their median; every other bar is that times the ratio of the variant, with its "
-            "interval."
+            "Non-padding tokens per second: a longer bar is faster. Variant and baseline took"
+            " turns on the machine, a few steps each. Dots are sessions of the baseline, and "
+            "its bar is their median; every other bar is that median times the ratio of the "
+            "variant, with its interval."
         )
         + left_out(results, names),
     )
@@ -75,7 +75,7 @@ def draw_throughput(results: StudyResults) -> Drawing:
 def draw_drift(results: StudyResults) -> Drawing:
     """The rounds of the comparisons: how the machine drifts, and that the ratio does not."""
     runs = [run for run in results.paired_runs if run.status == "ok"]
-    title = say("Drift, seen and cancelled")
+    title = say("Drift of the machine, and how it cancels")
     shown = runs[:MOST_PANELS]
     count = max(1, -(-len(shown) // 2))
     figure = Figure(figsize=(WIDTH, 0.9 + 1.25 * count), layout="constrained")
@@ -104,9 +104,10 @@ def draw_drift(results: StudyResults) -> Drawing:
         figure,
         title,
         say(
-            "In each round of a comparison both sides train for a moment, one after the other. "
-            "Grey is the speed of the baseline, over its median: what the machine does. Blue is "
-            "the ratio of the two, over its median: the machine has gone from it."
+            "In each round of a comparison both sides train for a moment, one after the "
+            "other. Grey is the speed of the baseline over its median, which shows the drift "
+            "of the machine. Blue is the ratio of the two over its median, in which the drift"
+            " cancels."
         )
         + left
         + missing,

@@ -1,4 +1,4 @@
-"""What the section on the reasons of differences shows."""
+"""Why is it faster? Differences of profiled steps, limits of steps, critical paths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def of_recommendation(results: StudyResults) -> Difference | None:
 
 @dataclass(frozen=True)
 class Bound:
-    """What the steps of a variant wait for."""
+    """The causes that the steps of a variant wait for."""
 
     name: str
     parts: StepBound
@@ -180,9 +180,10 @@ def draw_differences(results: StudyResults) -> Drawing:
         figure,
         say("What makes a step shorter or longer"),
         say(
-            "To the left is what takes less time than in the baseline, to the right what takes "
-            "more: parts of the wall time of a profiled step. The diamond is their sum, the "
-            "difference of the step. Profiled steps are slower than timed ones."
+            "Parts of the wall time of a profiled step: those that take less time than in the"
+            " baseline to the left, those that take more to the right. The diamond is their "
+            "sum, the difference of the whole step. Profiled steps are slower than timed "
+            "ones."
         ),
     )
 
