@@ -82,8 +82,8 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 def arrow_array(values: NDArray[Any]) -> pa.Array:
     """[n] numbers or truths as an Arrow array; numbers are not copied.
 
-    ``pa.array`` gives the same, but imports pandas first, to see whether it was given something of
-    that: a third of a second, which is as long as a small corpus takes.
+    ``pa.array`` gives the same, but imports pandas first, to see whether it was given a pandas
+    object: a third of a second, as long as a small corpus takes.
     """
     count, kind = len(values), pa.from_numpy_dtype(values.dtype)
     if values.dtype == np.bool_:

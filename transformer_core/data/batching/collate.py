@@ -24,14 +24,14 @@ class Batch:
     target_output: Tensor
     """[b, t] int64: of each pair, or text of a row, target ids and EOS; PAD."""
     pairs: int
-    """Sentence pairs, or rows of texts; 0 if the row only stands in for none."""
+    """Sentence pairs, or rows of texts; 0 if the row is a placeholder."""
     source_full: bool = False
-    """Whether it is known that no source has padding. The host knows by the lengths: to ask a GPU
-    for it would make the host wait."""
+    """Whether it is known that no source has padding. The host knows it from the lengths; asking a
+    GPU would make the host wait."""
 
     @property
     def fields(self) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """What the module around model and loss takes."""
+        """The arguments of the module around model and loss."""
         return self.source, self.target_input, self.target_output, self.source_full
 
     @property
@@ -48,7 +48,7 @@ class Batch:
         return self._with(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory until ``stream`` is done with the batch, which another one filled."""
+        """Keep the memory until ``stream`` is done with the batch, which another stream filled."""
         for tensor in (self.source, self.target_input, self.target_output):
             tensor.record_stream(stream)
 
@@ -102,7 +102,7 @@ def collate(source: Ragged, target: Ragged) -> Batch:
 
 
 def collate_texts(source: Ragged, target: Ragged) -> Batch:
-    """Rows of texts, which hold the ends of texts themselves; ``source`` says nothing.
+    """Rows of texts, which hold the ends of texts themselves; ``source`` is not used.
 
     BOS stands where a text begins, or goes on in a new row: with it, rows tell their texts apart.
     No rows become one without a label, as in :func:`collate`.
@@ -167,7 +167,7 @@ def _padded(rows: Ragged) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """[b, longest + 1] ids with EOS and PAD, and the same without EOS in the type of the ids."""
     values, lengths = rows.values, rows.lengths
     width, step = int(lengths.max()) + 1, values.itemsize
-    # Every row is read at the full width in one go; what belongs to its successors becomes PAD.
+    # Every row is read at the full width at once; tokens of the next rows become PAD.
     shape = (len(values) - width + 1, width)
     windows: NDArray[Any] = np.ndarray(shape, values.dtype, values, 0, (step, step))
     ids = windows[rows.starts]

@@ -3,7 +3,7 @@
 The plan depends on lengths, batching, seed and epoch, on nothing else: every variant and every
 number of devices sees the same global batches in the same order.
 
-An epoch goes through the corpus in windows of some :data:`WINDOW` pairs (more if batches are large:
+An epoch goes through the corpus in windows of about :data:`WINDOW` pairs (more if batches are large:
 those of similar lengths must be found among enough), so that neither the time to the first batch
 nor memory grows with the corpus. A corpus of one window is in perfectly random
 order. A larger one is cut into blocks of :data:`BLOCK` neighbours, from a random place on; a window
@@ -63,7 +63,7 @@ def plan_epoch(
     """The windows of an epoch from the one that holds ``batch`` on, planned as they are taken.
 
     Batches of a fixed size are found by arithmetic; with a token budget the windows before must be
-    planned too, which takes a small part of the time that training on them took.
+    planned too, which takes a small fraction of the time of training on them.
 
     Args:
         store: the pairs; only their lengths are read.
@@ -127,7 +127,7 @@ def cut_by_tokens(
     targets = target_lengths.astype(np.int64) + ends
     starts, start = [0], 0
     while start < len(sources):
-        # The first pair bounds the number of rows, so no more than these need a look.
+        # The first pair bounds the number of rows, so only these are looked at.
         most = max(1, tokens // int(sources[start] + targets[start]))
         longest = np.maximum.accumulate(sources[start : start + most])
         longest += np.maximum.accumulate(targets[start : start + most])
@@ -184,11 +184,11 @@ def _spans(begin: int, end: int, pairs: int, seed: int, epoch: int) -> NDArray[n
     places = np.arange(begin // BLOCK, -(-end // BLOCK))
     blocks = places.copy()
     blocks[places < whole] = permute(places[places < whole], whole, np.array(keys, np.uint64))
-    # Of the first and the last block, only what lies between begin and end.
+    # Only the part of the first and the last block between begin and end.
     starts = blocks * BLOCK + np.maximum(begin - places * BLOCK, 0)
     stops = blocks * BLOCK + np.minimum(end - places * BLOCK, BLOCK)
     limits = np.stack([starts, stops], axis=1) + int(shift) % pairs
-    # A block that reaches beyond the end of the corpus goes on at its beginning.
+    # A block that reaches beyond the end of the corpus continues at its beginning.
     spans = np.stack([np.minimum(limits, pairs), np.maximum(limits, pairs) - pairs], axis=1)
     spans = spans.reshape(-1, 2)
     return spans[spans[:, 0] < spans[:, 1]]

@@ -30,7 +30,7 @@ class GlobalBatch:
     index: int
     """Number within the epoch, from 0."""
     micro_batches: list[Batch]
-    """What this rank works on, in order."""
+    """The batches of this rank, in order."""
     pairs: int
     """Sentence pairs, or rows of texts, over all ranks."""
     tokens: int

@@ -86,7 +86,7 @@ def pack(
 class WindowRows:
     """The micro-batches of a window, made when they are asked for.
 
-    What can be computed for all of them at once is: where each pair stands, and all counts.
+    The places of all pairs and all counts are computed at once.
 
     Args:
         store: the pairs; those of the window are copied, whatever part of them is asked for, since
@@ -153,7 +153,7 @@ class WindowRows:
 
 
 def _check_ids(side: Ragged, name: str) -> None:
-    """Raise ValueError if a sentence holds what marks the limits of the sentences of a row."""
+    """Raise ValueError if a sentence holds a token that marks the limits of sentences in a row."""
     ids = side.values[: int(side.lengths.sum())]
     if len(ids) and ids.min() <= EOS:
         raise ValueError(

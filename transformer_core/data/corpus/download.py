@@ -33,7 +33,7 @@ _TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_M
 
 
 class _BrokenError(Exception):
-    """A transfer that may succeed when it is taken up again."""
+    """A transfer that may succeed when it is resumed."""
 
 
 def fetch(
@@ -48,7 +48,7 @@ def fetch(
     """The path of ``file`` in the cache ``folder``, downloaded if it is not there.
 
     The name starts with the checksum, since files of different addresses may share a base name.
-    A broken transfer is taken up ``retries`` times where it broke, after 1, 2, 4, ... seconds;
+    A broken transfer is resumed ``retries`` times where it broke, after 1, 2, 4, ... seconds;
     ``timeout`` is in seconds without a byte, and the whole takes a day at most. Two jobs that want
     one file wait for each other. A redirect to another host is logged.
 
@@ -68,7 +68,7 @@ def fetch(
         _transfer(file.url, receive, retries, sleep)
         found = sha256_of(part)
         if found != file.sha256 and resumed:
-            # What was there may be the beginning of an older version of the file.
+            # The part may be the beginning of an older version of the file.
             part.unlink()
             _transfer(file.url, receive, retries, sleep)
             found = sha256_of(part)

@@ -122,7 +122,7 @@ def write_shards(
 
 
 def _encoder(tokenizer: Tokenizer, size: int) -> Encoder:
-    """The one that is soonest done with so many bytes of pairs."""
+    """The encoder that is fastest for so many bytes of pairs."""
     return Encoder(tokenizer, by_word=size >= _LITTLE, keep=size >= _MUCH)
 
 
@@ -168,8 +168,8 @@ def _work(inputs: list[Any]) -> str:
 
 @cache
 def _code() -> str:
-    """What this job depends on among the sources: what other code began is not gone on with."""
-    # To find that takes as long as a small corpus, which ends before anybody asks.
+    """The sources that this job depends on: work started by different code is not resumed."""
+    # Finding them takes as long as a small corpus, which is done before it is asked for.
     from transformer_core.common.sources.fingerprint import Sources
 
     return Sources().fingerprint(["transformer_core.data.sharding.job"])
@@ -221,7 +221,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _checked(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """What is given, refused where a number makes no sense."""
+    """The options; numbers that make no sense are refused."""
     options = parser.parse_args(arguments)
     for name in ("pairs_per_shard", "threads", "context"):
         given = getattr(options, name)
@@ -239,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 if the shards were written, 2 if the input is at fault."""
     options = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # The tokenizer's own threads, of which it would else start one for each core of the host.
+    # Threads of the tokenizer itself, which otherwise starts one for each core of the host.
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.threads))
     try:
         rules = Filter.model_validate_json(options.filter)

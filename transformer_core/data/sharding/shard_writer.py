@@ -43,7 +43,7 @@ class Done:
     """What is being done: checksum of input, settings and code."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in ``folder``, for a job that goes on from here."""
+        """Keep it in ``folder``, for a job that resumes from here."""
         kept = ShardProgress(
             work=self.work(), next_pair=self.next_pair, manifest=self.manifest
         ).model_dump_json()
@@ -119,7 +119,7 @@ class ShardWriter:
     def add_rows(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
         """Append rows of the texts of ``batch``; their source is empty. A full shard is written.
 
-        A shard ends where such a batch does: a job that goes on begins with a whole text.
+        A shard ends with such a batch: a resumed job begins with a whole text.
         """
         self._pending.append((source, target))
         self._pairs += len(target.lengths)
@@ -205,7 +205,7 @@ class ShardWriter:
         self._texts = self._bytes = 0
 
     def _manifest(self) -> ShardManifest:
-        """Of the shards that are written, and of all that was left out."""
+        """The manifest of the shards written so far, and of all pairs left out."""
         found = self._done.manifest
         texts = found.texts and found.texts.model_copy(
             update={

@@ -1,4 +1,4 @@
-"""What a training reads of a corpus: the shards of two splits, and the vocabulary."""
+"""The part of a corpus that a training reads: the shards of two splits, and the vocabulary."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ class TrainingShards:
 
     @property
     def stores(self) -> tuple[PairStore, PairStore]:
-        """What is trained and what is validated on."""
+        """The splits for training and validation."""
         return self.train, self.validation
 
 

@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 def check(manifests: Sequence[Path]) -> tuple[list[CheckedSplit], list[ShardError]]:
-    """What is whole, and everything that is not. Reads all shards of the ``manifests``."""
+    """The record of whole shards, and the errors of all others. Reads all shards of the ``manifests``."""
     whole, problems = [], []
     for path in manifests:
         try:

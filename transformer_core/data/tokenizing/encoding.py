@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 _TRIES = 3
-"""Tables that a text is tried with before it is encoded without: the first may be full already, and
-others may fill the second."""
+"""Tables to try before a text is encoded without one: the first may be full already, and others may
+fill the second."""
 
 
 class Encoded(NamedTuple):
@@ -72,9 +72,9 @@ class Encoder:
     Any number of threads may use one encoder.
 
     Args:
-        tokenizer: any tokenizer; one whose configuration does not allow to encode words by
-            themselves is used as it is, without the table of words.
-        by_word: False for little text, which is done before the words are told apart.
+        tokenizer: any tokenizer; where its configuration does not let words be encoded by
+            themselves, it is used as it is, without the table of words.
+        by_word: False for little text, where finding the words takes longer than encoding them.
         keep: whether words are kept from one call of :meth:`encode` to the next, in a table of
             compiled code, which takes its time to import.
         words: most words that are kept; the table is emptied when it is full.
@@ -132,7 +132,7 @@ class Encoder:
         return Encoded(ids[places], _offsets(of_words)[found.firsts])
 
     def _learn(self, table: "WordTable", data: NDArray[np.uint8], found: "Found") -> bool:
-        """Let the table have all words of ``found``, with their ids.
+        """Enter all words of ``found`` into the table, with their ids.
 
         Threads encode their words at the same time, and enter the ids in the order in which they
         added the words. False if the table is full: there is then a new one, here and for all that
@@ -161,7 +161,7 @@ class Encoder:
         return learned
 
     def _give_up(self, table: "WordTable") -> None:
-        """Put a new table in the place of one that is full, or lacks ids."""
+        """Replace a table that is full, or lacks ids, by a new one."""
         if table is self._table:
             self._table = self._new_table()
         self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Tokenizers that are there already, with the special tokens of this project.
+"""Existing tokenizers, with the special tokens of this project.
 
-The tokens keep their order; padding, begin, end and unknown come before them. What a tokenizer does
-besides (its own ends, truncation, padding) goes: batches have their ends from elsewhere.
+The tokens keep their order; padding, begin, end and unknown come before them. Its own ends,
+truncation and padding are dropped: batches add their own.
 """
 
 import json
@@ -80,7 +80,7 @@ def _sentencepiece_spell(path: Path) -> Spell:
 
 
 def special_names(tokenizer: Tokenizer) -> list[str] | None:
-    """The tokens 0 to 3 if they are the special ones; None if the tokenizer is a foreign one."""
+    """The tokens 0 to 3 if they are the special ones; None if the tokenizer is not this project's."""
     found = [tokenizer.id_to_token(number) or "" for number in range(len(SPECIAL_NAMES))]
     plain = tuple(name.removesuffix(_MARK) for name in found)
     return found if plain == SPECIAL_NAMES else None
@@ -310,7 +310,7 @@ class Described:
 
 
 def pre_tokenizer_of(settings: dict[str, Any]) -> Any:
-    """The stage of such settings, as an object for :class:`tokenizers.Tokenizer`."""
+    """The stage that settings describe, as an object for :class:`tokenizers.Tokenizer`."""
     empty = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
     return Tokenizer.from_str(
         json.dumps({"version": "1.0", "model": empty, "pre_tokenizer": settings})

@@ -1,6 +1,6 @@
 """One tokenizer for both languages: ``python -m transformer_core.data.tokenizing.job``.
 
-It is trained, or one that is there already is taken. What is trained is a byte-level BPE (Sennrich
+It is trained, or an existing one is converted. A trained one is a byte-level BPE (Sennrich
 et al., arXiv 1508.07909, over UTF-8 bytes): it has a token for every byte, so that any text comes
 back exactly and nothing is unknown. The text is not normalised.
 """
@@ -36,7 +36,7 @@ from transformer_core.data.tokenizing.words import PIECES
 logger = logging.getLogger(__name__)
 
 _COMPARED = 1_000
-"""Pairs that a tokenizer from elsewhere is tried on."""
+"""Pairs that an existing tokenizer is tried on."""
 
 
 def untrained() -> Bpe:
@@ -95,12 +95,12 @@ def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
 def take(
     pairs: PairFile, settings: TokenizerFile | SentencePieceModel
 ) -> tuple[Bpe, int, int, int]:
-    """A tokenizer that is there already. It is tried on some pairs of the corpus: how many, how
+    """An existing tokenizer, tried on some pairs of the corpus: how many, how
     many of their sentences its source spells otherwise, and how many do not come back exactly.
     """
     tokenizer, theirs = convert(settings)
     names = special_names(tokenizer)
-    assert names is not None  # that is what was converted
+    assert names is not None  # which was converted
     ours = speller(tokenizer, names[UNK])
     sample = evenly_spaced(len(pairs), _COMPARED)
     different = inexact = 0

@@ -7,7 +7,7 @@ BOS = 1
 EOS = 2
 """Ends a source sentence and a target sentence."""
 UNK = 3
-"""Stands for what has no token; byte-level vocabularies never need it."""
+"""Stands for text without a token; byte-level vocabularies never need it."""
 
 SPECIAL_NAMES = ("<pad>", "<s>", "</s>", "<unk>")
 """Names of the special tokens, by id."""

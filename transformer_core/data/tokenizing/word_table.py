@@ -37,7 +37,7 @@ class WordTable:
         size: most bytes of all words, and most ids.
         id_type: type of the ids.
         punctuation: whether a word also ends between a letter from a to z, of any case, and one of
-            ``. , ! ? ; :``. Else each word is there once more with everything that may follow it.
+            ``. , ! ? ; :``. Otherwise each word has an entry for everything that may follow it.
     """
 
     def __init__(self, words: int, size: int, id_type: np.dtype, punctuation: bool = False) -> None:
@@ -47,7 +47,7 @@ class WordTable:
         """All entries."""
         self._punctuation = punctuation
         slots = 1 << (2 * words - 1).bit_length()
-        # The memory of what is never used is never taken: the system gives pages as they are used.
+        # Unused memory is never taken: the system gives pages as they are touched.
         self._slots = np.zeros(slots, np.int32)
         self._hashes = np.empty(words, np.uint64)
         self._text = np.empty(size, np.uint8)
@@ -82,7 +82,7 @@ class WordTable:
         """Enter the missing words of ``found``, which then has no -1; the words that were new.
 
         They count once :meth:`learn` gets their ids. None if they are too many: the table is then
-        of no more use.
+        useless.
         """
         end = _add(
             data,
@@ -139,7 +139,7 @@ def _word(data, begin, stop, punctuation):  # type: ignore[no-untyped-def]
             if byte == SPACE:
                 if end < stop - 1:
                     follows = data[end + 1]
-                    # What may be white space stays with the word before it.
+                    # A byte that may be white space stays with the word before it.
                     if follows > SPACE and follows not in SPACES_BEYOND_ASCII:
                         break
             elif punctuation and byte in (0x21, 0x2C, 0x2E, 0x3A, 0x3B, 0x3F):

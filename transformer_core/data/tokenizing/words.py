@@ -124,7 +124,7 @@ def _looks_at_one_piece(stage: dict[str, Any]) -> bool:
 
 _BYTES = np.arange(256)
 _VISIBLE = (_BYTES > SPACE) & ~np.isin(_BYTES, SPACES_BEYOND_ASCII)
-"""[256] whether a space before this byte begins a word: it may be no white space."""
+"""[256] whether a space before this byte begins a word: not if the byte may be white space."""
 _LETTER = np.isin(_BYTES | 0x20, range(ord("a"), ord("z") + 1))
 """[256] whether a byte is a letter from a to z, of any case."""
 _PUNCTUATION = np.isin(_BYTES, [*b".,!?;:"])
@@ -154,7 +154,7 @@ def distinct_words(
     filled = limits[:-1] < limits[1:]
     begins = np.zeros(len(text), np.bool_)
     begins[:-1] = (text[:-1] == SPACE) & _VISIBLE[text[1:]]
-    # What follows the last byte of a text is another text.
+    # The byte after the end of a text belongs to the next text.
     begins[limits[1:][filled] - 1] = False
     if punctuation:
         begins[1:] |= _PUNCTUATION[text[1:]] & _LETTER[text[:-1]]
@@ -173,7 +173,7 @@ Ids = tuple[NDArray[Any], NDArray[np.int64]]
 
 SEPARATOR = "\uf8ff\ue000\uf8ff"
 """Stands after a word; in no script, so hardly ever in a word. It begins and ends with the same
-character, which is nowhere else in it."""
+character, which occurs nowhere else in it."""
 _WORDS_IN_A_TEXT = 64
 
 _MAYBE_SPACE = np.isin(np.arange(256), [*range(SPACE + 1), *SPACES_BEYOND_ASCII])
@@ -214,7 +214,7 @@ class NewWords:
         """Ids of words with a space as their first character and no other white space, told apart
         by the bytes of each token.
 
-        None if that cannot be, because a token has not as many as it should.
+        None if that is impossible, because a token has another number of bytes than it should.
         """
         data, limits = utf8(words)
         offsets = np.append(limits[:-1:_WORDS_IN_A_TEXT], limits[-1])
@@ -250,7 +250,7 @@ class NewWords:
         """The same tokenizer with one more token, and the id of that; None if it has it already."""
         if SEPARATOR in self._described.vocabulary:
             return None
-        # Added tokens of the other are special, which stay text: they are no part of any word.
+        # Added tokens of the other are special and stay text: they are no part of any word.
         other = self._described.without_added_tokens()
         other.add_tokens([AddedToken(SEPARATOR, normalized=False)])
         (separator,) = other.encode(SEPARATOR, add_special_tokens=False).ids
@@ -278,8 +278,8 @@ def _merged(chosen: NDArray[np.bool_], some: Ids, others: Ids) -> Ids:
 
 
 def _without_cut_at_spaces(described: Described) -> Tokenizer:
-    """A tokenizer with the same ids where each space is followed by what is none; faster, if it can
-    be: the expression of this project cuts before such a space anyway."""
+    """A tokenizer with the same ids where each space is followed by a character that is none; faster
+    where possible: the expression of this project cuts before such a space anyway."""
     stage = described.pre_tokenizer
     if stage["type"] != "Sequence" or len(stage["pretokenizers"]) < 2:
         return described.tokenizer
