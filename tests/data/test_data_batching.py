@@ -1,15 +1,31 @@
-from itertools import chain, pairwise
+"""Batches of pairs to the bit as they were before there were rows of texts."""
+
+import hashlib
+from contextlib import closing
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from length_stores import normal_text, store_of
-from pair_files import steady
+from pair_files import make_store, steady
 
-from schemas.config.batching import FixedSize, PackedRows, TokenBudget
+from schemas.config.batching import FixedSize, PackedRows, PaddedRows, TokenBudget
+from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching import epoch_plan as module
-from transformer_core.data.batching.epoch_plan import cut_by_tokens, divide, plan_epoch
+from transformer_core.data.batching.collate import collate_packed
+from transformer_core.data.batching.epoch_plan import (
+    ROUNDS,
+    cut_by_tokens,
+    divide,
+    permute,
+    plan_epoch,
+)
+from transformer_core.data.batching.feeding import Feed, evaluation_batches
+from transformer_core.data.batching.rows import WindowRows, pack
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=80).map(
     lambda pairs: np.array(pairs, np.int32).T
@@ -252,3 +268,279 @@ def test_lengths_beyond_16_bits():
     sources, targets = np.array([70_000, 3, 70_001, 3]), np.array([70_000, 3, 2, 3])
     rows = plan(sources, targets, TokenBudget(tokens=100))
     assert sorted(sorted(batch.tolist()) for batch in rows) == [[0], [1, 3], [2]]
+
+
+PADDED, PACKED = PaddedRows(), PackedRows(kind="packed", tokens=64)
+BEFORE = {
+    "budget": (TokenBudget(tokens=800, rows=PADDED), "da507323556f34bc"),
+    "packed": (TokenBudget(tokens=800, rows=PACKED), "630d48f8a0c292e9"),
+    "fixed": (FixedSize(kind="fixed_size", pairs=16, rows=PADDED), "81b89498f08a78f2"),
+}
+"""Batching, and the digest of what it gave."""
+
+
+def digest(batches, counts):
+    found = hashlib.sha256(repr(counts).encode())
+    for batch in batches:
+        for tensor in (batch.source, batch.target_input, batch.target_output):
+            found.update(repr(tuple(tensor.shape)).encode())
+            found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_training_batches(name):
+    batching, expected = BEFORE[name]
+    feed = Feed(store_of(*normal_text(300)), batching, 1, 1, 2, 2, torch.device("cpu"))
+    with closing(feed.batches()) as batches:
+        first = list(islice(batches, 30))
+    counts = [(b.pairs, b.tokens, b.target_tokens, b.padded_tokens) for b in first]
+    micro = [micro for batch in first for micro in batch.micro_batches]
+    assert digest(micro, counts) == expected
+
+
+def test_validation_batches():
+    store = store_of(*normal_text(300))
+    rows, batches = zip(*evaluation_batches(store, tokens_per_batch=500), strict=True)
+    assert digest(batches, [row.tolist() for row in rows]) == "7271acb298002810"
+
+
+keys = st.lists(st.integers(0, 2**64 - 1), min_size=ROUNDS, max_size=ROUNDS).map(
+    lambda numbers: np.array(numbers, np.uint64)
+)
+
+
+@steady
+@given(count=st.integers(1, 3_000), keys=keys, data=st.data())
+def test_every_number_once_and_each_part_by_itself(count, keys, data):
+    whole = permute(np.arange(count), count, keys)
+    assert sorted(whole.tolist()) == list(range(count))
+    start = data.draw(st.integers(0, count))
+    stop = data.draw(st.integers(start, count))
+    assert permute(np.arange(start, stop), count, keys).tolist() == whole[start:stop].tolist()
+
+
+def test_order_looks_random():
+    """Neither places nor neighbours tell where a number comes; other keys, other order."""
+    count = 10_000
+    places = np.arange(count)
+    random = np.random.default_rng(1)
+    orders = [
+        permute(places, count, random.integers(2**63, size=ROUNDS).astype(np.uint64)) for _ in "ab"
+    ]
+    for order in orders:
+        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
+        assert 0.48 < (np.diff(order) > 0).mean() < 0.52
+        hundreds = np.histogram(order[:1_000], bins=10, range=(0, count))[0]
+        assert hundreds.min() > 60
+        assert hundreds.max() < 140
+    assert (orders[0] == orders[1]).sum() < 10
+
+
+@pytest.mark.parametrize("count", [5, 1_000_003])
+def test_order_is_pinned(count):
+    """A checkpoint resumes in the middle of an epoch: the order must outlive versions."""
+    found = permute(np.arange(5), count, np.array([1, 2, 3, 2**64 - 1], np.uint64))
+    assert found.tolist() == PINNED[count]
+
+
+PINNED = {5: [1, 0, 3, 2, 4], 1_000_003: [474489, 936881, 430544, 881317, 920498]}
+
+
+groups = st.lists(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=20),
+    min_size=1,
+    max_size=8,
+)
+
+
+def packed(groups, tokens):
+    pairs = np.array([pair for group in groups for pair in group], np.int64).reshape(-1, 2)
+    starts = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
+    return pairs, starts, pack(pairs[:, 0], pairs[:, 1], starts, tokens)
+
+
+@steady
+@given(groups=groups, tokens=st.integers(1, 90))
+def test_pairs_fill_rows_from_the_left_without_gap_or_overlap(groups, tokens):
+    pairs, starts, packing = packed(groups, tokens)
+    for group, (begin, end) in enumerate(pairwise(starts.tolist())):
+        widths = [[0, 0]]
+        for row in range(packing.rows[group]):
+            mine = begin + np.flatnonzero(packing.row[begin:end] == row)
+            assert len(mine), "no row is empty"
+            for side, column in enumerate((packing.source_column, packing.target_column)):
+                order = mine[np.argsort(column[mine])]
+                assert column[order[0]] == 0
+                ends = column[order] + pairs[order, side]
+                assert column[order[1:]].tolist() == ends[:-1].tolist()
+            order = [mine[np.argsort(c[mine])].tolist() for c in columns(packing)]
+            assert order[0] == order[1], "source and target stand in the same order"
+            widths.append(pairs[mine].sum(axis=0).tolist())
+        assert [packing.source_width[group], packing.target_width[group]] == [
+            max(width) for width in zip(*widths, strict=True)
+        ]
+        assert set(packing.row[begin:end].tolist()) == set(range(packing.rows[group]))
+
+
+def columns(packing):
+    return packing.source_column, packing.target_column
+
+
+@steady
+@given(groups=groups, tokens=st.integers(1, 90))
+def test_as_many_rows_as_the_tokens_ask_for(groups, tokens):
+    pairs, starts, packing = packed(groups, tokens)
+    for group, (begin, end) in enumerate(pairwise(starts.tolist())):
+        mine = pairs[begin:end]
+        length = max(tokens, mine.max(initial=0))
+        assert packing.rows[group] == -(-mine.sum(axis=0).max() // length)
+
+
+@steady
+@given(groups=groups, tokens=st.integers(1, 90))
+def test_groups_do_not_depend_on_each_other(groups, tokens):
+    _, starts, together = packed(groups, tokens)
+    for group, (begin, end) in enumerate(pairwise(starts.tolist())):
+        _, _, alone = packed([groups[group]], tokens)
+        assert together.row[begin:end].tolist() == alone.row.tolist()
+        for mine, own in zip(columns(together), columns(alone), strict=True):
+            assert mine[begin:end].tolist() == own.tolist()
+
+
+def test_rows_are_balanced():
+    """The longest with the shortest, not one after the other."""
+    _, _, packing = packed([[(9, 9), (8, 8), (2, 2), (1, 1)]], 10)
+    assert packing.rows.tolist() == [2]
+    assert packing.row.tolist() == [0, 1, 1, 0]
+    assert packing.source_width.tolist() == [10]
+
+
+def test_packing_takes_the_padding_out_of_random_batches():
+    sources, targets = normal_text(5_000)
+    store = store_of(sources, targets)
+    share = {}
+    for rows in (PaddedRows(), PackedRows(kind="packed"), PackedRows(kind="packed", tokens=256)):
+        batching = FixedSize(kind="fixed_size", rows=rows)
+        (window,) = plan_epoch(store, batching, 1, 0)
+        made = WindowRows(store, window, 1, rows)
+        share[rows] = 1 - sum(made.tokens) / sum(made.padded_tokens)
+        batches = [made.batch(index, 0) for index in range(len(window))]
+        assert [batch.padded_tokens for batch in batches] == made.padded_tokens
+        assert list(map(tokens_of, batches)) == made.tokens
+        assert [batch.pairs for batch in batches] == made.pairs
+        labels = [int((batch.target_output != PAD).sum()) for batch in batches]
+        assert labels == made.target_tokens
+    padded, short, long = share.values()
+    assert padded > 0.4
+    assert long < short < 0.15
+
+
+def tokens_of(batch):
+    return int((batch.source != PAD).sum() + (batch.target_output != PAD).sum())
+
+
+def ragged(*rows):
+    return Ragged.join(
+        [np.array(row) for row in rows], np.array([len(row) for row in rows], np.int32)
+    )
+
+
+def test_packed_rows_hold_the_pairs_one_after_the_other():
+    batch = collate_packed(
+        ragged([11, 12], [21], [31, 32, 33]),
+        ragged([15], [25, 26, 27], []),
+        row=np.array([0, 1, 0]),
+        columns=(np.array([0, 0, 3]), np.array([0, 0, 2])),
+        shape=(2, 8, 4),
+    )
+    assert batch.source.tolist() == [
+        [11, 12, EOS, 31, 32, 33, EOS, PAD],
+        [21, EOS, PAD, PAD, PAD, PAD, PAD, PAD],
+    ]
+    assert batch.target_input.tolist() == [[BOS, 15, BOS, PAD], [BOS, 25, 26, 27]]
+    assert batch.target_output.tolist() == [[15, EOS, EOS, PAD], [25, 26, 27, EOS]]
+    assert (batch.pairs, batch.padded_tokens) == (3, 24)
+    assert batch.source.dtype == torch.int64
+
+
+@pytest.mark.parametrize("parts", [1, 3, 50])
+def test_packed_and_padded_parts_hold_the_same_pairs(tmp_path, parts):
+    store = make_store(tmp_path)
+    batching = FixedSize(kind="fixed_size", pairs=20)
+    (window,) = plan_epoch(store, batching, 1, 0)
+    padded = WindowRows(store, window, parts, PaddedRows())
+    packed = WindowRows(store, window, parts, PackedRows(kind="packed", tokens=50))
+    for index in range(len(window)):
+        for part in range(parts):
+            one, other = padded.batch(index, part), packed.batch(index, part)
+            assert one.pairs == other.pairs
+            for name in ("source", "target_input", "target_output"):
+                ids = [getattr(batch, name)[getattr(batch, name) != PAD] for batch in (one, other)]
+                assert sorted(ids[0].tolist()) == sorted(ids[1].tolist())
+
+
+@pytest.mark.parametrize("token", [PAD, BOS, EOS])
+def test_a_special_token_in_a_sentence_is_refused(token):
+    store = store_of([3, 3], [3, 3])
+    store.target.ids[0] = np.array([9, 9, 9, 9, token, 9], np.uint16)
+    (window,) = plan_epoch(store, FixedSize(kind="fixed_size"), 1, 0)
+    WindowRows(store, window, 1, PaddedRows())
+    with pytest.raises(ValueError, match="a target sentence holds the special token"):
+        WindowRows(store, window, 1, PackedRows(kind="packed"))
+
+
+def taken(rows, store, count=6):
+    batching = FixedSize(kind="fixed_size", pairs=8, rows=rows)
+    feed = Feed(
+        store, batching, seed=1, rank=0, world_size=1, micro_batches=1, device=torch.device("cpu")
+    )
+    batches = feed.batches()
+    found = [next(batches) for _ in range(count)]
+    batches.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", [PaddedRows, PackedRows])
+def test_widths_are_multiples_and_the_sentences_the_same(kind):
+    name = {PaddedRows: "padded", PackedRows: "packed"}[kind]
+    store = store_of(*normal_text(60))
+    plain = taken(kind(kind=name), store)
+    rounded = taken(kind(kind=name, width_multiple=8), store)
+    widths = set()
+    for one, other in zip(plain, rounded, strict=True):
+        (a,), (b,) = one.micro_batches, other.micro_batches
+        assert other.tokens == one.tokens
+        assert other.padded_tokens == b.padded_tokens > one.padded_tokens
+        for side in ("source", "target_input", "target_output"):
+            before, after = getattr(a, side), getattr(b, side)
+            width = before.size(1)
+            assert after.size(1) == 8 * -(-width // 8)
+            assert torch.equal(after[:, :width], before)
+            assert (after[:, width:] == PAD).all()
+            widths.add(width % 8)
+    assert widths - {0}
+
+
+def test_a_part_without_pairs_stays_one_token():
+    store = store_of(*normal_text(60))
+    batching = FixedSize(kind="fixed_size", pairs=1, rows=PaddedRows(width_multiple=8))
+    feed = Feed(
+        store, batching, seed=1, rank=1, world_size=2, micro_batches=1, device=torch.device("cpu")
+    )
+    batches = feed.batches()
+    found = [next(batches).micro_batches[0] for _ in range(4)]
+    batches.close()
+    empty = [batch for batch in found if not batch.pairs]
+    assert empty
+    assert all(batch.source.shape == (1, 1) for batch in empty)
+    assert all(batch.target_output.shape == (1, 1) for batch in empty)
+
+
+def test_a_batch_of_the_right_widths_is_not_copied():
+    store = store_of(*normal_text(60))
+    (batch,) = taken(PaddedRows(), store, count=1)[0].micro_batches
+    widths = batch.source.size(1), batch.target_input.size(1)
+    assert batch.widened(*widths) is batch
+    assert batch.widened(widths[0] + 1, widths[1]).source.size(1) == widths[0] + 1

@@ -1,7 +1,24 @@
-import pytest
-from pair_files import make_store
+"""Shards that are missing, damaged or of another tokenizer are refused before they are read."""
 
-from schemas.results import DataCheck
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pair_files import make_store, steady
+
+from schemas.results import DataCheck, ShardManifest
+from transformer_core.common import seals
+from transformer_core.common.seals import digest
+from transformer_core.data.sharding.local_copies import VARIABLE, copy_to, open_nearest
+from transformer_core.data.sharding.shard_store import ShardError, open_shards
 from transformer_core.data.sharding.verify import main
 
 
@@ -47,3 +64,238 @@ def test_a_missing_manifest_is_named(folder, capsys):
     (folder / "manifest.json").unlink()
     assert run(folder)[0] == 2
     assert "manifest.json: cannot be read" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b""])
+def test_shard_of_another_size_is_refused(tmp_path, change):
+    make_store(tmp_path)
+    path = tmp_path / "shards" / "shard-00001.arrow"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ShardError, match="instead of") as error:
+        open_shards(tmp_path / "shards" / "manifest.json")
+    assert str(path) in str(error.value)
+    manifest = tmp_path / "shards" / "manifest.json"
+    assert f"snakemake --cores all {manifest} --forcerun {manifest}" in str(error.value)
+
+
+@steady
+@given(data=st.data())
+def test_any_flipped_bit_is_found(one_shard, data):
+    path = one_shard / "shard-00000.arrow"
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed[place] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(changed)
+    with pytest.raises(ShardError, match=r"shard-00000"):
+        open_shards(one_shard / "manifest.json").source_rows([0])
+    path.write_bytes(whole)
+    open_shards(one_shard / "manifest.json").source_rows([0])
+
+
+@pytest.mark.parametrize("read", ["source_rows", "target_rows"])
+def test_a_shard_is_checked_once_by_whoever_reads_it(tmp_path, monkeypatch, read):
+    make_store(tmp_path, pairs=60, pairs_per_shard=25)
+    folder = tmp_path / "shards"
+    checked = []
+    monkeypatch.setattr(seals, "digest", lambda path: checked.append(path.name) or digest(path))
+    opened = open_shards(folder / "manifest.json")
+    assert checked == []
+    getattr(opened, read)([30, 31])
+    opened.source.lengths(np.array([[26, 40]]))
+    assert checked == ["shard-00001.arrow"]
+    opened.source.read(np.array([[20, 30]]))
+    assert checked == ["shard-00001.arrow", "shard-00000.arrow"]
+    getattr(open_shards(folder / "manifest.json"), read)([0, 30])
+    assert len(checked) == 4
+    # With the time stamp that it had.
+    path = folder / "shard-00001.arrow"
+    stat, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(ShardError, match=r"shard-00001\.arrow: has changed: XXH3"):
+        getattr(open_shards(folder / "manifest.json"), read)([30])
+    getattr(open_shards(folder / "manifest.json"), read)([0, 59])
+
+
+def test_the_first_process_of_a_host_checks_for_all(tmp_path, monkeypatch):
+    make_store(tmp_path, pairs=8)
+    (shard,) = (tmp_path / "shards").glob("*.arrow")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    open_shards(tmp_path / "shards/manifest.json").source_rows([0])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ShardError, match="has changed"):
+        open_shards(tmp_path / "shards/manifest.json").source_rows([0])
+
+
+def test_shards_from_earlier_times_are_compared_with_their_sha256(tmp_path):
+    make_store(tmp_path, pairs=8)
+    (shard,) = (tmp_path / "shards").glob("*.arrow")
+    manifest = tmp_path / "shards/manifest.json"
+    before = ShardManifest.model_validate_json(manifest.read_text())
+    old = [s.model_copy(update={"xxh3": ""}) for s in before.shards]
+    manifest.write_text(before.model_copy(update={"shards": old}).model_dump_json())
+    seals.seal(manifest)
+    assert len(open_shards(manifest).source_rows([0])) == 1
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ShardError, match="has changed: SHA-256"):
+        open_shards(manifest).source_rows([0])
+
+
+@pytest.fixture(scope="module")
+def one_shard(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    make_store(folder, pairs=8)
+    return folder / "shards"
+
+
+def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
+    make_store(tmp_path)
+    folder = tmp_path / "shards"
+    manifest = folder / "manifest.json"
+    text = manifest.read_text()
+    seals.seal_file(manifest).unlink()
+
+    wrong = json.loads(text)
+    wrong["shards"][0]["pairs"] += 1
+    manifest.write_text(json.dumps(wrong))
+    with pytest.raises(ShardError, match="holds 25 pairs, not 26"):
+        open_shards(manifest)
+
+    manifest.write_text(json.dumps(json.loads(text) | {"id_type": "uint32"}))
+    with pytest.raises(ShardError, match="not 25 of uint32"):
+        open_shards(manifest)
+
+    other = ShardManifest.model_validate_json(text).shards[0]
+    columns = pa.ipc.open_file(folder / other.file).read_all().rename_columns(["source", "wrong"])
+    with pa.ipc.new_file(folder / other.file, columns.schema) as sink:
+        sink.write_table(columns)
+    size = (folder / other.file).stat().st_size
+    manifest.write_text(text.replace(f'"bytes": {other.bytes}', f'"bytes": {size}', 1))
+    with pytest.raises(ShardError, match="shard-00000"):
+        open_shards(manifest)
+    make_store(tmp_path)
+    seals.seal_file(manifest).unlink()
+
+    manifest.write_text(text)
+    shard = folder / "shard-00002.arrow"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(ShardError, match="shard-00002"):
+        open_shards(manifest)
+    shard.unlink()
+    with pytest.raises(ShardError, match="shard-00002"):
+        open_shards(manifest)
+    manifest.unlink()
+    with pytest.raises(ShardError, match=r"manifest\.json"):
+        open_shards(manifest)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    make_store(tmp_path, pairs=60, pairs_per_shard=25)
+    return tmp_path / "shards/manifest.json"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    return tmp_path / "disk of the host"
+
+
+def change(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_copy_holds_the_same_pairs(manifest: Path, disk: Path) -> None:
+    copy = copy_to(disk, manifest)
+    assert copy.is_relative_to(disk)
+    original, copied = open_shards(manifest), open_shards(copy)
+    rows = list(range(60))
+    for name in ("source_rows", "target_rows"):
+        before, after = getattr(original, name)(rows), getattr(copied, name)(rows)
+        assert [row.tolist() for row in before] == [row.tolist() for row in after]
+
+
+def test_the_environment_says_whether_and_where(
+    manifest: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert len(open_nearest(manifest)) == 60
+    assert not disk.exists()
+    monkeypatch.setenv(VARIABLE, str(disk))
+    assert len(open_nearest(manifest)) == 60
+    (place,) = disk.glob("shards-*")
+    assert (place / "shard-00001.arrow").exists()
+
+
+def test_it_is_made_once_and_again_when_the_shards_are_others(manifest: Path, disk: Path) -> None:
+    copy = copy_to(disk, manifest)
+    made = (copy.parent / "shard-00000.arrow").stat().st_ino
+    assert copy_to(disk, manifest) == copy
+    assert (copy.parent / "shard-00000.arrow").stat().st_ino == made
+    shutil.rmtree(manifest.parent)
+    make_store(manifest.parents[1], pairs=70, pairs_per_shard=25)
+    other = copy_to(disk, manifest)
+    assert other != copy
+    assert len(open_shards(other)) == 70
+
+
+def test_processes_of_a_host_share_one(manifest: Path, disk: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from transformer_core.data.sharding.local_copies import copy_to\n"
+        "print(copy_to(Path(sys.argv[1]), Path(sys.argv[2])))\n"
+    )
+    command = [sys.executable, "-c", program, str(disk), str(manifest)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = {process.communicate()[0] for process in running}
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert len(said) == 1
+    place = Path(said.pop()).parent
+    assert {path.name for path in disk.iterdir()} == {place.name, f".{place.name}.lock"}
+
+
+def test_a_copy_that_was_cut_short_is_made_anew(manifest: Path, disk: Path) -> None:
+    place = copy_to(disk, manifest).parent
+    left_over = place.rename(place.with_name(f".{place.name}.partial"))
+    (left_over / "shard-00000.arrow").write_bytes(b"half")
+    (left_over / "of another time").touch()
+    copy = copy_to(disk, manifest)
+    assert not (copy.parent / "of another time").exists()
+    assert len(open_shards(copy)) == 60
+    assert not left_over.exists()
+
+
+def test_damaged_shards_are_not_copied(manifest: Path, disk: Path) -> None:
+    damaged = manifest.parent / "shard-00002.arrow"
+    change(damaged)
+    with pytest.raises(ShardError, match="has changed") as found:
+        copy_to(disk, manifest)
+    assert found.value.file == str(damaged)
+    assert not list(disk.glob("shards-*"))
+    assert not list(disk.glob(".*.partial"))
+
+
+def test_a_copy_that_changes_later_is_to_be_removed(manifest: Path, disk: Path) -> None:
+    copy = copy_to(disk, manifest)
+    change(copy.parent / "shard-00001.arrow")
+    with pytest.raises(ShardError, match="has changed") as found:
+        open_shards(copy).source_rows([30])
+    assert found.value.remedy.startswith(f"remove {copy.parent}: it is a copy")
+
+
+def test_a_disk_that_cannot_be_written_is_named(manifest: Path, disk: Path) -> None:
+    disk.write_text("no folder")
+    with pytest.raises(ShardError, match="cannot be copied to") as found:
+        copy_to(disk, manifest)
+    assert f"unset {VARIABLE}" in found.value.remedy
