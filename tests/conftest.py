@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slow_tests import LONGEST_FIRST, SLOW
 
 # Tests run side by side, one process per core: threads of each would fight for the cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -23,25 +22,19 @@ for folder in sorted(TESTS.rglob("*/")):
         sys.path.append(str(folder))
 
 
-MARKS_OF_FOLDERS = {"workflow": pytest.mark.workflow}
-"""Marks of all tests in a folder beside this file."""
-
-
 # First of all, so that what selects by marks (-m) finds these.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests get the marks of their folder and of :data:`SLOW`. The longest files come first: the
-    last one to begin would else run alone, for minutes."""
+    """Tests that run Snakemake get their mark. They come first, then files with slow tests: the last
+    one to begin would otherwise run alone, for minutes."""
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        if folder in MARKS_OF_FOLDERS:
-            item.add_marker(MARKS_OF_FOLDERS[folder])
-        function = getattr(item, "originalname", item.name)
-        if {item.path.name, f"{item.path.name}::{function}"} & SLOW:
-            item.add_marker(pytest.mark.slow)
-    place = {name: number for number, name in enumerate(LONGEST_FIRST)}
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (place.get(item.path.name, len(place)), item.path not in slow))
+        if (TESTS / "workflow") in item.path.parents:
+            item.add_marker(pytest.mark.workflow)
+    workflow, slow = (
+        {item.path for item in items if item.get_closest_marker(mark)}
+        for mark in ("workflow", "slow")
+    )
+    items.sort(key=lambda item: (item.path not in workflow, item.path not in slow))
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slow_tests import LONGEST_FIRST, SLOW
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -65,13 +64,3 @@ def test_the_citation_is_of_this_project() -> None:
         "version": project["version"],
         "license": project["license"],
     }
-
-
-def test_what_is_marked_slow_exists() -> None:
-    functions = {
-        place
-        for path in ROOT.glob("tests/**/test_*.py")
-        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M)
-        for place in (path.name, f"{path.name}::{name}")
-    }
-    assert not {*SLOW, *LONGEST_FIRST} - functions, "tests/slow_tests.py names what is not there"

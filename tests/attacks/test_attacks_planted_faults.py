@@ -15,6 +15,8 @@ from tests.attacks.planted_faults import (
     table,
 )
 
+pytestmark = pytest.mark.slow
+
 ALONE = [fault for fault in FAULTS if fault.ranks == 1]
 TOGETHER = [fault for fault in FAULTS if fault.ranks > 1]
 

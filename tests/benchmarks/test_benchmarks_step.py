@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     *("--task", "language_model", "--layers", "1", "--d-model", "16", "--heads", "2"),

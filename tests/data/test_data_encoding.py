@@ -72,6 +72,7 @@ def expected(bpe, values):
     return [encoding.ids for encoding in bpe.encode_batch(values, add_special_tokens=False)]
 
 
+@pytest.mark.slow
 @steady
 @given(values=st.lists(texts, min_size=1))
 def test_equals_the_tokenizer_id_for_id(bpe, shared, values):
@@ -117,6 +118,7 @@ def test_distinct_words_are_those_of_the_table(values, punctuation):
     assert found.firsts.tolist() == entries.firsts.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BY_WORD)
 @few
 @given(values=st.lists(texts, min_size=1, max_size=6))
@@ -126,6 +128,7 @@ def test_other_tokenizers_are_equalled_by_word(kind, values):
     assert lists(encoder(kind).encode(column(values))) == expected(tokenizer(kind), values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", *BY_WORD])
 @steady
 @given(values=st.lists(punctuated, min_size=1, max_size=8))
@@ -153,6 +156,7 @@ def test_dropout_is_not_by_word():
     assert not encoder("dropout").by_word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", "gpt2", "pattern_1", "unigram_always", "word_piece"])
 def test_ten_thousand_adversarial_lines(bpe, shared, kind):
     lines = adversarial_lines(10_000 if kind == "own" else 300)
@@ -161,6 +165,7 @@ def test_ten_thousand_adversarial_lines(bpe, shared, kind):
     assert lists(tested.encode(column(lines))) == expected(reference, lines)
 
 
+@pytest.mark.slow
 @steady
 @given(
     values=st.lists(texts, min_size=1, max_size=8), words=st.integers(1, 6), size=st.integers(1, 99)
@@ -192,6 +197,7 @@ def test_table_is_bounded_and_used(bpe, monkeypatch):
     assert encoded.count("a") > 1
 
 
+@pytest.mark.slow
 def test_threads_share_one_table(bpe):
     lines = adversarial_lines(3_000, seed=2)
     pieces = [lines[start : start + 40] for start in range(0, len(lines), 40)]

@@ -250,6 +250,7 @@ def test_it_is_made_once_and_again_when_the_shards_are_others(manifest: Path, di
     assert len(open_shards(other)) == 70
 
 
+@pytest.mark.slow
 def test_processes_of_a_host_share_one(manifest: Path, disk: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"

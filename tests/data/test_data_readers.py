@@ -265,6 +265,7 @@ def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path: Path) -> Non
         list(datasets_reader(tmp_path).rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [999, 1_000, 10_000])
 def test_a_grammar_corpus_is_the_same_from_several_processes(size: int) -> None:
     data = {"kind": "grammar", "train_pairs": 2_500, "seed": 5}

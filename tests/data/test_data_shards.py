@@ -388,6 +388,7 @@ def test_the_job_does_not_wait_for_pandas(tmp_path, tokenizer):
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 10_000, GERMAN * 10_000, batch=10_000)
     out = tmp_path / "out"

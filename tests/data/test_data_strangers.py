@@ -389,6 +389,7 @@ def too_large(path: Path) -> None:
         assert word in done.stdout, done
 
 
+@pytest.mark.slow
 def test_a_page_larger_than_the_memory(tmp_path: Path) -> None:
     source = pa.array(["a", "b", "x" * 100_000_000])
     path = tmp_path / "page.parquet"

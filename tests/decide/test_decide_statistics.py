@@ -54,6 +54,7 @@ ALIKE = [0.03] * 13
 UNLIKE = [0.03] * 7 + [0.06] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "between", "sessions", "pairs"),
     [

@@ -24,6 +24,8 @@ from transformer_core.measure.turns.comparison import compare
 from transformer_core.measure.turns.order import TurnsOrder
 from transformer_core.measure.turns.sides import Side
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 COMPARING = Comparing(
     warmup_steps=3,

@@ -125,6 +125,7 @@ def test_a_side_that_ends_is_left_alone(tmp_path: Path) -> None:
     assert "no memory" in open_one.reason
 
 
+@pytest.mark.slow
 def test_what_more_time_would_settle_is_about_right(tmp_path: Path) -> None:
     factors = []
     for seed in range(12):
@@ -141,6 +142,7 @@ def test_what_more_time_would_settle_is_about_right(tmp_path: Path) -> None:
 FALSE_ALARM_STUDIES = 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("honest", [True, False])
 def test_looking_again_and_again_raises_no_false_alarm(
     monkeypatch: pytest.MonkeyPatch, honest: bool

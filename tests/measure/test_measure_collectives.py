@@ -61,6 +61,7 @@ def check(rows: list[tuple[Any, ...]], ranks: int) -> None:
         assert bus == pytest.approx(algorithm * bus_factor(name, ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_operation_gives_the_right_result(ranks: int) -> None:
     everyone = run_ranks(measured, ranks, "cpu", LIMITS.canonical_json())
@@ -99,6 +100,7 @@ def test_sizes_grow_by_four_and_can_be_divided() -> None:
     assert [round(4 * count / 4096) for count in counts] == [4**n for n in range(7)]
 
 
+@pytest.mark.slow
 def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     file = tmp_path / "collectives.parquet"
     machine = {"device": "cpu", "devices_per_node": 1}

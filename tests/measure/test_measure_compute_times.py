@@ -17,6 +17,8 @@ from tests.orders import job_command
 from transformer_core.measure.compute.job import different_work, work
 from transformer_core.measure.compute.worker import StepTimes, Times, slowest, undisturbed
 
+pytestmark = pytest.mark.slow
+
 MICRO_BATCHES = 2
 
 

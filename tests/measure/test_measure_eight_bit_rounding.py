@@ -61,6 +61,7 @@ def beyond(updates: list[TensorDistance]) -> set[str]:
     return {u.tensor for u in updates if u.error > max(1e-3, ROUNDING_FACTOR * u.rounding)}
 
 
+@pytest.mark.slow
 def test_updates_follow_from_the_moments_that_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

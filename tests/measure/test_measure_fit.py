@@ -86,6 +86,7 @@ def write(folder: Path, found: Prediction) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
     """Through the command of the job, with a corpus that is not there: the run fails, and the
     warning has come before."""

@@ -82,6 +82,7 @@ def test_what_pytest_says_is_read() -> None:
     assert (skipped.name, skipped.text) == ("tests.b.none", "needs 2 CUDA devices")
 
 
+@pytest.mark.slow
 def test_pytest_is_asked_for_the_marked_tests_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_pytest_is_asked_for_the_marked_tests_only(
     assert "a_package_that_is_not_here" in failed.text
 
 
+@pytest.mark.slow
 def test_a_host_needs_no_package_that_only_makes_data_or_judges_studies() -> None:
     """What the check runs where the data has been made: the tree that is carried stays small."""
     program = """
@@ -170,6 +172,7 @@ def test_two_ranks_on_one_gpu(
     assert str(ends[0]["status"]) in said
 
 
+@pytest.mark.slow
 @needs_no_gpu
 def test_a_rank_that_fails_leaves_its_reason() -> None:
     (found,) = device_facts.ranks_of_nccl(1)

@@ -9,6 +9,8 @@ import torch
 
 from transformer_core.run.environment import KEPT_KERNELS
 
+pytestmark = pytest.mark.slow
+
 TWICE = """
 import torch
 

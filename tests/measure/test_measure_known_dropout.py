@@ -31,6 +31,7 @@ def judged(dropout: float, width: int, heads: int, change: dict[str, Any]) -> li
     return judge_dropout(known_dropout(setup, vocabulary), dropout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
     ("dropout", "width", "heads"),

@@ -152,6 +152,7 @@ def test_without_a_limit_ranks_share_the_host() -> None:
     assert memory_limit(spec, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
 def test_a_real_process_runs_out_of_its_limit(tmp_path: Path) -> None:
     spec = small_spec()

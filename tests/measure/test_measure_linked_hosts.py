@@ -12,6 +12,8 @@ from worker_builders import NAME, told, write_worker
 from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE
 from transformer_core.run import linked_hosts, namespaces
 
+pytestmark = pytest.mark.slow
+
 REFUSAL = namespaces.refusal()
 KINDS = [
     "emulated",

@@ -35,6 +35,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True], ids=["forked", "torchrun"])
 def test_one_host(tmp_path: Path, anew: bool) -> None:
     (tmp_path / "listening_worker.py").write_text(WORKER)

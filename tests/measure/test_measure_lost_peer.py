@@ -12,6 +12,8 @@ from transformer_core.run import namespaces
 from transformer_core.run.statuses import Outcome, read_outcomes
 from transformer_core.run.supervisor import run_workers
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 4.0
 
 WORKER = """

@@ -46,6 +46,7 @@ def _burn(seconds: float) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_own_processes_are_not_foreign() -> None:
     before = cpu_time()
     child = multiprocessing.get_context("spawn").Process(target=_burn, args=(0.4,))

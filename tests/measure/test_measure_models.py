@@ -25,6 +25,8 @@ from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.topology import Process
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, dict[str, Any]] = {
     "torch_nn": {"kind": "torch_nn"},
     "huggingface": {"kind": "huggingface"},

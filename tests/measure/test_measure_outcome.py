@@ -87,6 +87,7 @@ def test_of_equal_ends_the_first_is_told(tmp_path: Path) -> None:
     assert read_outcomes(tmp_path) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"

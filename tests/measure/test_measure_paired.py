@@ -35,6 +35,8 @@ from transformer_core.measure.turns.sides import Side
 from transformer_core.measure.turns.stopping_rule import enough, stop
 from transformer_core.run.coordinator import Coordinator
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 FAST = ("fast", "single")
 COMPARING = Comparing(

@@ -171,6 +171,7 @@ def _rank_in_turns() -> list[float]:
     return [answer.tokens for answer in answers]
 
 
+@pytest.mark.slow
 def test_all_ranks_of_a_side_stop_at_the_same_step() -> None:
     first, second = run_ranks(_rank_in_turns, 2)
     assert first == second, "counts are those of all ranks"

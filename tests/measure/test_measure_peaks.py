@@ -14,6 +14,7 @@ from transformer_core.machine import peak_memory
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 def test_peak_rss_grows_with_touched_memory_and_never_shrinks() -> None:
     before = peak_memory.peak_rss_bytes()
     held = bytearray(b"x" * (before // 2 + 64 * MIB))
@@ -24,6 +25,7 @@ def test_peak_rss_grows_with_touched_memory_and_never_shrinks() -> None:
     assert peak_memory.peak_rss_bytes() >= grown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent() -> None:
     child = "from transformer_core.machine.peak_memory import *; print(peak_rss_bytes())"

@@ -23,6 +23,8 @@ from transformer_core.study.resolve import check_study, resolve
 from transformer_core.study.variants import read_variants
 from transformer_core.training.precision import set_matmul
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 VARIANTS_FILE = ROOT / "config/variants.yaml"
 ORIGINAL = ROOT / "config/studies/original.yaml"

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import json, os, sys, time
 from pathlib import Path

@@ -102,6 +102,7 @@ def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:
     assert array_size(CPU) >= hardware.last_level_cache_bytes()
 
 
+@pytest.mark.slow
 def test_a_cpu_is_measured_with_one_and_all_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

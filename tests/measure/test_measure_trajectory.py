@@ -29,6 +29,8 @@ from transformer_core.parallel.ddp import DdpStrategy
 from transformer_core.parallel.topology import Process
 from transformer_core.training.loop import Diverged, train
 
+pytestmark = pytest.mark.slow
+
 PLAIN = {"attention": {"kind": "reference"}, "qkv": {"kind": "separate"}}
 
 

@@ -18,6 +18,8 @@ from transformer_core.run import warm_start as places
 from transformer_core.run.own_folder import open_own, own_folder
 from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, is_job
 
+pytestmark = pytest.mark.slow
+
 WORKER = f"""
 import importlib, json, os, random, signal, sys, time
 for name in {IMPORTS!r}:

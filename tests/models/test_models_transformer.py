@@ -251,6 +251,7 @@ def test_a_sentence_of_padding_only_gives_no_nan(attention):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_learns_to_copy(norm):
     model = build(d_model=32, d_ff=64, norm=norm)
@@ -276,6 +277,7 @@ def test_trains_after_inference_mode():
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["reference", "sdpa"])
 def test_is_one_graph_for_any_length(attention):
     model = build(attention={"kind": attention}).eval()

@@ -177,6 +177,7 @@ def shares(
     return traced, timed
 
 
+@pytest.mark.slow
 def test_two_ranks_are_traced_and_agree_with_the_timers_of_ddp(tmp_path: Path) -> None:
     machine = {"device": "cpu", "devices_per_node": 2, "threads": 1}
     record = run_capture(tmp_path, spec_of(parallel=Ddp(kind="ddp"), machine=machine))
@@ -202,6 +203,7 @@ def test_two_ranks_are_traced_and_agree_with_the_timers_of_ddp(tmp_path: Path) -
     assert not list(output.glob("outcome-*")) + list(output.glob("rank-*[01].json"))
 
 
+@pytest.mark.slow
 def test_a_run_that_this_machine_cannot_do_is_a_status(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there are CUDA devices here")

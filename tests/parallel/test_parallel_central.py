@@ -20,6 +20,8 @@ from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "central": {"kind": "central"},
     "central_local_loss": {"kind": "central", "local_loss": True},

@@ -16,6 +16,8 @@ from tests.parallel.gradient_cases import (
     spec_of,
 )
 
+pytestmark = pytest.mark.slow
+
 CHEAPER = {
     "checkpoint": {"model": {"checkpoint": "layers"}},
     "chunks": {"training": {"loss": {"kind": "chunked", "rows": 3}}},

@@ -16,6 +16,8 @@ from tests.parallel.gradient_cases import spec_of
 from tests.training.small_training import small_setup
 from transformer_core.training.loop import optimizer_step
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 MICRO_BATCHES = 2
 SMALL = {"kind": "ddp", "bucket_mb": 0.01}

@@ -15,6 +15,8 @@ from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss
 from transformer_core.models.registry import build_language_model
 from transformer_core.parallel.fsdp import FsdpStrategy
 
+pytestmark = pytest.mark.slow
+
 RANKS, V = 2, 37
 
 

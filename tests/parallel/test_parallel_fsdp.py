@@ -29,6 +29,8 @@ from transformer_core.training.evaluation import validation_loss
 from transformer_core.training.history import History
 from transformer_core.training.loop import optimizer_step, train
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 FSDP: dict[str, Any] = {"kind": "fsdp"}
 NO_RESHARD = FSDP | {"reshard_after_forward": False}

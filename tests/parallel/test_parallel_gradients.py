@@ -21,6 +21,8 @@ from transformer_core.parallel.ddp import DdpStrategy
 from transformer_core.parallel.hooks import Hook
 from transformer_core.training.assemble import Setup
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-6  # another order of float32 sums
 SMALL = 0.01  # MiB: several buckets even in a tiny model
 

@@ -16,6 +16,8 @@ from tests.parallel.gradient_cases import (
     spec_of,
 )
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-6  # another order of float32 sums
 
 

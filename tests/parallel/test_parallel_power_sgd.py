@@ -16,6 +16,8 @@ from transformer_core.parallel.ddp import DdpStrategy
 from transformer_core.parallel.hooks import PowerSgd
 from transformer_core.training.assemble import Setup
 
+pytestmark = pytest.mark.slow
+
 HOOK = {"kind": "powersgd", "rank": 1, "start_step": 2}
 # Buckets of some kilobytes: several, and others after the first step than in it.
 PARALLEL = {"kind": "ddp", "bucket_mb": 0.01, "hook": HOOK}

@@ -13,7 +13,10 @@ from docs.chromium import Chromium, program
 axe_core_python = pytest.importorskip("axe_core_python", reason="axe-core is not installed")
 AXE = Path(axe_core_python.__file__).parent / "axe.min.js"
 
-pytestmark = pytest.mark.skipif(program() is None, reason="there is no Chromium here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(program() is None, reason="there is no Chromium here"),
+]
 
 
 @pytest.fixture(scope="module")

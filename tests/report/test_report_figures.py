@@ -48,6 +48,7 @@ def test_figure_is_accessible_and_follows_the_theme(name: str, drawings: dict[st
     assert not re.search(r"fill: #(fff|FFF)", drawings[name])
 
 
+@pytest.mark.slow
 def test_same_results_give_the_same_bytes(study_folder: Path, drawings: dict[str, str]) -> None:
     results = results_of(study_folder)
     assert {name: draw(name, results) for name in FIGURES} == drawings
@@ -121,6 +122,7 @@ def test_study_without_a_number_still_has_its_figures(name: str, empty_folder: P
         assert texts(drawing) == [NOTHING.get(name, "No variant to show")]
 
 
+@pytest.mark.slow
 def test_job_writes_every_figure(study_folder: Path, tmp_path: Path) -> None:
     assert main(["--results", str(study_folder), "--output", str(tmp_path)]) == 0
     figures = {f"{name}.svg" for name in FIGURES}

@@ -258,6 +258,7 @@ def test_every_comparison_has_a_verdict_on_each_quantity(page: Page) -> None:
     assert found["ddp"][1] == "–ddp ended unsupported"
 
 
+@pytest.mark.slow
 def test_nothing_is_faster_after_one_session(
     study_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -18,6 +18,8 @@ from transformer_core.run.kinds import JOBS
 from transformer_core.study import staleness
 from transformer_core.study.programs import MAKES_RUN_SPECS, PROGRAMS
 
+pytestmark = pytest.mark.slow
+
 RULE = re.compile(r"^\s*rule (\w+):\n(.*?)(?=^\s*(?:use )?rule |\Z)", re.MULTILINE | re.DOTALL)
 
 

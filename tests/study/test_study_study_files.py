@@ -59,6 +59,7 @@ def test_the_guard_reads_what_the_command_line_names(tmp_path: Path, arguments: 
     guard(["--configfile"])  # left to Snakemake
 
 
+@pytest.mark.slow
 def test_snakemake_never_reads_what_the_guard_refuses(tmp_path: Path) -> None:
     """An alias bomb would keep it busy; a template would be run."""
     levels = "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 40))

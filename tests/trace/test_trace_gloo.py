@@ -13,6 +13,8 @@ import pytest
 from schemas.results import Breakdown
 from transformer_core.trace.breakdown.profile import breakdown_of_files
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 RECORDED = """
 import sys

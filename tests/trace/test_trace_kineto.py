@@ -278,6 +278,7 @@ print(len(trace.device), (after - before) * 1024)
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_far_below_the_size_of_the_trace(tmp_path: Path) -> None:
     """35 MB of events, most of them Python stacks and arrows that nobody needs."""
     stack = complete("python_function", "module.py(12): " + "f" * 300, 1, 2)

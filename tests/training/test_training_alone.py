@@ -91,6 +91,7 @@ def test_a_missing_spec_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "no.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_says_what_it_can_do() -> None:
     command = [sys.executable, "-m", "transformer_core.training", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)

@@ -38,6 +38,7 @@ def everything(setup: Setup) -> dict[str, Any]:
     return state | {"random": torch.get_rng_state().tolist(), "precision": setup.precision.state()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, derandomize=True, max_examples=4)
 @given(stop_at=st.integers(1, 5), every=st.integers(1, 3))

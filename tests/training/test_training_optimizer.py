@@ -216,6 +216,7 @@ def build_sharded():
         return str(error)
 
 
+@pytest.mark.slow
 def test_8_bit_state_of_shards_is_refused():
     (message,) = run_ranks(build_sharded, 1)
     assert "cannot work on shards" in message

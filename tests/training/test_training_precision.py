@@ -255,6 +255,7 @@ def overflow_in_one_rank(strategy):
     return norms, setup.precision.report(), sum(float(w.double().sum()) for w in weights), finite
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_skip_the_same_fp16_steps(strategy):
     results = run_ranks(overflow_in_one_rank, 2, strategy)
@@ -307,6 +308,7 @@ def test_bf16_products_are_refused_where_the_setting_does_nothing(monkeypatch):
     assert modes() == ("ieee", "ieee")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the limit is one of x86 CPUs")
 def test_a_cpu_without_the_instructions_is_found_out():
     code = (

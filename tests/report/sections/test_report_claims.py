@@ -117,6 +117,7 @@ def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> No
     assert [row["throughput_median"] == "" for row in members][-1]
 
 
+@pytest.mark.slow
 def test_a_page_without_claims_says_so(
     study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
