@@ -1,8 +1,9 @@
-"""The contract between the rooms: every file that one job writes and another reads.
+# ruff: noqa: F403, F405
+"""The records that one job writes and another reads: one module per folder of results/.
 
-Times are seconds, sizes bytes. A value that was not measured is null, never 0. One module per
-folder of results/; all names can be imported from here. Only then are their modules imported: who
-plans the work needs two of them, and starts often.
+Times are seconds, sizes bytes. A value that was not measured is null, never 0. All names can be
+imported from here; their modules are imported only then, because Snakemake starts often and needs
+few of them.
 """
 
 from importlib import import_module
@@ -10,296 +11,37 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schemas.results.against import Against, Change, Lost, Origin
-    from schemas.results.answer import (
-        Answer,
-        AnswerChange,
-        AnswerClaim,
-        AnswerCommands,
-        AnswerQuality,
-        AnswerRival,
-        AnswerStage,
-        AnswerTime,
-        AnswerVariant,
-    )
-    from schemas.results.captures import Capture, DdpTimes, RankCapture
-    from schemas.results.claims import (
-        ClaimResult,
-        ClaimVerdict,
-        Evidence,
-        FamilyCurve,
-        FamilyPoint,
-        Outcome,
-    )
-    from schemas.results.common import Interval, Quantity, Status
-    from schemas.results.comparisons import (
-        Comparison,
-        Effect,
-        GpuState,
-        LogRatio,
-        MachineState,
-        Pair,
-        PairedRun,
-        Probe,
-        Round,
-        Session,
-        Side,
-        TurnWindow,
-        Verdict,
-    )
-    from schemas.results.data import (
-        CheckedSplit,
-        CorpusSplit,
-        DataCheck,
-        LengthHistogram,
-        Shard,
-        ShardManifest,
-        ShardProgress,
-        SkippedPair,
-        TextRows,
-        TokenizerReport,
-    )
-    from schemas.results.equivalence import (
-        Certificate,
-        CertificateStatus,
-        CertificateStep,
-        Deviation,
-        SeedTrajectory,
-        Trajectory,
-    )
-    from schemas.results.largest_batch import BatchTrial, LargestBatchResult
-    from schemas.results.links import LinkError, LinkTrial
-    from schemas.results.machine import (
-        COLLECTIVE_COLUMNS,
-        Bandwidth,
-        CollectiveRun,
-        Gpu,
-        Hardware,
-        MatrixRate,
-        NumberFormat,
-        Roofline,
-        Transfer,
-        Utilisation,
-        VendorPeak,
-    )
-    from schemas.results.memory import (
-        PARTS,
-        BatchShape,
-        BytesPerParameter,
-        DecodingMemory,
-        DeviceAccount,
-        ForeignProcess,
-        MemoryResult,
-        Milestone,
-        Parts,
-        RankAnatomy,
-        TimelinePoint,
-    )
-    from schemas.results.predicted_memory import PredictedMemory, PredictedRank, Prediction
-    from schemas.results.profile_details import (
-        KernelTime,
-        LaunchUse,
-        LayerUse,
-        PathPart,
-        ShapeUse,
-        StepBound,
-        Straggler,
-        StreamUse,
-    )
-    from schemas.results.profiles import (
-        Activity,
-        Breakdown,
-        CollectiveUse,
-        DeviceBreakdown,
-        ForwardBackward,
-        OperatorClass,
-        Partition,
-        PhaseUse,
-        ProfiledStep,
-        ProfileSummary,
-    )
-    from schemas.results.projection import (
-        BestBucket,
-        ComputeRecord,
-        ComputeTimes,
-        ExplainedShare,
-        MeasuredLink,
-        OriginalMachine,
-        ProjectedCurve,
-        ProjectedPoint,
-        ProjectedStrategy,
-        Projection,
-        ProjectionCheck,
-        ReadyGradient,
-        TriedBucket,
-    )
-    from schemas.results.quality import QualityLook, QualityResult, QualitySide
-    from schemas.results.refinement import Refinement, Stint, Unsettled
-    from schemas.results.runs import (
-        STEP_COLUMNS,
-        Continuation,
-        EvaluationResult,
-        LinkUse,
-        Provenance,
-        RankMemory,
-        RankPlace,
-        Repeat,
-        TextQuality,
-        Topology,
-        Translation,
-        Validation,
-        VariantResult,
-        Window,
-    )
-    from schemas.results.search import Contender, SearchResult, Stage
+    from schemas.results.against import *
+    from schemas.results.answer import *
+    from schemas.results.captures import *
+    from schemas.results.checks import *
+    from schemas.results.claims import *
+    from schemas.results.common import *
+    from schemas.results.comparisons import *
+    from schemas.results.data import *
+    from schemas.results.equivalence import *
+    from schemas.results.gpu_check import *
+    from schemas.results.kernels import *
+    from schemas.results.largest_batch import *
+    from schemas.results.links import *
+    from schemas.results.machine import *
+    from schemas.results.memory import *
+    from schemas.results.own_training import *
+    from schemas.results.predicted_memory import *
+    from schemas.results.profile_details import *
+    from schemas.results.profiles import *
+    from schemas.results.projection import *
+    from schemas.results.quality import *
+    from schemas.results.refinement import *
+    from schemas.results.runs import *
+    from schemas.results.search import *
+    from schemas.results.self_test import *
 
 
 def __getattr__(name: str) -> Any:
-    """A name of one of the modules; all of them are imported."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module in iter_modules(__path__, f"{__name__}."):
-        defined = vars(import_module(module.name))
-        globals().update({key: defined[key] for key in defined.keys() & set(__all__)})
-    return globals()[name]
-
-
-__all__ = [
-    "COLLECTIVE_COLUMNS",
-    "PARTS",
-    "STEP_COLUMNS",
-    "Activity",
-    "Against",
-    "Answer",
-    "AnswerChange",
-    "AnswerClaim",
-    "AnswerCommands",
-    "AnswerQuality",
-    "AnswerRival",
-    "AnswerStage",
-    "AnswerTime",
-    "AnswerVariant",
-    "Bandwidth",
-    "BatchShape",
-    "BatchTrial",
-    "BestBucket",
-    "Breakdown",
-    "BytesPerParameter",
-    "Capture",
-    "Certificate",
-    "CertificateStatus",
-    "CertificateStep",
-    "Change",
-    "CheckedSplit",
-    "ClaimResult",
-    "ClaimVerdict",
-    "CollectiveRun",
-    "CollectiveUse",
-    "Comparison",
-    "ComputeRecord",
-    "ComputeTimes",
-    "Contender",
-    "Continuation",
-    "CorpusSplit",
-    "DataCheck",
-    "DdpTimes",
-    "DecodingMemory",
-    "Deviation",
-    "DeviceAccount",
-    "DeviceBreakdown",
-    "Effect",
-    "EvaluationResult",
-    "Evidence",
-    "ExplainedShare",
-    "FamilyCurve",
-    "FamilyPoint",
-    "ForeignProcess",
-    "ForwardBackward",
-    "Gpu",
-    "GpuState",
-    "Hardware",
-    "Interval",
-    "KernelTime",
-    "LargestBatchResult",
-    "LaunchUse",
-    "LayerUse",
-    "LengthHistogram",
-    "LinkError",
-    "LinkTrial",
-    "LinkUse",
-    "LogRatio",
-    "Lost",
-    "MachineState",
-    "MatrixRate",
-    "MeasuredLink",
-    "MemoryResult",
-    "Milestone",
-    "NumberFormat",
-    "OperatorClass",
-    "Origin",
-    "OriginalMachine",
-    "Outcome",
-    "Pair",
-    "PairedRun",
-    "Partition",
-    "Parts",
-    "PathPart",
-    "PhaseUse",
-    "PredictedMemory",
-    "PredictedRank",
-    "Prediction",
-    "Probe",
-    "ProfileSummary",
-    "ProfiledStep",
-    "ProjectedCurve",
-    "ProjectedPoint",
-    "ProjectedStrategy",
-    "Projection",
-    "ProjectionCheck",
-    "Provenance",
-    "QualityLook",
-    "QualityResult",
-    "QualitySide",
-    "Quantity",
-    "RankAnatomy",
-    "RankCapture",
-    "RankMemory",
-    "RankPlace",
-    "ReadyGradient",
-    "Refinement",
-    "Repeat",
-    "Roofline",
-    "Round",
-    "SearchResult",
-    "SeedTrajectory",
-    "Session",
-    "ShapeUse",
-    "Shard",
-    "ShardManifest",
-    "ShardProgress",
-    "Side",
-    "SkippedPair",
-    "Stage",
-    "Status",
-    "StepBound",
-    "Stint",
-    "Straggler",
-    "StreamUse",
-    "TextQuality",
-    "TextRows",
-    "TimelinePoint",
-    "TokenizerReport",
-    "Topology",
-    "Trajectory",
-    "Transfer",
-    "Translation",
-    "TriedBucket",
-    "TurnWindow",
-    "Unsettled",
-    "Utilisation",
-    "Validation",
-    "VariantResult",
-    "VendorPeak",
-    "Verdict",
-    "Window",
-]
+    """A public name that one of the modules defines."""
+    if not name.startswith("_"):
+        for module in iter_modules(__path__, f"{__name__}."):
+            if name in (names := vars(import_module(module.name))):
+                return names[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

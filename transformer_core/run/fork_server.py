@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from transformer_core.common.sources.bare_trees import PACKAGES
+from transformer_core.common.sources import PACKAGES
 from transformer_core.run import quick_start
 from transformer_core.run.quick_start import imported
 from transformer_core.run.statuses import end_with_parent

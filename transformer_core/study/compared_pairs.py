@@ -8,7 +8,7 @@ from itertools import starmap
 from schemas.config.families import Family, Member
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, nearest
-from schemas.results import Pair
+from schemas.results.comparisons import Pair
 
 
 def compared_pairs(

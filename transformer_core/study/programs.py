@@ -73,7 +73,3 @@ PROGRAMS = MappingProxyType(
 )
 """Modules by rule, as the commands of the rules name them; after the program of orders, the module of
 the order's kind."""
-
-MAKES_RUN_SPECS = frozenset({"own_profiles", "own_training", "search"})
-"""Rules whose programs make run specs themselves. To all others they come with every default
-written out: there, defaults of config schemas change nothing."""

@@ -15,35 +15,27 @@ from pathlib import Path
 
 from schemas.errors import nearest
 from transformer_core.common.endings import program
-from transformer_core.common.sources.fingerprint import Sources
-from transformer_core.study.programs import MAKES_RUN_SPECS, PROGRAMS
+from transformer_core.common.sources import Sources
+from transformer_core.study.programs import PROGRAMS
 
 
 def fingerprints(sources: Sources | None = None) -> dict[str, str]:
     """The fingerprint of each rule, by its name."""
     sources = sources or Sources()
-    found = {
-        rule: sources.fingerprint(programs, fills_defaults=rule in MAKES_RUN_SPECS)
-        for rule, programs in PROGRAMS.items()
-    }
+    found = {rule: sources.fingerprint(programs) for rule, programs in PROGRAMS.items()}
     sources.keep()
     return found
 
 
 def files_of_rules(sources: Sources) -> dict[str, list[str]]:
     """The files that each rule depends on, relative to the project's folder, by its name."""
-    return {
-        rule: [path.as_posix() for path in sources.files(programs, rule in MAKES_RUN_SPECS)]
-        for rule, programs in PROGRAMS.items()
-    }
+    return {rule: sources.files(programs) for rule, programs in PROGRAMS.items()}
 
 
 def rules_of_files(sources: Sources) -> dict[str, list[str]]:
     """The rules that depend on each file, by its name; files that no rule depends on, too."""
     files = files_of_rules(sources)
-    return {
-        name: [rule for rule in PROGRAMS if name in files[rule]] for name in sources.all_files()
-    }
+    return {name: [rule for rule in PROGRAMS if name in files[rule]] for name in sources.all_files}
 
 
 def _table(rows: Mapping[str, Sequence[str]]) -> str:

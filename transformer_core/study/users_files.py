@@ -1,12 +1,11 @@
 """Files of the user that results depend on: corpora, and a model of their own with what it imports
 from files beside it. They are read, never run."""
 
-import ast
 import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -23,10 +22,10 @@ from schemas.config.corpus import (
 from schemas.config.run_spec import RunSpec
 from schemas.config.script import ScriptTask
 from schemas.config.task import AnyTask
-from transformer_core.common.sources.bare_trees import bare_digest
-from transformer_core.common.sources.definitions import imported
+from transformer_core.common.sources import Source, follow, read_source
 
-_INSTALLED = tuple({Path(sysconfig.get_path(n)) for n in ("stdlib", "platstdlib", "purelib")})
+_INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib")).name}
+"""Folders of files that are installed, wherever they are."""
 
 
 def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
@@ -75,60 +74,34 @@ def own_models(specs: Iterable[RunSpec]) -> list[str]:
 
 @cache
 def _digests(factory: str) -> tuple[str, ...]:
-    files = own_sources(factory.partition(":")[0], [str(Path.cwd()), *sys.path])
-    return tuple(f"{os.path.relpath(file)} {bare_digest(file)}" for file in files)
+    sources = own_sources(factory.partition(":")[0], [str(Path.cwd()), *sys.path])
+    return tuple(f"{os.path.relpath(file)} {source.digest}" for file, source in sources.items())
 
 
-def own_sources(module: str, folders: Sequence[str]) -> list[Path]:
-    """The files of a module in ``folders`` and of all that it imports, directly or not, and that is
-    not installed; none for a module that is not there."""
-    found: dict[str, Path | None] = {}
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        path = found[name] = _find(name, folders)
-        if path is not None and (name == module or not _installed(path)):
-            waiting += _named(name, path)
-            waiting += [name.rpartition(".")[0]] * ("." in name)
-    kept = (
-        path for name, path in found.items() if path and (name == module or not _installed(path))
+def own_sources(module: str, folders: Sequence[str]) -> dict[Path, Source]:
+    """The files of a module in ``folders`` and of all that it imports from the folder that it is
+    found in, directly or not; of an installed module, its own file alone. Empty for a module that
+    is not there."""
+    folder = next((Path(folder) for folder in folders if _find(module, Path(folder))), None)
+    if folder is None:
+        return {}
+    own = _find(module, folder)
+
+    def find(name: str) -> Path | None:
+        path = _find(name, folder)
+        return None if path and path != own and _INSTALLED & {*path.parts} else path
+
+    def read(name: str, path: Path) -> Source:
+        return read_source(path.read_bytes(), name, path.name == "__init__.py")
+
+    return dict(sorted(follow([module], find, read).items()))
+
+
+def _find(module: str, folder: Path) -> Path | None:
+    """The file of a module below a folder of ``sys.path``, found without running packages."""
+    base = folder.joinpath(*module.split("."))
+    candidates = [base / "__init__.py", base.with_name(f"{base.name}.py")]
+    return next(
+        (path for path in [*candidates, *base.parent.glob(f"{base.name}.*.so")] if path.is_file()),
+        None,
     )
-    return sorted(set(kept))
-
-
-def _find(module: str, folders: Sequence[str]) -> Path | None:
-    """The file of a module, found as Python does, but without running packages that it is in."""
-    *packages, last = module.split(".")
-    below = [Path(folder) for folder in folders]
-    for name in packages:
-        inner = [folder / name for folder in below if (folder / name).is_dir()]
-        # Without an __init__.py, a package may have parts in several folders.
-        whole = [folder for folder in inner if (folder / "__init__.py").is_file()]
-        below = whole[:1] or inner
-    for folder in below:
-        candidates = [folder / last / "__init__.py", folder / f"{last}.py"]
-        for path in (*candidates, *folder.glob(f"{last}.*.so")):
-            if path.is_file():
-                return path
-    return None
-
-
-def _installed(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _INSTALLED)
-
-
-def _named(module: str, path: Path) -> Iterator[str]:
-    """Modules that a source file may import: of ``from a import b``, both a and a.b."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return  # compiled, or a mistake of which the job will tell
-    above = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            for origin, name in imported(node, above).values():
-                yield from filter(None, (origin, f"{origin}.{name}".strip(".")))

@@ -42,7 +42,6 @@ from transformer_core.study.reservations import (
 from transformer_core.study.resolve import VARIANTS_FILE, lineage
 from transformer_core.study.targets import check_targets, known_targets
 from transformer_core.study.staleness import fingerprints
-from transformer_core.study.timekeeping import begin, end
 from transformer_core.study.users_files import corpus_files, own_models, script_files
 from transformer_core.study.variants import read_variants
 from transformer_core.report.contents import FIGURES, TABLES
@@ -169,6 +168,8 @@ TIMEKEEPERS = []
 
 def stop_time():
     """Stop the clock of the study."""
+    from transformer_core.study.timekeeping import end
+
     for keeper in TIMEKEEPERS:
         logger.removeHandler(keeper)
         end(keeper)
@@ -189,6 +190,8 @@ onstart:
         raise WorkflowError(f"the study cannot run now:\n{error}") from None
     write_text(OWNER, f"{STUDY.name}\n")
     if not workflow.touch:  # else no job runs
+        from transformer_core.study.timekeeping import begin
+
         sides = [len(turns.sides) for turns in TURNS.values()]
         say = partial(logger.info, extra={"quietness": Quietness.PROGRESS})
         TIMEKEEPERS.append(

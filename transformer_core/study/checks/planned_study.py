@@ -9,7 +9,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from schemas.results import Pair
+from schemas.results.comparisons import Pair
 from transformer_core.study.certification import ShortRun, short_runs
 from transformer_core.study.checks.study_rules import contradictions
 from transformer_core.study.compared_pairs import compared_pairs, family_pairs

@@ -1,0 +1,248 @@
+"""Which source files a program depends on, and one digest of what they say.
+
+From the modules that a program is started with, imports are followed to the modules that they load,
+also imports within functions. A module that is named as a string counts as imported; a module that
+uses ``__file__``, or a package that is named as a string, brings the files beside and below it that
+are no sources. Nothing is run. Only files that the caller's ``find`` gives are followed.
+
+The digest of a Python file is that of its syntax tree without docstrings, so that comments and
+formatting do not count. A module whose results are only shown, or only say where others come from,
+declares that in itself, with the reason beside it, and neither it nor its imports count:
+
+    CHANGES_NO_RESULT = True
+
+Not seen: names of modules that are put together when the program runs.
+"""
+
+import ast
+import contextlib
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformer_core.common.files import write_text
+
+CHANGES_NO_RESULT = True  # it says which results are made again, not what is in them
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("transformer_core", "schemas")
+CACHE = Path(".snakemake/sources.json")
+"""What was read of the sources, below the working directory: a file is parsed once per content."""
+MARK = "CHANGES_NO_RESULT"
+_MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+")
+
+
+class Source(NamedTuple):
+    """A source file."""
+
+    digest: str
+    """Of its code without docstrings."""
+    imports: list[str]
+    """Dotted names that it imports: modules, or names in modules."""
+    strings: list[str]
+    """Modules and packages of the project that it names as strings."""
+    binds: list[str]
+    """Names that its top level defines."""
+    uses_file: bool
+    """Whether it mentions ``__file__``."""
+
+
+def read_source(content: bytes, module: str, package: bool) -> Source:
+    """What a file says as ``module``, which is a ``package`` or not. A file that is not Python, or
+    nested too deeply to be parsed, has the digest of its bytes and no imports."""
+    try:
+        tree = ast.parse(content)
+        imports = sorted(set(_imported(tree, module.split(".")[: None if package else -1])))
+        nodes = [*ast.walk(tree)]
+        strings = {
+            n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        }
+        names = {n.id for n in nodes if isinstance(n, ast.Name)}
+        binds = sorted({name for statement in tree.body for name in _bound(statement)})
+        for node in nodes:
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = [s for s in node.body if not _is_docstring(s)] or [ast.Pass()]
+        return Source(
+            _digest(ast.unparse(tree).encode()),
+            imports,
+            sorted(filter(_MODULE_NAME.fullmatch, strings)),
+            binds,
+            "__file__" in names,
+        )
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Source(_digest(content), [], [], [], False)
+
+
+def follow(
+    modules: Iterable[str],
+    find: Callable[[str], Path | None],
+    read: Callable[[str, Path], Source],
+) -> dict[Path, Source]:
+    """The files of ``modules`` and of all that they import, directly or not, as far as ``find``
+    knows a file for a dotted name. Modules that change no result are left out."""
+    found: dict[Path, Source] = {}
+    seen: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        # To import a.b loads a as well; of "from a import b", b may be a module or not.
+        waiting += [name.rpartition(".")[0]] * ("." in name)
+        path = find(name)
+        if path is None or path in found:
+            continue
+        source = read(name, path)
+        if MARK not in source.binds:
+            found[path] = source
+            waiting += [*source.imports, *source.strings]
+    return found
+
+
+class Sources:
+    """The sources of the project below ``root``, as they are now; each file is read once."""
+
+    def __init__(self, root: Path = ROOT, cache: Path | None = None) -> None:
+        self.root, self._cache = root, cache or CACHE
+        self._read: dict[Path, Source] = {}
+        self._states: dict[Path, str] = {}
+
+    def fingerprint(self, programs: Sequence[str]) -> str:
+        """One digest of all that these modules depend on when they are started as programs.
+
+        Raises ModuleNotFoundError for an unknown module.
+        """
+        sources, data = self._reached(programs)
+        lines = [f"{self._name(path)} {source.digest}" for path, source in sources.items()]
+        lines += [f"{self._name(path)} {_digest(path.read_bytes())}" for path in data]
+        return _digest("\n".join(sorted(lines)).encode())
+
+    def files(self, programs: Sequence[str]) -> list[str]:
+        """The files that these programs depend on, relative to the root, sorted."""
+        sources, data = self._reached(programs)
+        return sorted(map(self._name, {*sources, *data}))
+
+    @cached_property
+    def all_files(self) -> list[str]:
+        """All files of the project's packages, relative to the root, sorted."""
+        files = (file for package in PACKAGES for file in self.root.joinpath(package).rglob("*"))
+        return sorted(self._name(f) for f in files if f.suffix != ".pyc" and f.is_file())
+
+    def keep(self) -> None:
+        """Remember what was read for the next call; where that is impossible it is read again."""
+        known = {
+            self._name(path): [self._states[path], *source] for path, source in self._read.items()
+        }
+        if known != self._known:
+            with contextlib.suppress(OSError):
+                write_text(self._cache, json.dumps({"version": _VERSION, "files": known}))
+
+    def _reached(self, programs: Sequence[str]) -> tuple[dict[Path, Source], set[Path]]:
+        for program in programs:
+            if program not in self._modules:
+                raise ModuleNotFoundError(f"no module {program} below {self.root}")
+        started = [f"{name}.__main__" if self._is_package(name) else name for name in programs]
+        sources = follow(started, self._find, self._source)
+        folders = {path.parent for path, source in sources.items() if source.uses_file}
+        named = {name for source in sources.values() for name in source.strings}
+        folders |= {
+            self._modules[n].parent for n in named & {*self._modules} if self._is_package(n)
+        }
+        return sources, {file for folder in folders for file in _data(folder)}
+
+    @cached_property
+    def _modules(self) -> dict[str, Path]:
+        files = [self.root / name for name in self.all_files if name.endswith(".py")]
+        return {_dotted(self._name(file)): file for file in files}
+
+    @cached_property
+    def _lazy(self) -> dict[str, Path]:
+        """Names that packages with a ``__getattr__`` hand on from their modules."""
+        found: dict[str, Path] = {}
+        for package, path in self._modules.items():
+            if self._is_package(package) and "__getattr__" in self._source(package, path).binds:
+                for name, file in self._modules.items():
+                    if name.rpartition(".")[0] == package:
+                        binds = self._source(name, file).binds
+                        found |= {f"{package}.{bound}": file for bound in binds}
+        return found
+
+    def _find(self, name: str) -> Path | None:
+        return self._modules.get(name) or self._lazy.get(name)
+
+    def _is_package(self, name: str) -> bool:
+        return self._modules[name].name == "__init__.py"
+
+    def _source(self, _: str, path: Path) -> Source:
+        if path not in self._read:
+            content, name = path.read_bytes(), self._name(path)
+            state = self._states[path] = _digest(content)
+            kept = self._known.get(name, [""])
+            self._read[path] = (
+                Source(*kept[1:])
+                if kept[0] == state
+                else read_source(content, _dotted(name), path.name == "__init__.py")
+            )
+        return self._read[path]
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(self._cache.read_bytes())
+            if kept["version"] == _VERSION:
+                return dict(kept["files"])
+        return {}
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
+
+
+_VERSION = f"{sys.version_info[:2]} {_digest(Path(__file__).read_bytes())}"
+
+
+def _dotted(name: str) -> str:
+    return name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def _data(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below that are no sources."""
+    return (f for f in folder.rglob("*") if f.suffix not in (".py", ".pyc") and f.is_file())
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """Names that a statement at the top of a module defines."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign() | ast.AnnAssign():
+            nodes = ast.walk(statement)
+            yield from (
+                n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            )
+
+
+def _imported(node: ast.AST, above: Sequence[str]) -> Iterator[str]:
+    """Dotted names that a module in the package ``above`` imports, but for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            stem = above[: len(above) - child.level + 1] if child.level else []
+            origin = ".".join([*stem, *([child.module] if child.module else [])])
+            yield from (f"{origin}.{alias.name}" for alias in child.names)
+        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield from _imported(child, above)

@@ -1,1 +1,0 @@
-"""What programs depend on among the sources, by what the sources say."""
