@@ -1,0 +1,117 @@
+"""Single sections: details, corpus, certificates, the limits of a step and of the machine."""
+
+import json
+import re
+import shutil
+from copy import copy
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pair_builders import session, side
+
+from schemas.errors import ConfigError
+from schemas.results.equivalence import DeviationOf
+from schemas.results.search import BASELINE, BEST
+from transformer_core.certify.bounds import WORDS, in_short, nearest
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.measure.evaluation.job import alone
+from transformer_core.report import figures, page
+from transformer_core.report.kit import svg
+from transformer_core.report.sections.equivalence import MARKERS
+from transformer_core.report.sections.headroom import context
+
+
+def test_the_comparison_nearest_to_its_bound_is_named(study_folder: Path) -> None:
+    certificates = StudyResults(study_folder).certificates.values()
+    held = [each for each in certificates if each.status == "equivalent" and each.deviations]
+    assert held
+    for certificate in held:
+        found = nearest(certificate)
+        assert found is not None
+        most = found.measured / found.bound
+        assert all(each.measured <= most * each.bound for each in certificate.deviations)
+
+
+def test_a_certificate_that_fails_gives_its_whole_reason(study_folder: Path) -> None:
+    certificates = StudyResults(study_folder).certificates.values()
+    others = [each for each in certificates if each.status != "equivalent"]
+    assert others
+    assert [in_short(each) for each in others] == [each.reason for each in others]
+
+
+def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(
+    quick_folder: Path, tmp_path: Path
+) -> None:
+    """A small corpus has fewer tokens than a study may ask for."""
+    folder = tmp_path / "results"
+    shutil.copytree(quick_folder, folder)
+    (file,) = folder.rglob("tokenizer.report.json")
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"vocabulary": 1_234}))
+    assert page.main(["--results", str(folder)]) == 0
+    asked = StudyResults(folder).study.tokenizer.vocabulary
+    assert asked != 1_234
+    expected = f"1,234 of the {asked:,} requested tokens"
+    assert expected in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
+
+
+def test_whatever_is_compared_has_its_words_and_a_mark_of_its_own() -> None:
+    quantities = get_args(DeviationOf)
+    assert set(WORDS) == set(MARKERS) == set(quantities)
+    assert len(set(MARKERS.values())) == len(quantities)
+
+
+def test_baseline_and_recommendation_stand_side_by_side(study_folder: Path) -> None:
+    results = StudyResults(study_folder)
+    assert context(results) == {"rooms": []}, "the search of this folder has no sessions"
+    on_gpu = [
+        found.model_copy(
+            update={
+                "topology": found.topology
+                and found.topology.model_copy(update={"device": "cuda", "threads_per_rank": 1})
+            }
+        )
+        for found in (side(BASELINE), side(BEST))
+    ]
+    timed = session(1.6, reference=BASELINE, variant=BEST, sides=on_gpu)
+    profile = results.breakdowns["amp_bf16"]
+    with_times = copy(results)
+    with_times.__dict__["search"] = results.search.model_copy(
+        update={"sessions": [timed], "profile": profile}
+    )
+    rooms = context(with_times)["rooms"]
+    assert [room.name for room in rooms] == ["amp_bf16", results.study.baseline]
+    assert rooms[0].seconds < rooms[1].seconds
+    for room in rooms:
+        assert room.parts[0].name == "contraction"
+        assert 0 < room.products < room.seconds
+
+
+COLLECTIVES = "machine/collectives.parquet"
+NONE = "Not measured: no variant has several processes."
+
+
+def test_nobody_misses_collective_operations_of_single_processes(
+    quick_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(quick_folder, folder)
+    (folder / COLLECTIVES).unlink()
+    for name, spec in StudyResults(folder).specs.items():
+        (folder / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
+    assert StudyResults(folder).collectives is None
+    assert figures.main(["--results", str(folder), "--output", str(folder / "figures")]) == 0
+    assert svg.read(folder / "figures/collective_bandwidth.svg").description == NONE
+    assert page.main(["--results", str(folder)]) == 0
+    assert NONE in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
+
+
+def test_where_processes_talk_to_one_another_they_are_missed(
+    study_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(study_folder, folder)
+    (folder / COLLECTIVES).unlink()
+    with pytest.raises(ConfigError, match=r"collectives\.parquet"):
+        _ = StudyResults(folder).collectives
