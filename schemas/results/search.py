@@ -6,7 +6,7 @@ from pydantic import Field
 
 from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
-from schemas.results.common import Elapsed, Many, Measured
+from schemas.results.common import Elapsed, Interval, Many, Measured
 from schemas.results.comparisons import Effect, Session
 from schemas.results.equivalence import Certificate, CertificateStatus
 from schemas.results.profiles import Breakdown
@@ -25,9 +25,9 @@ class Contender(Schema):
     predicted: Measured
     """Ratio of its throughput to that of the baseline if the effects of its parts multiplied."""
     rounds: list[Measured]
-    """That ratio as each round of the search measured it."""
+    """That ratio as each session of the search measured it."""
     status: str
-    """ok, or how its processes ended in the round that it did not survive."""
+    """ok, or how its processes ended in the session that it did not survive."""
     reason: str | None
     """Why it is not ok."""
     certificate: CertificateStatus | None
@@ -62,8 +62,7 @@ class SearchResult(Schema):
     considered: Many
     """Combinations of them of which no two parts set a field differently."""
     contenders: list[Contender]
-    """Those that were measured, the best first: rounds that keep the better half, then the best
-    without its parts."""
+    """Those that were measured, the best first."""
     parts: list[str]
     """Parts of the recommended combination; none for the baseline."""
     spec: RunSpec
@@ -78,6 +77,9 @@ class SearchResult(Schema):
     """Further techniques, one after the other, with which it was not faster."""
     sessions: list[Session]
     """Sessions of the final comparison, in which all stages took turns."""
+    regret: Interval | None = None
+    """How many times as fast any other combination could still be, by what each technique added or
+    left out showed beside the recommended one; null where nothing but the baseline is recommended."""
     profile: Breakdown | None = None
     """What the devices do in a few steps of it; null where nothing but the baseline is recommended
     or its profile failed."""

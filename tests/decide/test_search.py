@@ -1,6 +1,6 @@
 """The search, with sessions whose truth is known."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import log, prod
 from pathlib import Path
@@ -28,15 +28,10 @@ from schemas.results import (
 from schemas.results.kernels import StepKernels
 from schemas.results.search import BASELINE
 from transformer_core.certify.kernels import uncertified
-from transformer_core.decide.search import (
-    combination_certificates,
-    combinations_search,
-    final_comparison,
-    trials,
-)
-from transformer_core.decide.search.candidates import own_effects, shortlist
-from transformer_core.decide.search.combinations_search import search
-from transformer_core.decide.search.recommended import recommended_yaml
+from transformer_core.decide import search as search_job
+from transformer_core.decide import search_final, search_trials
+from transformer_core.decide.search import recommended_yaml, search
+from transformer_core.decide.search_moves import considered, own_effects, space_of
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.session import SessionEndedError
 from transformer_core.measure.turns.session_ratio import session_ratios
@@ -85,6 +80,8 @@ class Bench:
         self.speed = self.final_speed = speed
         self.allocators: dict[str, str] = {}
         """Of sides, where it is not that of the certificates."""
+        self.odd: Callable[[RunSpec], bool] = lambda spec: False
+        """Whether a run spec takes turns with another one."""
 
 
 def kernels(spec: RunSpec, allocator: str | None = None) -> StepKernels:
@@ -131,7 +128,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
             ]  # fmt: skip
             sides = [
                 Side(name=s.name, topology=None, startup_seconds=1.0, warmup_seconds=1.0,
-                     peak_memory_bytes=None, kernels=kernels(s.spec, made.allocators.get(s.name)))
+                     peak_memory_bytes=None, kernels=kernels(s.spec, "another" if made.odd(s.spec)
+                                     else made.allocators.get(s.name)))
                 for s in self.sides
             ]  # fmt: skip
             rounds = [Round(windows=windows)] * 8
@@ -141,7 +139,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
                 foreign_cpu_seconds=0.0, rounds_seconds=1.0,
             )  # fmt: skip
 
-    monkeypatch.setattr(trials, "Sessions", Fake)
+    monkeypatch.setattr(search_trials, "Sessions", Fake)
     return made
 
 
@@ -168,12 +166,12 @@ def run(
     statuses = dict.fromkeys(VARIANTS, "equivalent") | dict(certified or {})
     verdicts = {tuple(sorted(k)): v for k, v in (combined or {}).items()}
 
-    def certify(bench: Any, variants: Any, trial: Any, reference: Any) -> Certificate:
+    def certify(bench: Any, trial: Any, reference: Any) -> Certificate:
         status = verdicts.get(tuple(sorted(trial.parts)), "equivalent")
         return certificate_of(trial.spec, "recommended", status)
 
-    monkeypatch.setattr(combination_certificates, "_certificate", certify)
-    monkeypatch.setattr(combinations_search, "profile_of", lambda bench, spec: None)
+    monkeypatch.setattr(search_final, "_certificate", certify)
+    monkeypatch.setattr(search_job, "profile_of", lambda bench, spec: None)
     return search(
         study,
         VARIANTS,
@@ -207,14 +205,40 @@ def test_it_finds_what_pays_only_together(
     assert without["bf16"].median == pytest.approx(0.9)
 
 
-def test_each_round_keeps_the_better_half(
+def test_it_starts_from_all_at_once_and_from_what_pays_alone(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(combinations_search, "improve", lambda *_: None)
     found = run(tmp_path, monkeypatch)
-    survived = sorted((len(item.rounds) for item in found.contenders), reverse=True)
-    assert survived == [3, 3, 2, 2, 1, 1, 1, 1]
+    everything, paying = ({"bf16", "ddp", "view", "rare"} - {"view"}, {"bf16"})
+    tried = [set(item.parts) for item in found.contenders]
+    assert paying in tried
+    assert any(len(parts) == len(everything) for parts in tried)
     assert all(asked[0] == BASELINE for asked in bench.asked)
+
+
+def test_no_row_of_the_page_is_faster_than_what_is_recommended(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that has time for its first session only, and starts where nothing is fast."""
+    monkeypatch.setattr(search_trials.Bench, "more", lambda self: False)
+    monkeypatch.setattr(search_job, "starts", lambda *_: [frozenset({"ddp", "bf16"})])
+    bench.final_speed = lambda spec: (
+        {"bf16": 1.3}.get(spec.training.precision.kind, 1.0)
+        * (0.8 if spec.parallel.kind == "ddp" else 1.0)
+    )
+    found = run(tmp_path, monkeypatch)
+    assert (found.status, found.parts) == ("found", ["bf16"])
+    assert found.waterfall[-1].parts == ["bf16"]
+
+
+def test_it_says_how_much_faster_anything_else_could_be(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, monkeypatch)
+    assert found.regret is not None
+    assert 1.0 <= found.regret.low <= found.regret.median <= found.regret.high
+    assert found.regret.high < 1.01, "every step was tried, none of which gains, without noise"
+    assert "Any other combination is at most" in recommended_yaml(found)
 
 
 def test_a_winner_without_certificate_is_passed_over(
@@ -232,7 +256,7 @@ def test_what_pays_alone_and_costs_beside_others_is_left_out(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the rounds chose among, two parts that hinder the third are taken out."""
-    monkeypatch.setattr(combinations_search, "own_effects", lambda *_: dict.fromkeys(VARIANTS, 0.2))
+    monkeypatch.setattr(search_job, "own_effects", lambda *_: dict.fromkeys(VARIANTS, 0.2))
     few = STUDY.search.model_copy(update={"candidates": 2, "largest": 3})
     study = STUDY.model_copy(update={"search": few, "variants": ["single", "bf16", "ddp", "rare"]})
 
@@ -255,7 +279,7 @@ def test_what_shows_nothing_alone_and_pays_beside_others_is_added(
     def alone(_: Any, __: Any, ___: Any, end: str = "median") -> dict[str, float]:
         return {"bf16": 0.3, "ddp": -0.5, "rare": 0.1 if end == "high" else -0.05}
 
-    monkeypatch.setattr(combinations_search, "own_effects", alone)
+    monkeypatch.setattr(search_job, "own_effects", alone)
     few = STUDY.search.model_copy(update={"candidates": 1, "largest": 3})
     study = STUDY.model_copy(update={"search": few, "variants": ["single", "bf16", "ddp", "rare"]})
 
@@ -266,8 +290,6 @@ def test_what_shows_nothing_alone_and_pays_beside_others_is_added(
     bench.speed = bench.final_speed = helped
     found = run(tmp_path, monkeypatch, study)
     assert set(found.parts) == {"bf16", "rare"}
-    tried = [set(item.parts) for item in found.contenders]
-    assert {"bf16", "ddp"} not in tried, "it cannot gain"
 
 
 def test_what_is_recommended_is_the_fastest_stage_that_is_shown(
@@ -293,12 +315,12 @@ def test_what_is_recommended_is_the_fastest_stage_that_is_shown(
 def test_turns_of_other_kernels_than_certified_win_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.allocators = {"trial_0": "another"}
-    first = run(tmp_path, monkeypatch)
-    passed = [c for c in first.contenders if c.certificate == "inconclusive"]
-    assert first.status == "found"
-    assert passed
-    assert all(c.parts != first.parts for c in passed)
+    bench.odd = lambda spec: spec.parallel.kind == "ddp" and not spec.parallel.bucket_view
+    found = run(tmp_path, monkeypatch)
+    passed = [c for c in found.contenders if c.certificate == "inconclusive"]
+    assert (found.status, found.parts) == ("found", ["bf16", "ddp", "view"])
+    assert ["bf16", "ddp"] in [c.parts for c in passed]
+    assert all("view" not in c.parts for c in passed)
 
 
 @pytest.mark.parametrize("side", ["best", BASELINE])
@@ -319,7 +341,7 @@ def test_a_stage_names_what_no_certificate_does(
     assert all(not stage.uncertified for stage in (*found.waterfall, *found.left_out))
     # Without bfloat16 the products are those of the baseline, of which nothing is known now.
     monkeypatch.setattr(
-        final_comparison, "uncertified", lambda s, side, known: uncertified(s, side, known[-1:])
+        search_final, "uncertified", lambda s, side, known: uncertified(s, side, known[-1:])
     )
     found = run(tmp_path, monkeypatch)
     without = {stage.change: stage.uncertified for stage in found.left_out}
@@ -372,10 +394,10 @@ def test_a_variant_without_parent_changes_the_study_not_the_baseline() -> None:
     effects = own_effects(study, adam, measured)
     assert effects["ddp"] == pytest.approx(log(0.9))
     assert effects["bf16"] == pytest.approx(log(1.1))
-    trials, together = shortlist(study, adam, ["single", "ddp", "bf16"], effects)
+    space = space_of(study, adam, ["single", "ddp", "bf16"], effects)
     # What only says that there is one process stands in no combination.
-    assert [trial.parts for trial in trials] == [("bf16",), ("ddp", "bf16"), ("ddp",)]
-    assert together == 3
+    assert space.parts == ("bf16", "ddp")
+    assert considered(space) == 3
 
 
 def test_the_winner_is_compared_even_where_its_stages_find_no_room(

@@ -7,7 +7,7 @@ import pytest
 from schemas.config.equivalence import Statistical, Tolerance
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from transformer_core.study.combinations import candidates, combine, equivalence_of, fitting
+from transformer_core.study.combinations import combine, equivalence_of, exclusions
 from transformer_core.study.resolve import resolve
 
 
@@ -57,16 +57,11 @@ def test_no_parts_are_the_baseline_under_another_name() -> None:
     assert spec == resolve(STUDY, "single", VARIANTS).model_copy(update={"variant": "best"})
 
 
-def test_candidates_are_valid_and_each_is_there_once() -> None:
-    parts = [name for name in VARIANTS if name != "single"]
-    chosen = sorted(fitting(VARIANTS, parts, 2), key=len)
-    assert ("bf16", "fp16") not in chosen
-    found = [parts for parts, _ in candidates(STUDY, VARIANTS, chosen)]
-    assert found == [
-        ("bf16",), ("fp16",), ("rare_log",), ("ddp",),
-        ("bf16", "rare_log"), ("bf16", "ddp"), ("fp16", "rare_log"), ("fp16", "ddp"),
-        ("rare_log", "ddp"), ("ddp", "view"),
-    ]  # fmt: skip
+def test_parts_that_set_a_field_differently_exclude_each_other() -> None:
+    found = exclusions(VARIANTS, ["bf16", "fp16", "rare_log", "ddp", "view"])
+    assert found["bf16"] == {"fp16"}
+    assert found["fp16"] == {"bf16"}
+    assert found["ddp"] == found["view"] == found["rare_log"] == frozenset()
 
 
 def test_the_loosest_part_says_how_equal_a_combination_must_be() -> None:

@@ -45,6 +45,9 @@ SHARED = 0.25
 """Correlation of the scatters of two comparisons in the same sessions, whose reference differs from
 session to session as much as a variant does."""
 
+ROUNDED = 1e-20
+"""Variance of logarithms below which they differ by how they were rounded."""
+
 Values = NDArray[np.float64]
 """[sessions] a number for each session, of one comparison or of several in a row."""
 
@@ -174,7 +177,7 @@ def _between(measured: Sequence[tuple[Values, Values]]) -> Between:
     spread = sum(float(np.var(values)) * len(values) for values, _ in measured)
     most = spread / max(1, repeated) * (1 + 1e-9)
     least = most * 1e-9  # not 0, where an error of 0 would divide by it
-    if not most or excess(least) <= 0:
+    if most < ROUNDED or excess(least) <= 0:
         return Between(0.0, freedom)
     return Between(float(optimize.brentq(excess, least, most)), freedom)
 

@@ -1,6 +1,6 @@
 """Several techniques at once: run specs that take the changes of more than one variant."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from schemas.config.equivalence import Bitwise, ClassOfEquivalence, Tolerance
@@ -50,36 +50,10 @@ def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> Cla
     return Tolerance(kind="tolerance") if isinstance(found, Bitwise) else found
 
 
-def fitting(
-    variants: Mapping[str, Variant], parts: Sequence[str], largest: int
-) -> Iterator[tuple[str, ...]]:
-    """Every combination of 1 to ``largest`` of ``parts`` of which no two set a field differently,
-    in the order of ``parts``. Not all of them need be valid run specs."""
-    fields = [dict(leaves(variants[part].change)) for part in parts]
-    apart = [{j for j, other in enumerate(fields) if contradiction(one, other)} for one in fields]
-
-    def beyond(chosen: tuple[int, ...], start: int) -> Iterator[tuple[int, ...]]:
-        for number in range(start, len(parts)):
-            if apart[number].isdisjoint(chosen):
-                yield (*chosen, number)
-                if len(chosen) + 1 < largest:
-                    yield from beyond((*chosen, number), number + 1)
-
-    for chosen in beyond((), 0):
-        yield tuple(parts[number] for number in chosen)
-
-
-def candidates(
-    study: Study, variants: Mapping[str, Variant], chosen: Iterable[tuple[str, ...]]
-) -> Iterator[tuple[tuple[str, ...], RunSpec]]:
-    """The valid ones of the combinations ``chosen``, each run spec once, in their order.
-
-    A combination that changes nothing of the baseline is left out.
-    """
-    baseline = combine(study, variants, (), "candidate")
-    seen = {baseline.digest()} if baseline else set()
-    for parts in chosen:
-        spec = combine(study, variants, parts, "candidate")
-        if spec is not None and spec.digest() not in seen:
-            seen.add(spec.digest())
-            yield parts, spec
+def exclusions(variants: Mapping[str, Variant], parts: Sequence[str]) -> dict[str, frozenset[str]]:
+    """By part, the others that set one of its fields differently: they exclude each other."""
+    fields = {part: dict(leaves(variants[part].change)) for part in parts}
+    return {
+        part: frozenset(o for o in parts if contradiction(fields[part], fields[o]) is not None)
+        for part in parts
+    }

@@ -48,7 +48,7 @@ PROGRAMS = MappingProxyType(
         "self_test": ("transformer_core.decide.self_test_report",),
         "families": ("transformer_core.decide.family_curves",),
         "claims": ("transformer_core.decide.claims",),
-        "search": ("transformer_core.decide.search.job",),
+        "search": ("transformer_core.decide.search",),
         "quality": (_JOB, "transformer_core.measure.quality.job"),
         "tune": ("transformer_core.tune.job",),
         "tune_page": ("transformer_core.report.tune_page",),

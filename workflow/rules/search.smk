@@ -29,7 +29,7 @@ rule search:
     message:
         "Search the best combination of techniques"
     shell:
-        "python -m transformer_core.decide.search.job --study {input.study}"
+        "python -m transformer_core.decide.search --study {input.study}"
         " --variants {input.variants} --comparisons {input.comparisons}"
         " --certificates {input.certificates} --reference {params.reference}"
         " --data {params.data} --output {output.result} --recommended {output.recommended}"

@@ -1,0 +1,117 @@
+"""The search among combinations whose true speeds are known."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from schemas.results import Interval
+from transformer_core.decide.search_moves import Exploration, Parts, Space, regret, starts
+
+TECHNIQUES = tuple("abcdefghij")
+EXCLUSIVE = (("a", "b"), ("c", "d"), ("c", "e"))
+BETWEEN, WITHIN = 0.005, 0.004
+"""Standard deviations of the logarithm of a ratio: from session to session, and within one."""
+EXCLUDED = {
+    name: frozenset(other for pair in EXCLUSIVE if name in pair for other in pair if other != name)
+    for name in TECHNIQUES
+}
+
+
+def space(order: Sequence[str] = TECHNIQUES, needs: dict[str, str] | None = None) -> Space:
+    def valid(parts: Parts) -> bool:
+        return all(needed in parts for part, needed in (needs or {}).items() if part in parts)
+
+    return Space(tuple(order), EXCLUDED, valid, len(TECHNIQUES))
+
+
+class Study:
+    """Techniques with effects of their own, and of a third of all pairs together."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random = np.random.default_rng(seed)
+        self.alone = {name: random.normal(0.02, 0.08) for name in TECHNIQUES}
+        pairs = combinations(TECHNIQUES, 2)
+        self.beside = {pair: random.normal(0, 0.06) for pair in pairs if random.random() < 0.3}
+        self.sessions = 0
+
+    def truth(self, parts: Parts) -> float:
+        """Logarithm of the throughput over that of the baseline."""
+        both = sum(effect for pair, effect in self.beside.items() if {*pair} <= parts)
+        return sum(self.alone[part] for part in parts) + both
+
+    def measure(self, asked: Sequence[Parts]) -> dict[Parts, float]:
+        self.sessions += 1
+        baseline = self.random.normal(0, BETWEEN)
+        noise = np.hypot(BETWEEN, WITHIN)
+        return {one: self.truth(one) - baseline + self.random.normal(0, noise) for one in asked}
+
+    def best(self) -> float:
+        """The truth of the best of all combinations."""
+        every = (
+            frozenset(parts)
+            for count in range(len(TECHNIQUES) + 1)
+            for parts in combinations(TECHNIQUES, count)
+        )
+        return max(self.truth(p) for p in every if all(EXCLUDED[part].isdisjoint(p) for part in p))
+
+    def search(self, sessions: int = 8) -> tuple[float, Interval]:
+        """How much slower the result is than the best, and what the search says of that."""
+        seen = {name: (self.alone[name] + self.random.normal(0, BETWEEN)) for name in TECHNIQUES}
+        order = sorted(TECHNIQUES, key=lambda name: -seen[name])
+        made = Exploration(space(order), self.measure, 8, lambda: self.sessions < sessions)
+        made.run(starts(made.space, seen, 4))
+        found = max((parts for session in made.seen for parts in session), key=made.rank)
+        single = {name: (effect, BETWEEN) for name, effect in seen.items()}
+        said = regret(made, found, single, float(np.hypot(BETWEEN, WITHIN)))
+        return self.best() - self.truth(found), said
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_it_finds_is_at_most_three_percent_slower_than_the_best(seed: int) -> None:
+    lost, _ = Study(seed).search()
+    assert lost <= np.log(1.03)
+
+
+def test_its_interval_holds_how_much_is_lost() -> None:
+    held = [lost <= np.log(said.high) for lost, said in (Study(s).search() for s in range(40))]
+    assert np.mean(held) >= 0.9
+    hurried = [Study(seed).search(sessions=2)[1].high for seed in range(10)]
+    patient = [Study(seed).search()[1].high for seed in range(10)]
+    assert np.median(hurried) > np.median(patient) + 0.05, "what was not tried may be better"
+
+
+def test_techniques_that_exclude_each_other_take_each_other_s_place() -> None:
+    steps = space().steps(frozenset("adf"))
+    assert steps["b"] == frozenset("bdf")
+    assert steps["c"] == frozenset("acf")
+    assert steps["f"] == frozenset("ad")
+    assert steps["g"] == frozenset("adfg")
+
+
+def test_what_needs_another_comes_and_goes_with_it() -> None:
+    needing = space(needs={"g": "f"})
+    assert needing.steps(frozenset())["g"] == frozenset("fg")
+    assert needing.steps(frozenset("fgh"))["f"] == frozenset("h")
+    assert needing.filled("gf") == frozenset("fg")
+
+
+def test_it_starts_from_all_at_once_and_from_what_pays_alone() -> None:
+    everything, paying, *_ = starts(space(), {"a": 0.1, "h": 0.2, "d": -0.1}, 4)
+    assert everything == frozenset("acfghij")
+    assert paying == frozenset("ah")
+
+
+def test_what_cannot_run_is_left_alone() -> None:
+    truth = {"a": 0.1, "f": 0.2, "g": -0.1}
+    asked: list[Parts] = []
+
+    def measure(combos: Sequence[Parts]) -> dict[Parts, float]:
+        asked.extend(combos)
+        return {c: sum(truth.get(p, 0.0) for p in c) for c in combos if "f" not in c}
+
+    made = Exploration(space("afg"), measure, 3, lambda: len(asked) < 200)
+    made.run([frozenset("afg"), frozenset("a")])
+    assert max((p for s in made.seen for p in s), key=made.rank) == frozenset("a")
+    assert len([parts for parts in asked if parts == frozenset("afg")]) == 1

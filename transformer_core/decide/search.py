@@ -1,0 +1,296 @@
+"""The fastest combination of techniques on this machine that trains the same model.
+
+    python -m transformer_core.decide.search --study study.json --variants variants.json \
+        --comparisons comparisons.json --certificates equivalence/*.json \
+        --reference equivalence/trajectories/reference --data data/<corpus> \
+        --output search.json --recommended recommended.yaml
+
+Single effects do not multiply: a technique may pay only beside another, or not at all once another
+has taken what there was to gain. So combinations themselves are measured, from all techniques at
+once as well as from none (:mod:`transformer_core.decide.search_moves`). The best one whose
+certificate holds is compared with the baseline anew, stage by stage, beside the fastest certified
+variants of the study: the sessions that it won are no evidence, because it won them. The result is
+the fastest of these, and says how much faster any other combination could still be.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from schemas.config.batching import FixedSize, PaddedRows
+from schemas.config.model import UnpaddedTokens
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError
+from schemas.results import Certificate, Comparison, Interval, Pair
+from schemas.results.search import BASELINE, Contender, SearchResult
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log_to
+from transformer_core.common.records import read_as, read_record
+from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.decide.intervals import between_sessions
+from transformer_core.decide.search_final import (
+    FinalComparison,
+    certified,
+    compare_stages,
+    profile_of,
+    timed_otherwise,
+)
+from transformer_core.decide.search_moves import (
+    NAME,
+    Exploration,
+    considered,
+    eligible,
+    own_effects,
+    regret,
+    space_of,
+    starts,
+)
+from transformer_core.decide.search_trials import Bench, Trial
+from transformer_core.machine.provenance import collect
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.supervisor import end_on_request
+from transformer_core.study.combinations import combine
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.decide.search",
+        description="Find the fastest combination of techniques that trains the same model.",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study as JSON")
+    parser.add_argument("--variants", type=Path, required=True, help="its variants as JSON")
+    parser.add_argument("--comparisons", type=Path, required=True, help="comparisons.json")
+    parser.add_argument(
+        "--certificates", type=Path, required=True, nargs="+", help="certificate of every variant"
+    )
+    parser.add_argument(
+        "--reference", type=Path, required=True, help="folder of the short run of the reference"
+    )
+    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
+    parser.add_argument("--output", type=Path, required=True, help="search.json")
+    parser.add_argument("--recommended", type=Path, required=True, help="the run spec as YAML")
+    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
+    options = parser.parse_args(arguments)
+    log_to(options.log_file)
+    end_on_request()
+    folder = options.output.with_suffix("")
+    try:
+        study = read_record(options.study, Study)
+        variants: dict[str, Variant] = read_as(options.variants, dict[str, Variant])
+        comparisons: list[Comparison] = read_as(options.comparisons, list[Comparison])
+        read = [read_record(file, Certificate) for file in options.certificates]
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    with workplace(folder):
+        result = search(
+            study,
+            variants,
+            comparisons,
+            {certificate.variant: certificate for certificate in read},
+            options.reference,
+            options.data,
+            folder,
+            reproducing_command(options.output),
+        )
+        write_sealed(options.recommended, recommended_yaml(result))
+        write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
+    print(f"recommended: {' + '.join(result.parts) or result.baseline} ({result.reason})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+@dataclass
+class Record:
+    """What is known of a search, until it ends with a result."""
+
+    baseline: RunSpec
+    command: str
+    started: datetime
+    began: float
+    known: dict[str, Any]
+
+    def ended(self, status: str, reason: str, **more: object) -> SearchResult:
+        """The result; what is not known is empty, and what is recommended is the baseline."""
+        nothing = {"considered": 0, "contenders": [], "parts": [], "spec": self.baseline}
+        nothing |= {
+            "certificate": None,
+            "regret": None,
+            "waterfall": [],
+            "left_out": [],
+            "beyond": [],
+            "sessions": [],
+        }
+        seconds = time.monotonic() - self.began
+        origin = collect(self.baseline, self.command, self.started)
+        return SearchResult.model_validate(
+            {**nothing, **self.known, **more, "status": status, "reason": reason}
+            | {"seconds": seconds, "provenance": origin}
+        )
+
+
+def search(
+    study: Study,
+    variants: Mapping[str, Variant],
+    comparisons: Sequence[Comparison],
+    certificates: Mapping[str, Certificate],
+    reference: Path,
+    data: Path,
+    folder: Path,
+    command: str,
+) -> SearchResult:
+    """Search, certify and compare; work files are below ``folder``."""
+    started, began = datetime.now(UTC), time.monotonic()
+    baseline = combine(study, variants, (), NAME)
+    assert baseline is not None, "the baseline is a variant of the study"
+    asked = study.search
+    parts = eligible(study, certificates)
+    known = {"baseline": study.baseline, "eligible": parts}
+    record = Record(baseline, command, started, began, known)
+    if asked is None or not asked.budget:
+        return record.ended("not_searched", "the study gives no time for it (search.budget)")
+    if certificates[study.baseline].status != "equivalent":
+        reason = f"the baseline {study.baseline} has no certificate"
+        return record.ended("not_searched", reason)
+    if not parts:
+        return record.ended("not_searched", "no variant of the study has a certificate")
+    effects = own_effects(study, variants, comparisons)
+    deadline = began + asked.budget
+    bench = Bench(
+        *(study, variants, effects, baseline, data, folder, command, started, deadline),
+        certificates,
+    )
+    space = space_of(study, variants, parts, effects)
+    exploration = Exploration(space, bench.measure, bench.room, bench.more)
+    exploration.run(starts(space, effects, asked.candidates))
+    trials = sorted(bench.trials.values(), key=lambda trial: -exploration.rank(trial.parts))
+    best = certified(bench, [trial for trial in trials if trial.status == "ok"], reference)
+    record.known["considered"] = considered(space)
+    record.known["contenders"] = [_contender(trial) for trial in trials]
+    if best is None:
+        return record.ended("baseline", "no certified combination was faster than the baseline")
+    return _compared(bench, exploration, best, comparisons, reference, record)
+
+
+def _contender(trial: Trial) -> Contender:
+    """What the result says of a combination that was tried."""
+    return Contender(
+        parts=sorted(trial.parts),
+        predicted=trial.predicted,
+        rounds=trial.rounds,
+        status=trial.status,
+        reason=trial.reason,
+        certificate=trial.certificate.status if trial.certificate else None,
+    )
+
+
+def _compared(
+    bench: Bench,
+    exploration: Exploration,
+    best: Trial,
+    comparisons: Sequence[Comparison],
+    reference: Path,
+    record: Record,
+) -> SearchResult:
+    """The result after the best combination, its stages and the fastest variants were compared with
+    the baseline.
+
+    What is recommended is the fastest of them, so that the page shows no faster one: where the last
+    techniques seem to cost, they are left out. The intervals hold for all at once, so that the one
+    that was chosen for its ratio keeps its interval.
+    """
+    final = compare_stages(bench, best, comparisons)
+    winner = final.fastest(bench, reference, best)
+    shown = final.shown_for(winner)
+    if final.of(winner).verdict != "FASTER":
+        reason = "the best combination of the search is not shown to be faster than the baseline"
+        return record.ended("baseline", reason, **shown)
+    if otherwise := timed_otherwise(bench, final.sessions, final.side(winner), winner.certificate):
+        return record.ended("baseline", otherwise, **shown)
+    chosen = {
+        "parts": sorted(winner.parts),
+        "spec": winner.spec,
+        "certificate": winner.certificate,
+        "profile": profile_of(bench, winner.spec),
+        "regret": _regret(bench, exploration, final, winner, comparisons),
+    }
+    reason = "the fastest certified combination of the search"
+    return record.ended("found", reason, **shown, **chosen)
+
+
+def _regret(
+    bench: Bench,
+    exploration: Exploration,
+    final: FinalComparison,
+    winner: Trial,
+    comparisons: Sequence[Comparison],
+) -> Interval | None:
+    """How much faster anything else could still be; None where the winner is a variant whose change
+    is not one to the baseline."""
+    if not winner.parts <= {*exploration.space.parts}:
+        return None
+    ratios = [[s.ratio(Pair(side, BASELINE)) for s in final.sessions] for side in final.sides]
+    exploration.seen += [
+        {trial.parts: s.ratio(Pair(side, BASELINE)).estimate for side, trial in final.sides.items()}
+        for s in final.sessions
+    ]
+    within = fmean(ratio.error**2 for sessions in ratios for ratio in sessions)
+    deviation = sqrt(between_sessions(ratios)[BASELINE].variance + within)
+    high = own_effects(bench.study, bench.variants, comparisons, "high")
+    # The end of an interval that holds for all comparisons is some three standard errors away.
+    single = {part: (effect, (high[part] - effect) / 3) for part, effect in bench.effects.items()}
+    return regret(exploration, winner.parts, single, deviation)
+
+
+def pads(spec: RunSpec) -> bool:
+    """Whether much of what ``spec`` computes is padding: it takes pairs of any lengths together,
+    each in a row of its own, and computes the whole rows."""
+    fixed = isinstance(spec.batching, FixedSize) and isinstance(spec.batching.rows, PaddedRows)
+    return fixed and not isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens)
+
+
+def recommended_yaml(result: SearchResult) -> str:
+    """The run spec as YAML, with what is known of it in comments."""
+    lines = [
+        "# The run spec that this machine is recommended, found by",
+        f"#   {result.provenance.command}",
+        f"# {' + '.join(result.parts) or result.baseline}: {result.reason}.",
+    ]
+    stage = next((s for s in result.waterfall if set(s.parts) == set(result.parts)), None)
+    if result.parts and stage and stage.effect.ratio:
+        ratio = stage.effect.ratio
+        lines.append(
+            f"# Throughput {ratio.median:.3f} x that of {result.baseline}, 95 % interval "
+            f"{ratio.low:.3f} to {ratio.high:.3f}."
+        )
+    if result.regret:
+        most = result.regret
+        lines.append(
+            f"# Any other combination is at most {most.high:.3f} x as fast (97.5 %), probably "
+            f"{most.median:.3f} x."
+        )
+    if result.certificate:
+        lines.append(f"# Certificate: {result.certificate.status}, {result.certificate.reason}.")
+    if pads(result.spec):
+        lines += [
+            "# Its batches are those of the study: a fixed number of pairs of any lengths, padded",
+            "# to the longest. Where they need not be, batching: {kind: token_budget} pads little.",
+        ]
+    body = yaml.safe_dump(result.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return "\n".join(lines) + "\n" + body

@@ -1,1 +1,0 @@
-"""The search for the best combination of techniques: it measures, certifies and recommends."""

@@ -1,0 +1,323 @@
+"""Which combinations of techniques a search measures next, and how much better others could be.
+
+The search starts from all techniques at once as well as from none: what pays alone may cost beside
+others, and what shows nothing alone may pay beside them. Where it stands it tries the absence of
+each technique it has and the presence of each that it lacks, in turns with the combination itself,
+moves to what is faster, and ends where no step helps (stepwise regression in both directions;
+Efroymson, Multiple Regression Analysis, 1960). Techniques that exclude each other take each other's
+place.
+
+Nothing here measures: a function does that is given, so that planted truths can stand for it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.results import Certificate, Comparison, Interval
+from transformer_core.study.combinations import combine, exclusions
+from transformer_core.study.resolve import lineage
+
+Parts = frozenset[str]
+Measure = Callable[[Sequence[Parts]], Mapping[Parts, float]]
+"""Lets combinations take turns in one session; logarithms of their throughputs over that of the
+baseline, of those that could run."""
+
+NAME = "recommended"
+LEAST_GAIN = 0.003
+"""Gain, as a logarithm, below which no step is taken: others would follow from noise alone."""
+SIMPLER = 0.001
+"""What a technique must gain at least to stay, as a logarithm: of equals the simpler one is better."""
+UNTRIED = 0.05
+"""Standard deviation of what a technique does beside others that was only measured alone."""
+DRAWS = 4_000
+MOST_COUNTED = 16
+
+
+def eligible(study: Study, certificates: Mapping[str, Certificate]) -> list[str]:
+    """The variants that may be part of a combination: all that train the same model."""
+    return [
+        name
+        for name in study.variants
+        if name != study.baseline and certificates[name].status == "equivalent"
+    ]
+
+
+def own_effects(
+    study: Study,
+    variants: Mapping[str, Variant],
+    comparisons: Sequence[Comparison],
+    end: Literal["median", "high"] = "median",
+) -> dict[str, float]:
+    """Logarithm of what each variant's own change does to the throughput, as far as measured: the
+    estimate, or the upper ``end`` of its interval.
+
+    The effect of a variant without that of its parent; none where one of them was not measured. A
+    variant without a parent changes the study itself, which is what the oldest ancestor of the
+    baseline runs.
+    """
+    found = {
+        comparison.variant: comparison.speedup
+        for comparison in comparisons
+        if comparison.reference == study.baseline and comparison.speedup
+    }
+    measured = {name: log(ratio.median) for name, ratio in found.items()} | {study.baseline: 0.0}
+    asked = {name: log(getattr(ratio, end)) for name, ratio in found.items()}
+    asked[study.baseline] = 0.0
+    origin = lineage(study.baseline, variants)[0]
+    return {
+        name: asked[name] - measured[parent]
+        for name in study.variants
+        if (parent := variants[name].parent or origin) in measured and name in measured
+    }
+
+
+@dataclass(frozen=True)
+class Space:
+    """The combinations that there are."""
+
+    parts: tuple[str, ...]
+    """Techniques that may be combined, those that promise most first."""
+    excluded: Mapping[str, Parts]
+    """By technique, those that it cannot be combined with."""
+    valid: Callable[[Parts], bool]
+    """Whether a combination can be trained."""
+    largest: int
+    """Techniques in a combination at most."""
+
+    def fits(self, parts: Parts) -> bool:
+        """Whether these techniques make a combination."""
+        alone = all(self.excluded[part].isdisjoint(parts) for part in parts)
+        return alone and len(parts) <= self.largest and self.valid(parts)
+
+    def filled(self, wanted: Iterable[str], have: Parts = frozenset()) -> Parts:
+        """``have`` with as many of the ``wanted`` techniques as fit, the first of them first."""
+        waiting = [part for part in wanted if part not in have]
+        # What needs another technique fits only after that one.
+        while added := next((part for part in waiting if self.fits(have | {part})), None):
+            have |= {added}
+            waiting.remove(added)
+        return have
+
+    def steps(self, parts: Parts) -> dict[str, Parts]:
+        """By technique, the combination without it where it is there, and with it where not.
+
+        A technique that is added takes the place of those that exclude it. Where others need the
+        one that is taken out, or it needs one that is missing, one of them goes or comes along.
+        """
+        found = {}
+        for part in self.parts:
+            if part in parts:
+                step = parts - {part}
+                ways = [step, *(step - {other} for other in step)]
+            else:
+                step = (parts | {part}) - self.excluded[part]
+                ways = [step, *(step | {other} for other in self.parts if other not in step)]
+            if way := next((way for way in ways if self.fits(way) and way != parts), None):
+                found[part] = way
+        return found
+
+
+def space_of(
+    study: Study,
+    variants: Mapping[str, Variant],
+    parts: Sequence[str],
+    effects: Mapping[str, float],
+) -> Space:
+    """The combinations of ``parts`` with the baseline of a study."""
+    assert study.search is not None, "somebody asked for a search"
+    baseline = combine(study, variants, (), NAME)
+    # One that says what the baseline does anyway would stand in every combination.
+    useful = [part for part in parts if combine(study, variants, (part,), NAME) != baseline]
+    useful.sort(key=lambda part: -effects.get(part, 0.0))
+    known: dict[Parts, bool] = {}
+
+    def valid(chosen: Parts) -> bool:
+        if chosen not in known:
+            known[chosen] = combine(study, variants, sorted(chosen), NAME) is not None
+        return known[chosen]
+
+    return Space(tuple(useful), exclusions(variants, useful), valid, study.search.largest)
+
+
+def considered(space: Space) -> int:
+    """How many combinations there are of the 16 techniques that promise most, of which no two
+    exclude each other."""
+
+    def count(parts: Sequence[str], room: int) -> int:
+        return sum(
+            1 + count([p for p in parts[n + 1 :] if p not in space.excluded[part]], room - 1)
+            for n, part in enumerate(parts)
+            if room
+        )
+
+    return count(space.parts[:MOST_COUNTED], space.largest)
+
+
+def starts(space: Space, effects: Mapping[str, float], count: int) -> list[Parts]:
+    """Where the search starts: all techniques at once, none but those that pay alone, and at most
+    so many others, each with one technique less than that one has."""
+    everything = space.filled(space.parts)
+    paying = space.filled(part for part in space.parts if effects.get(part, 0.0) > 0)
+    fewer = [paying - {part} for part in sorted(paying, key=lambda part: effects.get(part, 0.0))]
+    found = dict.fromkeys([everything, paying, *filter(space.fits, fewer)])
+    return [parts for parts in found if parts][: max(2, count)]
+
+
+@dataclass
+class Exploration:
+    """What a search has measured, and where it goes on."""
+
+    space: Space
+    measure: Measure
+    room: int
+    """Combinations that may take turns at the same time, beside the baseline."""
+    more: Callable[[], bool]
+    """Whether there is time for another session."""
+    seen: list[Mapping[Parts, float]] = field(default_factory=list)
+    """What every session measured."""
+    ended: set[Parts] = field(default_factory=set)
+    """Combinations that cannot run."""
+
+    def speed(self, parts: Parts) -> float:
+        """The logarithm of the throughput of a combination over that of the baseline."""
+        found = [session[parts] for session in self.seen if parts in session]
+        return fmean(found) if found else -np.inf
+
+    def rank(self, parts: Parts) -> float:
+        """The larger, the better: the speed, less a little for each technique."""
+        return self.speed(parts) - SIMPLER * len(parts)
+
+    def gains(self, parts: Parts, over: Parts) -> list[float]:
+        """How much faster than another combination, in each session in which both took turns."""
+        both = [session for session in self.seen if parts in session and over in session]
+        return [session[parts] - session[over] for session in both]
+
+    def run(self, first: Sequence[Parts]) -> None:
+        """Measure the ``first`` combinations, which always happens, and climb from each of them,
+        the fastest first, as long as there is time."""
+        for start in range(0, len(first), self.room):
+            self._play(first[start : start + self.room])
+        left = [parts for parts in first if parts not in self.ended]
+        for parts in sorted(left, key=self.rank, reverse=True):
+            self._climb(parts)
+
+    def _climb(self, standing: Parts) -> None:
+        """Go from a combination to faster ones, until no step helps or there is no time."""
+        been = {standing}
+        known: dict[str, float] = {}
+        while self.more():
+            steps = self.space.steps(standing)
+            here = {part: self.gains(step, standing) for part, step in steps.items()}
+            known |= {part: fmean(gains) for part, gains in here.items() if gains}
+            better = [p for p in steps if here[p] and known[p] > LEAST_GAIN]
+            better.sort(key=lambda part: -known[part])
+            # Untried steps first, then those that gained most where it stood before.
+            untried = sorted(
+                (part for part in steps if not here[part]),
+                key=lambda part: (part in known, -known.get(part, 0.0)),
+            )
+            asked = [self._at_once(standing, better), *(steps[part] for part in better[:1])]
+            asked = [parts for parts in asked if parts not in been]
+            asked += [steps[part] for part in untried]
+            rivals = [parts for parts in dict.fromkeys(asked) if parts not in self.ended]
+            rivals = [parts for parts in rivals if parts and len(self.gains(parts, standing)) < 2]
+            if not rivals:
+                return
+            self._play([standing, *rivals[: self.room - 1]])
+            if standing in self.ended:
+                return
+            ahead = {
+                p: fmean(g) for p in rivals if p not in been and (g := self.gains(p, standing))
+            }
+            top = max(ahead, key=lambda parts: ahead[parts], default=standing)
+            if ahead.get(top, 0.0) > LEAST_GAIN and len(self.gains(top, standing)) > (
+                top in steps.values() and len(better) > 0
+            ):
+                standing = top
+                been.add(top)
+
+    def _at_once(self, standing: Parts, better: Sequence[str]) -> Parts:
+        """The combination with all steps that were ``better``, as far as they fit together."""
+        found = standing - {*better}
+        return self.space.filled((p for p in better if p not in standing), found)
+
+    def _play(self, combinations: Sequence[Parts]) -> None:
+        found = self.measure(combinations)
+        self.ended |= {parts for parts in combinations if parts not in found}
+        self.seen.append(found)
+
+
+def regret(
+    exploration: Exploration,
+    best: Parts,
+    single: Mapping[str, tuple[float, float]],
+    deviation: float,
+) -> Interval:
+    """How much faster any other combination could still be than ``best``, with a 95 % interval.
+
+    Each step from it has its gain in the sessions in which both took turns, whose ratios vary from
+    session to session by ``deviation``; a step that was not tried has what is known of the
+    technique alone: ``single`` has by technique the logarithm of its effect and a standard error.
+    Steps from the best are taken to multiply; of techniques that exclude each other one gains.
+    """
+    random = np.random.default_rng(20_170_612)
+    steps = exploration.space.steps(best)
+    drawn: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    tried = 0
+    for part, step in steps.items():
+        if step in exploration.ended:
+            continue
+        if gains := exploration.gains(step, best):
+            center, error = fmean(gains), deviation * (2 / len(gains)) ** 0.5
+            tried += 1
+        else:
+            alone, error = single.get(part, (0.0, UNTRIED))
+            center = -alone if part in best else alone
+            error = float(np.hypot(error, UNTRIED))
+        drawn[part] = np.maximum(0.0, center + error * random.standard_t(5, size=DRAWS))
+    total = np.zeros(DRAWS)
+    waiting = [*drawn]
+    while waiting:
+        group = {waiting.pop()}
+        while more := [p for p in waiting if not exploration.space.excluded[p].isdisjoint(group)]:
+            group |= {*more}
+            waiting = [part for part in waiting if part not in group]
+        total += np.max([drawn[part] for part in group], axis=0)
+    low, middle, high = np.exp(np.quantile(total, [0.025, 0.5, 0.975]))
+    return Interval(median=float(middle), low=float(low), high=float(high), samples=tried)
+
+
+def stages(
+    study: Study, variants: Mapping[str, Variant], parts: Parts, effects: Mapping[str, float]
+) -> tuple[dict[str, Parts], dict[str, Parts]]:
+    """The steps from the baseline to a combination, and the combination without each part.
+
+    By the part that is added or left out; the one with the largest effect of its own is added
+    first. A step whose changes do not stand alone (a bucket view without DistributedDataParallel)
+    is made later, or left out.
+    """
+
+    def valid(chosen: Parts) -> bool:
+        return combine(study, variants, sorted(chosen), NAME) is not None
+
+    waiting = sorted(sorted(parts), key=lambda part: -effects.get(part, 0.0))
+    steps: dict[str, Parts] = {}
+    have: Parts = frozenset()
+    while part := next((p for p in waiting if valid(have | {p})), None):
+        waiting.remove(part)
+        have |= {part}
+        steps[part] = have
+    without = {part: parts - {part} for part in sorted(parts) if valid(parts - {part})}
+    return steps, without
+
+
+def predicted(parts: Iterable[str], effects: Mapping[str, float]) -> float:
+    """The ratio to the baseline if the single effects of the techniques multiplied."""
+    return exp(sum(effects.get(part, 0.0) for part in parts))

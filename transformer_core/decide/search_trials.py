@@ -1,0 +1,144 @@
+"""Combinations of techniques on their way through a search, and what all its sessions share."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import exp
+from pathlib import Path
+
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.results import Certificate, Pair, Session
+from schemas.results.search import BASELINE
+from transformer_core.common.progress import SessionLines
+from transformer_core.decide.search_moves import NAME, Parts, predicted
+from transformer_core.measure.turns.session import SessionEndedError, Sessions
+from transformer_core.measure.turns.sides import Side
+from transformer_core.run.coordinator import Coordinator
+from transformer_core.study.combinations import combine
+
+FINAL_SHARE = 0.5
+"""Share of the budget that is kept for the final comparison."""
+
+
+@dataclass
+class Trial:
+    """A combination that was measured, or is going to be."""
+
+    parts: Parts
+    spec: RunSpec
+    predicted: float
+    """Ratio of its throughput to the baseline's if the effects of its parts multiplied."""
+    rounds: list[float] = field(default_factory=list)
+    """That ratio in each session."""
+    status: str = "ok"
+    reason: str | None = None
+    certificate: Certificate | None = None
+    turns: list[tuple[Session, str]] = field(default_factory=list)
+    """The sessions, and the name of its side there."""
+
+    @property
+    def key(self) -> str:
+        """What it trains, whatever it is called."""
+        return self.spec.digest()
+
+
+@dataclass
+class Bench:
+    """What all sessions of a search share."""
+
+    study: Study
+    variants: Mapping[str, Variant]
+    effects: Mapping[str, float]
+    """Logarithms of what techniques do alone."""
+    baseline: RunSpec
+    data: Path
+    folder: Path
+    command: str
+    started: datetime
+    deadline: float
+    certificates: Mapping[str, Certificate]
+    """Those of the study's variants."""
+    trials: dict[Parts, Trial] = field(default_factory=dict)
+    """What has been measured."""
+    spent: float = 0.0
+    """Seconds of the longest session."""
+
+    def trial(self, parts: Parts) -> Trial:
+        """The trial of a combination that is a valid run spec."""
+        if parts not in self.trials:
+            spec = combine(self.study, self.variants, sorted(parts), NAME)
+            assert spec is not None, "only valid combinations are tried"
+            self.trials[parts] = Trial(parts, spec, predicted(parts, self.effects))
+        return self.trials[parts]
+
+    def measure(self, combinations: Sequence[Parts]) -> dict[Parts, float]:
+        """One session of these combinations and the baseline, without those that cannot run:
+        logarithms of their throughputs over that of the baseline."""
+        trials = {f"trial_{n}": self.trial(parts) for n, parts in enumerate(combinations)}
+        comparing, began = self.study.comparison, time.monotonic()
+        name = f"session-{sum(len(trial.turns) for trial in self.trials.values())}"
+        while trials:
+            specs = {side: trial.spec for side, trial in trials.items()}
+            with self.coordinator() as coordinator:
+                try:
+                    session = self.sessions(specs, comparing, coordinator, name).run(
+                        1, lambda rounds, _: len(rounds) >= comparing.pairs
+                    )
+                except SessionEndedError as error:
+                    if error.side == BASELINE:
+                        raise
+                    trial = trials.pop(error.side)
+                    trial.status, trial.reason = error.outcome.status, error.outcome.reason
+                    continue
+            found = {}
+            for side, trial in trials.items():
+                found[trial.parts] = session.ratio(Pair(side, BASELINE)).estimate
+                trial.rounds.append(exp(found[trial.parts]))
+                trial.turns.append((session, side))
+            self.spent = max(self.spent, time.monotonic() - began)
+            return found
+        return {}
+
+    def sessions(
+        self,
+        specs: Mapping[str, RunSpec],
+        comparing: Comparing,
+        coordinator: Coordinator,
+        name: str,
+    ) -> Sessions:
+        """Sessions of these run specs beside the baseline."""
+        sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
+        return Sessions(
+            sides,
+            comparing,
+            self.data,
+            self.folder / name,
+            coordinator,
+            self.command,
+            self.started,
+            SessionLines(f"search, {name}"),
+        )
+
+    def coordinator(self) -> Coordinator:
+        """A coordinator for one group of sessions."""
+        return Coordinator(self.folder / "coordinator.json", self.baseline.machine.nodes > 1)
+
+    @property
+    def room(self) -> int:
+        """Combinations that may take turns at the same time, beside the baseline."""
+        assert self.study.search is not None, "somebody asked for a search"
+        return self.study.search.together - 1
+
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.deadline - time.monotonic()
+
+    def more(self) -> bool:
+        """Whether another session leaves the final comparison its share of the budget."""
+        assert self.study.search is not None, "somebody asked for a search"
+        left = self.left() - FINAL_SHARE * self.study.search.budget
+        return left >= 1.2 * self.spent
