@@ -1,9 +1,10 @@
-"""What watches a training: a clock, a profiler, a progress bar."""
+"""Observers of a training: a clock, a profiler, a progress bar, one beside the other."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # clocks are imported where torch is not
+    from torch import Tensor
 
 
 class Observer:
@@ -12,9 +13,7 @@ class Observer:
     def start(self, step: int) -> None:
         """Training starts, or goes on, with ``step`` optimizer steps done."""
 
-    def updated(
-        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
-    ) -> None:
+    def updated(self, step: int, target_tokens: int, loss_sum: "Tensor", norm: "Tensor") -> None:
         """The weights were updated. ``loss_sum`` of this rank and ``norm`` of the whole gradient
         are still on the device: to read them is to wait for it."""
 
@@ -54,9 +53,7 @@ class Observers(Observer):
         for observer in self.observers:
             observer.start(step)
 
-    def updated(
-        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
-    ) -> None:
+    def updated(self, step: int, target_tokens: int, loss_sum: "Tensor", norm: "Tensor") -> None:
         for observer in self.observers:
             observer.updated(step, target_tokens, loss_sum, norm)
 
