@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import NULL, Integers
+from transformer_core.trace.events.columns import NULL, Integers, distinct
 from transformer_core.trace.events.event_table import COLUMNS, TEXTS, Events
 
 _TYPES = {
@@ -96,7 +96,7 @@ def _part(events: Events, begin: int, end: int) -> pa.Table:
 
 def _texts(texts: Sequence[str], values: Integers, absent: NDArray[np.bool_]) -> pa.Array:
     """A column of texts with those alone that it holds."""
-    present, indices = np.unique(values[~absent], return_inverse=True)
+    present, indices = distinct(values[~absent])
     places = np.zeros(len(values), np.int32)
     places[~absent] = indices
     known = strings([texts[number] for number in present.tolist()])

@@ -35,6 +35,27 @@ def nulls(count: int) -> Integers:
     return filled(count, NULL)
 
 
+def distinct(values: Integers) -> tuple[Integers, NDArray[np.int64]]:
+    """The values that there are, in order, and for each row the place of its value among them.
+
+    ``np.unique`` with its inverse, which sorts; small numbers, as those of names are, need not be.
+    """
+    there = values != NULL
+    known = values if there.all() else values[there]
+    if not len(known) or known.min() < 0 or known.max() > len(known) + 1024:
+        present, place = np.unique(values, return_inverse=True)
+        return present, place
+    present = np.flatnonzero(np.bincount(known))
+    table = np.empty(int(present[-1]) + 1, np.int64)
+    if len(known) == len(values):
+        table[present] = np.arange(len(present))
+        return present, table[values]
+    table[present] = np.arange(1, len(present) + 1)
+    place = np.zeros(len(values), np.int64)
+    place[there] = table[known]
+    return np.append(NULL, present), place
+
+
 class Names(dict[str, int]):
     """Distinct texts, numbered in order of appearance: ``names[text]`` is the number."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformer_core.trace.events import event_table
 from transformer_core.trace.events import operators as operator_classes
 from transformer_core.trace.events.collectives import collective_named, collective_of, refined
-from transformer_core.trace.events.columns import NULL, Integers
+from transformer_core.trace.events.columns import NULL, Integers, distinct
 from transformer_core.trace.events.event_table import COLUMNS, Events, joined
 from transformer_core.trace.events.host_rows import (
     ProcessRows,
@@ -108,7 +108,7 @@ def _placed(
 
 
 def _devices(rows: ProcessRows) -> Integers:
-    numbers, place = np.unique(rows.trace.device["device"], return_inverse=True)
+    numbers, place = distinct(rows.trace.device["device"])
     return np.array(
         [rows.names[f"{rows.trace.accelerator}:{n}"] for n in numbers.tolist()], np.int64
     )[place]
@@ -135,15 +135,19 @@ def _collectives(rows: ProcessRows, kernel: NDArray[np.bool_], annotation: Integ
     said = mapped(names, device["collective"], collective_named)
     ranged = mapped(names, taken(rows.trace.collectives["name"], annotation), collective_named)
     for hint in (said, ranged):
-        both = np.stack([np.where(kernel, found, NULL), np.where(kernel, hint, NULL)], 1)
-        pairs, place = np.unique(both, axis=0, return_inverse=True)
+        (owns, own_place), (hints, hint_place) = (
+            distinct(np.where(kernel, one, NULL)) for one in (found, hint)
+        )
+        pairs, place = distinct(own_place * len(hints) + hint_place)
         better = [
             own
             if told == NULL
             else names[refined(None if own == NULL else names.texts[own], names.texts[told])]
-            for own, told in pairs.tolist()
+            for own, told in zip(
+                owns[pairs // len(hints)].tolist(), hints[pairs % len(hints)].tolist(), strict=True
+            )
         ]
-        found = np.array(better, np.int64)[place.reshape(-1)] if len(better) else found
+        found = np.array(better, np.int64)[place] if len(better) else found
     return found
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformer_core.trace.events import event_table
 from transformer_core.trace.events import operators as operator_classes
 from transformer_core.trace.events.collectives import collective_named, message_bytes
-from transformer_core.trace.events.columns import NULL, Integers, nulls
+from transformer_core.trace.events.columns import NULL, Integers, distinct, nulls
 from transformer_core.trace.events.intervals import innermost
 from transformer_core.trace.events.joins import chosen, leaves, mapped, taken
 from transformer_core.trace.events.layers import Layers
@@ -92,7 +92,7 @@ class ProcessRows:
         found, some = nulls(len(operator)), operator >= 0
         values = self.trace.operators.take(column, operator[some])
         if made is not None:
-            present, place = np.unique(values, return_inverse=True)
+            present, place = distinct(values)
             values = np.array([made[n] for n in present.tolist()], np.int64)[place]
         found[some] = values
         return found

@@ -12,6 +12,7 @@ from transformer_core.trace.events.columns import (
     Columns,
     Integers,
     Names,
+    distinct,
     filled,
     moved,
     nulls,
@@ -59,11 +60,11 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
     for edges in rows.stretches():
         t0, t1, own = (rows.stretch(name, *edges) for name in ("t0", "t1", "thread"))
         first, last = np.searchsorted(times, (t0.min(), t1.max()))
-        for number in np.unique(threads[first:last]).tolist():
-            mine = np.flatnonzero(own == number)
+        for number in distinct(own)[0].tolist():
             some = first + np.flatnonzero(threads[first:last] == number)
-            if not len(mine):
+            if not len(some):
                 continue
+            mine = np.flatnonzero(own == number)
             owner = innermost(t0[mine], t1[mine]).at(times[some])
             some, inner = some[owner >= 0], mine[owner[owner >= 0]]
             # Of two, that which began last is the inner one, or else that which ends first.
@@ -117,7 +118,7 @@ def _follows(end: Integers, place: Integers, of: Integers, at: Integers) -> NDAr
 
 
 def _kinds(names: Integers, kinds: Mapping[int, int]) -> Integers:
-    present, place = np.unique(names, return_inverse=True)
+    present, place = distinct(names)
     return np.array([kinds[number] for number in present.tolist()], np.int64)[place]
 
 

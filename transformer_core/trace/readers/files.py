@@ -286,11 +286,13 @@ def tables_of(path: Path) -> FileTables:
 def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
     """TraceError for more devices, streams or threads than any machine has: each is looked at for
     itself."""
-    for what, names in (("devices", ("device",)), ("streams", ("device", "stream"))):
+    for what in ("devices", "streams"):
         count = 0
         for trace in traces:
-            columns = [trace.device[name] for name in names]
-            count += len(np.unique(np.stack(columns, 1), axis=0)) if len(trace.device) else 0
+            values = trace.device["device"]
+            if what == "streams":
+                values = values * 1_000_003 + trace.device["stream"]
+            count += len(np.unique(values))
         if count > _MOST:
             reason = f"names {count:,} {what}, more than the {_MOST:,} that are read"
             raise unusable(path, reason, "give a trace of one process, or fewer processes in one")
