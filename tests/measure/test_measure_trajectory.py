@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.distributed import run_ranks
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
+from transformer_core.certify.short_run import ShortRun
 from transformer_core.certify.short_run_worker import Recorder, canonical_weights, digest, record
+from transformer_core.decide.search_final import command_of
 from transformer_core.machine.provenance import collect
 from transformer_core.parallel import registry as strategy_registry
 from transformer_core.parallel.ddp import DdpStrategy
@@ -223,11 +224,10 @@ def test_planted_fault_replicas_on_their_own(
 def test_the_job_records_what_this_machine_cannot_do(tmp_path: Path) -> None:
     spec = spec_of(machine={"device": "cuda"})
     (tmp_path / "spec.json").write_text(spec.canonical_json())
-    command = [sys.executable, "-m", "transformer_core.certify.short_run"]
-    command += ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
     output = tmp_path / "out"
+    asked = ShortRun(spec=tmp_path / "spec.json", data=tmp_path, output=output, seeds=2)
     done = subprocess.run(
-        [*command, "--output", str(output), "--seeds", "2"],
+        command_of(asked),
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
