@@ -494,7 +494,7 @@ def _numbers(text: str | None) -> Integers:
     """Whole numbers between commas; fewer where something else stands there."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # what numpy did before 2.3
+            warnings.simplefilter("ignore", DeprecationWarning)  # older numpy warns instead
             return np.fromstring(text or "", np.int64, sep=",")
     except ValueError:
         return np.empty(0, np.int64)
