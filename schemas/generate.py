@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 
 from schemas.base import Schema
 from schemas.config.claims import Claims
-from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variants
 from schemas.reference import pages
@@ -31,7 +30,6 @@ def generated() -> dict[str, str]:
     types: dict[str, Any] = {
         "study.json": Study,
         "variants.json": Variants,
-        "run_spec.json": RunSpec,
         "claims.json": Claims,
     }
     schemas = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.common.reproducing import remake, reproducing_command
+from transformer_core.common.endings import remake, reproducing_command
 
 
 def test_the_command_names_target_and_study(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from analysis_builders import repeat
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import EvaluationResult
-from transformer_core.common.attempts import failures
+from transformer_core.common.endings import failures
 from transformer_core.common.records import read_record
 from transformer_core.measure.evaluation import job
 from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder

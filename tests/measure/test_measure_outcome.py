@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Diverged, PeerLost, Unsupported
-from transformer_core.common.attempts import count_failure, failures
+from transformer_core.common.endings import count_failure, failures
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.run import supervisor
 from transformer_core.run.order import Order

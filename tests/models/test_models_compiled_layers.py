@@ -10,7 +10,7 @@ from tests.training.small_training import small_spec
 from transformer_core.models import transformer as module
 from transformer_core.models.compiled_layers import compile_layers
 from transformer_core.models.registry import build_model
-from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.checks import violations
 
 V = 50
 GRAPHS = {"compile": "graphs"}

@@ -10,7 +10,7 @@ from schemas.errors import Unsupported
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.loss import whole_head_loss
 from transformer_core.models.objective import head_loss
-from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.checks import violations
 from transformer_core.techniques.linear_cross_entropy import LinearCrossEntropy
 
 LOSS = LinearCrossEntropy(kind="linear_cross_entropy")

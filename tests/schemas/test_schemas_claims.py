@@ -16,7 +16,7 @@ from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Breakdown, MemoryResult, Roofline
 from transformer_core.study.compared_pairs import family_pairs, members_in
-from transformer_core.study.declarations.claims_file import claim_files, claim_pairs, read_claims
+from transformer_core.study.study_files import claim_files, claim_pairs, read_claims
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]

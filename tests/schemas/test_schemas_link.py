@@ -8,7 +8,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import from_validation
-from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.checks import violations
 from transformer_core.study.resolve import resolve
 
 LINK = {"bandwidth": "100Mbit/s"}

@@ -9,7 +9,7 @@ import yaml
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from transformer_core.decide.search import pads
-from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.checks import violations
 from transformer_core.study.compared_pairs import members_in
 from transformer_core.study.reservations import largest, on_one_device, reservation
 from transformer_core.study.resolve import check_study, resolve_all

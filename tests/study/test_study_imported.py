@@ -6,9 +6,7 @@ import pytest
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from transformer_core.study.checks.cross_section_rules import violations
-from transformer_core.study.checks.imported_rules import REPORT, asked_in_vain
-from transformer_core.study.checks.study_rules import contradictions
+from transformer_core.study.checks import REPORT, asked_in_vain, contradictions, violations
 from transformer_core.study.users_files import own_models
 
 TASK = {"kind": "import", "factory": "docs.examples.my_training:build"}

@@ -7,7 +7,7 @@ import pytest
 from schemas.config.study import Study
 from schemas.errors import ConfigError
 from transformer_core.common.yaml_files import read_mapping
-from transformer_core.study.declarations.quick_stage import QUICK_VARIANTS, at_stage
+from transformer_core.study.plan import QUICK_VARIANTS, at_stage
 from transformer_core.study.resolve import resolve_all
 from transformer_core.study.variants import read_variants
 

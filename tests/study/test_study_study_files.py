@@ -9,8 +9,8 @@ import pytest
 
 from schemas.config.claims import Claim
 from schemas.errors import ConfigError
-from transformer_core.study.checks.planned_study import plan_study
-from transformer_core.study.declarations.study_files import guard, study_settings
+from transformer_core.study.plan import plan_study
+from transformer_core.study.study_files import guard, study_settings
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,7 @@ from schemas.config.variants import Variant
 from schemas.errors import ConfigError, Unsupported
 from transformer_core.run.launcher import launcher
 from transformer_core.study.certification import short_runs
-from transformer_core.study.checks.cross_section_rules import violations
-from transformer_core.study.checks.study_rules import contradictions
+from transformer_core.study.checks import contradictions, violations
 from transformer_core.study.resolve import check_study, resolve_all
 from transformer_core.study.variants import read_variants
 

@@ -9,7 +9,7 @@ from schemas.errors import Unsupported
 from tests.distributed import run_ranks
 from tests.training.small_training import Watcher, small_setup, small_spec
 from transformer_core.certify.dropout import _moved
-from transformer_core.study.checks.cross_section_rules import violations
+from transformer_core.study.checks import violations
 from transformer_core.training import checkpoint
 from transformer_core.training.loop import optimizer_step, train
 from transformer_core.training.optimizer import (

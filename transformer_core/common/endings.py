@@ -1,12 +1,21 @@
-"""How a job ends that cannot do what it was asked for: with a message, not with a traceback."""
+"""How a job ends: with a message instead of a traceback, with a count of failed attempts, and with
+the command that makes its result again.
+
+A job that fails for a reason that the next attempt may not meet leaves a result all the same, with
+the reason, and the report is made. Beside the result it counts the failed attempts. The count is a
+parameter of the job's rule: where it has grown since, Snakemake makes the result again.
+"""
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from schemas.errors import Refusal
+from transformer_core.common.files import write_text
 
 CHANGES_NO_RESULT = True  # it says what is wrong
 
@@ -49,3 +58,34 @@ def program(main: Callable[..., Any]) -> Callable[..., int]:
         return 1
 
     return run
+
+
+def failures(result: str | Path) -> int:
+    """Attempts at ``result``, a file or folder, that ended for a reason that may be gone."""
+    try:
+        return int(_file(Path(result)).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def count_failure(result: str | Path) -> None:
+    """Let the next call of the same command make ``result`` again."""
+    write_text(_file(Path(result)), f"{failures(result) + 1}\n")
+
+
+def _file(result: Path) -> Path:
+    return result.with_name(f".{result.name}.failures")
+
+
+STUDY_OPTIONS = "STUDY_OPTIONS"
+"""Environment of a job: the options of ``snakemake`` that say which study it works for."""
+
+
+def reproducing_command(target: str | Path) -> str:
+    """The command that makes ``target`` again."""
+    return f"snakemake --cores all {target} {os.environ.get(STUDY_OPTIONS, '')}".strip()
+
+
+def remake(target: str | Path, damaged: str | Path | None = None) -> str:
+    """The remedy for a damaged file of the workflow, and for the ``target`` that needs it."""
+    return f"make it again: {reproducing_command(f'{target} --forcerun {damaged or target}')}"

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.base import Schema
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validation
 from transformer_core.common import seals
-from transformer_core.common.reproducing import remake
+from transformer_core.common.endings import remake
 from transformer_core.common.yaml_files import read_yaml
 
 Record = TypeVar("Record", bound=Schema)

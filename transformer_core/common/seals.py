@@ -20,8 +20,8 @@ from pydantic import Field, ValidationError
 
 from schemas.base import Schema
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
+from transformer_core.common.endings import remake
 from transformer_core.common.files import write_text
-from transformer_core.common.reproducing import remake
 
 CHANGES_NO_RESULT = True  # it says whether a file is what it was
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common import seals
+from transformer_core.common.endings import remake
 from transformer_core.common.files import atomic_path
-from transformer_core.common.reproducing import remake
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -22,9 +22,8 @@ from schemas.config.claims import (
 )
 from schemas.errors import ConfigError
 from schemas.results import ClaimResult, ClaimVerdict, Evidence, FamilyCurve
-from transformer_core.common.endings import program
+from transformer_core.common.endings import program, reproducing_command
 from transformer_core.common.records import check_option, read_as
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.claim_tests import Findings, judge
 from transformer_core.decide.study_results import StudyResults

@@ -27,10 +27,9 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Certificate, Pair, PairedRun, Refinement, Session, Stint, Unsettled
-from transformer_core.common.endings import program
+from transformer_core.common.endings import program, reproducing_command
 from transformer_core.common.progress import SessionLines, log, log_to
 from transformer_core.common.records import check_option, read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import check, write_sealed
 from transformer_core.common.study_clock import CLOCK, JobTimes, read_clock
 from transformer_core.decide.next_sessions import (

@@ -34,10 +34,9 @@ from schemas.config.variants import Variant
 from schemas.errors import ConfigError
 from schemas.results import Certificate, Comparison, Interval, Pair
 from schemas.results.search import BASELINE, Contender, SearchResult
-from transformer_core.common.endings import program
+from transformer_core.common.endings import program, reproducing_command
 from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_as, read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import between_sessions
 from transformer_core.decide.search_final import (

@@ -38,8 +38,8 @@ from schemas.results import (
     Utilisation,
     VariantResult,
 )
+from transformer_core.common.endings import remake
 from transformer_core.common.records import Record, read_as, read_record
-from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import Together
 from transformer_core.common.tables import read_table
 

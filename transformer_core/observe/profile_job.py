@@ -23,11 +23,10 @@ from schemas.config.profiling import Profiling
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Capture, RankCapture, Topology
-from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.observe.nsys import (

@@ -12,11 +12,10 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, Unsupported
 from schemas.results.own_training import OwnTrainingResult
-from transformer_core.common.endings import program
+from transformer_core.common.endings import program, reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.machine.provenance import collect
 from transformer_core.own_training.advice.own_report import own_report
 from transformer_core.own_training.advice.script_changes import script_changes

@@ -12,7 +12,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
 from schemas.config.variants import Variant
-from transformer_core.study.declarations.compositions import with_compositions
+from transformer_core.study.compositions import with_compositions
 from transformer_core.study.resolve import VARIANTS_FILE, spec_of
 
 NEXT_TO_NONE = 1e-9

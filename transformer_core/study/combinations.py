@@ -8,7 +8,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from transformer_core.study.declarations.compositions import contradiction, leaves, loosest
+from transformer_core.study.compositions import contradiction, leaves, loosest
 from transformer_core.study.resolve import resolve
 
 

@@ -12,9 +12,9 @@ from schemas.config.study import Study
 from schemas.config.task import LanguageModel
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
-from transformer_core.study.checks.cross_section_rules import violations
-from transformer_core.study.declarations.compositions import unknown_variant, with_compositions
-from transformer_core.study.declarations.sweeps import place
+from transformer_core.study.checks import violations
+from transformer_core.study.compositions import unknown_variant, with_compositions
+from transformer_core.study.sweeps import place
 
 VARIANTS_FILE = "config/variants.yaml"
 _KINDS = kinds_of(RunSpec)

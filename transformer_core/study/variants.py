@@ -14,8 +14,9 @@ from schemas.config.variants import JOINT, Composition, Sweep, Variant
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.common.endings import program
 from transformer_core.common.yaml_files import check_entries, read_mapping
-from transformer_core.study.declarations.compositions import compose
-from transformer_core.study.declarations.sweeps import (
+from transformer_core.study.compositions import compose
+from transformer_core.study.resolve import VARIANTS_FILE, lineage
+from transformer_core.study.sweeps import (
     Swept,
     combinations_of,
     family,
@@ -24,7 +25,6 @@ from transformer_core.study.declarations.sweeps import (
     wrong_families,
     wrong_with,
 )
-from transformer_core.study.resolve import VARIANTS_FILE, lineage
 
 _OF_SWEEPS = frozenset(Sweep.model_fields) - frozenset(Variant.model_fields)
 """Fields that tell a sweep from a variant."""

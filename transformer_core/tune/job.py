@@ -13,11 +13,10 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.script import ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
-from transformer_core.common.endings import program
+from transformer_core.common.endings import program, reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log, log_to
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.tune.coordinator import LAUNCHERS, Program

@@ -14,24 +14,24 @@ from schemas.base import Schema, seconds_of
 from schemas.config.corpus import SPLITS
 from schemas.config.equivalence import REFERENCE
 from schemas.errors import ConfigError
-from transformer_core.common.attempts import failures
+from transformer_core.common.endings import failures
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import STUDY_OPTIONS
+from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.run import warm_start
 from transformer_core.common.seals import seal_file, seal_of
 from transformer_core.study.certification import compared_with
-from transformer_core.study.declarations.claims_file import (
+from transformer_core.study.study_files import (
     CLAIMS_FILE,
     claim_files,
     claim_pairs,
     read_claims,
 )
-from transformer_core.study.declarations.study_files import study_settings
+from transformer_core.study.study_files import study_settings
 from transformer_core.study.compared_pairs import turn_groups
 from transformer_core.study.ownership import check_foreign, check_owner, work_alone
-from transformer_core.study.checks.imported_rules import asked_in_vain, own_targets
-from transformer_core.study.checks.planned_study import plan_study
+from transformer_core.study.checks import asked_in_vain, own_targets
+from transformer_core.study.plan import plan_study
 from transformer_core.study.reservations import (
     largest,
     on_all_devices,

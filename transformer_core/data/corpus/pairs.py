@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from schemas.config.corpus import Filter, Problem
 from schemas.results.data import CorpusSplit, SkippedPair
-from transformer_core.common.reproducing import remake
+from transformer_core.common.endings import remake
 from transformer_core.common.seals import check
 from transformer_core.data.corpus.readers import Reader
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, snippet, where

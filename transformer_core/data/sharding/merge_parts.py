@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from schemas.config.corpus import Filter
 from schemas.errors import ConfigError
 from schemas.results.data import LengthHistogram, ShardManifest
-from transformer_core.common.endings import in_words, program
-from transformer_core.common.reproducing import remake
+from transformer_core.common.endings import in_words, program, remake
 from transformer_core.common.seals import check
 from transformer_core.data.arrays import add_counts
 from transformer_core.data.corpus.rows import CorpusError

@@ -15,8 +15,8 @@ from schemas.config.corpus import Filter
 from schemas.errors import ConfigError
 from schemas.results.data import LengthHistogram, Shard, ShardManifest
 from transformer_core.common import seals
+from transformer_core.common.endings import remake
 from transformer_core.common.files import sha256
-from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import write_sealed
 from transformer_core.data.arrays import Ragged, add_counts, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError

@@ -21,10 +21,9 @@ from tokenizers import Tokenizer as Bpe
 from schemas.config.tokenizer import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
 from schemas.errors import ConfigError, from_validation
 from schemas.results.data import TokenizerReport
-from transformer_core.common.endings import in_words, program
+from transformer_core.common.endings import in_words, program, remake
 from transformer_core.common.files import sha256
 from transformer_core.common.progress import Progress
-from transformer_core.common.reproducing import remake
 from transformer_core.common.seals import check, write_sealed
 from transformer_core.data.arrays import arrow_array, evenly_spaced
 from transformer_core.data.corpus.pairs import PairFile

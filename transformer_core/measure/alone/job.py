@@ -15,10 +15,9 @@ import safetensors.numpy
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Repeat
-from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import seal, seal_file
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.alone.order import TimedRunOrder

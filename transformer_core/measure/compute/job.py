@@ -13,10 +13,9 @@ from pathlib import Path
 from schemas.config.projection import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, ComputeTimes
-from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.compute.order import RESULT, ComputeOrder

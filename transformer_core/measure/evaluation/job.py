@@ -8,9 +8,8 @@ from pathlib import Path
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results import EvaluationResult, Repeat, Status
-from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.records import check_together, read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
 from transformer_core.run.folder_locks import workplace

@@ -16,8 +16,7 @@ import torch
 
 from schemas.config.profiling import Limits
 from schemas.results import Bandwidth, MatrixRate, Roofline
-from transformer_core.common.endings import program
-from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.endings import program, reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine import hardware
 from transformer_core.measure.limits.copy_rates import array_size, bandwidths, transfers

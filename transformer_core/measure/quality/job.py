@@ -15,9 +15,9 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import SearchResult
 from schemas.results.quality import QualityResult
 from schemas.results.search import BASELINE, BEST
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log
 from transformer_core.common.records import check_together, read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.quality.race import Runner, for_race, race
 from transformer_core.measure.turns.order import RaceOrder

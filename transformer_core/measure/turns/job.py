@@ -21,9 +21,8 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
-from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.measure.turns.comparison import compare_pairs
 from transformer_core.measure.turns.kept_sessions import leave_sessions

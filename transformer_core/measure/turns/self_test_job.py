@@ -19,9 +19,9 @@ from schemas.config.measurement import Comparing, SelfTest
 from schemas.config.run_spec import RunSpec
 from schemas.results import Pair, Session
 from schemas.results.self_test import SelfTestRun
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.turns.kept_sessions import Kept

@@ -16,11 +16,10 @@ from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results.own_training import OwnProfile, OwnProfiles, OwnTrainingResult
 from schemas.results.profiles import Breakdown
-from transformer_core.common.endings import program
+from transformer_core.common.endings import program, reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log_to
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.machine.provenance import collect
 from transformer_core.observe.profile_order import rank_file
 from transformer_core.own_training.order import OwnProfileOrder

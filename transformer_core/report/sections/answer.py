@@ -24,8 +24,8 @@ from schemas.results import (
     Stage,
     Verdict,
 )
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.study_clock import CLOCK, read_clock
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs

@@ -9,8 +9,7 @@ from pathlib import Path
 from schemas.config.parallel import Machine
 from schemas.config.profiling import Limits
 from schemas.results import CollectiveRun
-from transformer_core.common.attempts import count_failure
-from transformer_core.common.reproducing import reproducing_command
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.measure.limits.collectives.order import CollectivesOrder
 from transformer_core.measure.limits.collectives.table import write_table
 from transformer_core.run.folder_locks import workplace

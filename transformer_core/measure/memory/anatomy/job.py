@@ -13,9 +13,8 @@ from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
-from transformer_core.common.attempts import count_failure
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory.anatomy.order import AnatomyOrder, rank_file

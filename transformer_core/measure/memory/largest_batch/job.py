@@ -20,9 +20,9 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import BatchTrial, LargestBatchResult, ShardManifest
 from schemas.results.largest_batch import LimitKind, Purpose
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.reproducing import reproducing_command
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.provenance import collect

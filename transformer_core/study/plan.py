@@ -1,4 +1,4 @@
-"""A study from its settings to everything that the rules need to know of it."""
+"""A study with its run specs, short runs and pairs, and the small stage that may be done first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,16 +8,15 @@ from schemas.config.claims import Claim
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.results.comparisons import Pair
 from transformer_core.study.certification import ShortRun, short_runs
-from transformer_core.study.checks.study_rules import contradictions
+from transformer_core.study.checks import contradictions
 from transformer_core.study.compared_pairs import compared_pairs, family_pairs
-from transformer_core.study.declarations.claims_file import claim_pairs
-from transformer_core.study.declarations.compositions import with_compositions
-from transformer_core.study.declarations.quick_stage import at_stage
+from transformer_core.study.compositions import with_compositions
 from transformer_core.study.link_trials import TrialSpecs, link_trials
 from transformer_core.study.resolve import VARIANTS_FILE, check_study, resolve_all
+from transformer_core.study.study_files import claim_pairs
 from transformer_core.study.variants import Declared
 
 
@@ -70,4 +69,37 @@ def plan_study(
         extra,
         compared_pairs(study, extra, study_file),
         link_trials(study, file=study_file),
+    )
+
+
+QUICK_VARIANTS = 3
+"""Variants of the quick stage beside the baseline."""
+STAGES = ("quick", "all")
+
+
+def at_stage(study: Study, stage: Any, file: str = "study") -> Study:
+    """The part of ``study`` that belongs to a stage; ConfigError for an unknown one.
+
+    ``quick`` is the baseline and the first variants beside it, with what compares and certifies
+    them, and without memory, search, quality and projection: a report after a few minutes. Runs,
+    certificates and profiles have the same names and specs there as in ``all``, which goes on from
+    them; only what takes turns in other groups is timed anew.
+    """
+    if stage == "all":
+        return study
+    if stage != "quick":
+        message, remedy = "is not a stage", nearest(str(stage), STAGES)
+        raise ConfigError([ConfigProblem(file, "stage", stage, message, remedy)])
+    others = [name for name in study.variants if name != study.baseline][:QUICK_VARIANTS]
+    variants = [name for name in study.variants if name in (study.baseline, *others)]
+    return study.model_copy(
+        update={
+            "variants": variants,
+            "comparisons": [pair for pair in study.comparisons if {*pair} <= {*variants}],
+            "memory": None,
+            "search": None,
+            "quality": None,
+            "projection": None,
+            "link_check": None,
+        }
     )

@@ -11,7 +11,7 @@ from schemas.config.families import Family
 from schemas.config.run_spec import RunSpec
 from schemas.config.variants import DATA_SECTIONS, Curve, Sweep, SweepValue, Variant
 from schemas.errors import ConfigProblem, nearest
-from transformer_core.study.declarations.compositions import ComposedVariant
+from transformer_core.study.compositions import ComposedVariant
 
 
 class SweptVariant(Variant):

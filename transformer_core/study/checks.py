@@ -1,0 +1,551 @@
+"""Rules that span several sections of a study or a run spec: devices and batches, number formats and
+compiling, what a task asks of the other sections, names that a study mentions.
+"""
+
+import math
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from schemas.config.batching import FixedSize, PackedRows, TokenBudget
+from schemas.config.corpus import TEXT_KINDS
+from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal, LearnedPositions
+from schemas.config.model import (
+    AnyModel,
+    Compiling,
+    SdpaAttention,
+    StreamsQkv,
+    Transformer,
+    UnpaddedTokens,
+)
+from schemas.config.own_training import ImportedTask
+from schemas.config.parallel import Ddp, Single
+from schemas.config.run_spec import RunSpec
+from schemas.config.script import ScriptTask
+from schemas.config.study import Study
+from schemas.config.task import LanguageModel
+from schemas.errors import ConfigProblem
+from transformer_core.study.reservations import parameters
+
+Violation = tuple[str, Any, str, str]
+"""Field, value, what is wrong, what to do."""
+
+MOST_WEIGHTS = 10**12
+"""Weights of a model: 4 TB in 32 bits, with training state 16 TB."""
+MOST_THREADS = 4_096
+"""Threads of a run on one host: ten times the cores of a large one. Systems allow some 32,000
+processes and threads in all, and what takes them all can no longer be stopped."""
+MOST_TOKENS = 1_000_000_000
+"""Tokens or pairs of a global batch."""
+
+
+def violations(spec: RunSpec) -> Iterator[Violation]:
+    """Every rule that ``spec`` breaks."""
+    yield from of_task(spec)
+    yield from of_imported(spec)
+    yield from _model(spec)
+    yield from _machine(spec)
+    yield from _batching(spec)
+    yield from _rows(spec)
+    yield from _training(spec)
+    yield from _parallel(spec)
+    yield from of_formats(spec)
+    if spec.evaluation.beam_size > spec.tokenizer.vocabulary:
+        yield (
+            "evaluation.beam_size",
+            spec.evaluation.beam_size,
+            f"is more than there are tokens to go on with "
+            f"(tokenizer.vocabulary = {spec.tokenizer.vocabulary})",
+            f"take at most {spec.tokenizer.vocabulary}",
+        )
+
+
+def _model(spec: RunSpec) -> Iterator[Violation]:
+    model = spec.model
+    if isinstance(model, DecoderOnly | HuggingFaceCausal):
+        stack = f"{model.layers} layers"
+    else:
+        stack = f"{model.encoder_layers} + {model.decoder_layers} layers"
+        yield from _width(model)
+    together = isinstance(model, Transformer) and model.memory_products == "together"
+    if together and spec.parallel.sharded:
+        yield (
+            "model.memory_products",
+            "together",
+            "needs the weights of all decoder layers at once, which FSDP gathers layer by layer",
+            "take per_layer, or another strategy",
+        )
+    weights = parameters(spec, spec.tokenizer.vocabulary)
+    if weights > MOST_WEIGHTS:
+        yield (
+            "model.d_model",
+            model.d_model,
+            f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and {stack}",
+            f"take sizes that make at most {MOST_WEIGHTS:.0e}",
+        )
+    yield from _attention(spec)
+    qkv = getattr(model, "qkv", None)
+    if isinstance(qkv, StreamsQkv) and spec.machine.device == "cpu":
+        yield (
+            "model.qkv.kind",
+            "streams",
+            "needs CUDA streams, but machine.device is cpu",
+            "take separate or fused, or set machine.device to auto or cuda",
+        )
+
+
+def _width(model: AnyModel) -> Iterator[Violation]:
+    if model.d_model % model.heads:
+        divisors = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0]
+        near = sorted(divisors, key=lambda n: abs(n - model.heads))[:2]
+        yield (
+            "model.heads",
+            model.heads,
+            f"does not divide model.d_model = {model.d_model}",
+            f"take {' or '.join(map(str, sorted(near)))} heads, or change model.d_model",
+        )
+    if model.d_model % 2:
+        yield (
+            "model.d_model",
+            model.d_model,
+            "is odd, but sinusoidal positions come in pairs of sine and cosine",
+            f"take {model.d_model + 1}",
+        )
+
+
+def _attention(spec: RunSpec) -> Iterator[Violation]:
+    model = spec.model
+    if not isinstance(model, Transformer | DecoderOnly):
+        return
+    if not isinstance(model.attention, SdpaAttention):
+        return
+    field, backend = "model.attention.backend", model.attention.backend
+    if backend == "auto":
+        return
+    if spec.machine.device == "cpu":
+        yield (
+            field,
+            backend,
+            "names a kernel of CUDA devices, but machine.device is cpu",
+            "take auto, or set machine.device to auto or cuda",
+        )
+    if backend in ("flash", "cudnn") and not spec.training.precision.numbers.results:
+        yield (
+            field,
+            backend,
+            f"computes in 16 bits, but training.precision is {spec.training.precision.kind}",
+            "take precision: {kind: bf16}, or the backend efficient",
+        )
+    masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
+    if isinstance(model, DecoderOnly) and backend == "flash" and masked:
+        yield (
+            field,
+            backend,
+            "takes no mask, and with task.texts: masked there is one",
+            "take task.texts: joined, or the backend efficient",
+        )
+    elif (
+        isinstance(model, Transformer)
+        and backend == "flash"
+        and not isinstance(model.tokens, UnpaddedTokens)
+    ):
+        yield (
+            field,
+            backend,
+            "takes no mask, and with tokens: {kind: padded} there is one",
+            "take tokens: {kind: unpadded}, or the backend efficient",
+        )
+
+
+def _machine(spec: RunSpec) -> Iterator[Violation]:
+    machine = spec.machine
+    if machine.link is not None and machine.nodes != 2:
+        yield (
+            "machine.nodes",
+            machine.nodes,
+            "is not 2, but machine.link joins two hosts",
+            "take nodes: 2, or link: null",
+        )
+    hosts = machine.nodes if machine.link is not None else 1
+    processes = hosts * machine.devices_per_node
+    if machine.threads * processes > MOST_THREADS:
+        yield (
+            "machine.threads",
+            machine.threads,
+            f"makes {machine.threads * processes} threads on one host "
+            f"(machine.devices_per_node = {machine.devices_per_node})",
+            f"take at most {MOST_THREADS // processes}, or 0 for an even share of the cores",
+        )
+
+
+def _batching(spec: RunSpec) -> Iterator[Violation]:
+    batching, parts = spec.batching, spec.parts
+    divided = (
+        f"a global batch is divided into {parts} parts "
+        f"({spec.machine.nodes} nodes x {spec.machine.devices_per_node} devices x "
+        f"{spec.training.accumulation.micro_batches} micro-batches)"
+    )
+    unit = "pairs" if isinstance(batching, FixedSize) else "tokens"
+    size = batching.scaled_pairs if isinstance(batching, FixedSize) else batching.scaled_tokens
+    if size > MOST_TOKENS:
+        yield (
+            "batching.scale",
+            batching.scale,
+            f"makes global batches of {size:,} {unit}",
+            f"take at most {MOST_TOKENS / (size / batching.scale):g}, or fewer {unit}",
+        )
+    if isinstance(batching, FixedSize) and batching.scaled_pairs < parts:
+        yield _small_batch(
+            "pairs",
+            batching.pairs,
+            batching.scale,
+            parts,
+            f"{divided}: some device would have no work",
+            "fewer devices or micro-batches",
+        )
+    if isinstance(batching, TokenBudget):
+        longest, texts = spec.longest, isinstance(spec.task, LanguageModel)
+        if batching.scaled_tokens < longest * parts:
+            yield _small_batch(
+                "tokens",
+                batching.tokens,
+                batching.scale,
+                longest * parts,
+                f"{divided}, and {_longest(spec)}: some device would have no work",
+                "a smaller task.context" if texts else "a smaller filter.max_tokens",
+            )
+
+
+def _longest(spec: RunSpec) -> str:
+    if isinstance(spec.task, LanguageModel):
+        return f"a row has {spec.longest} tokens (task.context = {spec.task.context})"
+    return f"a pair may have {spec.longest} tokens (filter.max_tokens = {spec.filter.max_tokens})"
+
+
+def _rows(spec: RunSpec) -> Iterator[Violation]:
+    if isinstance(spec.task, LanguageModel):
+        return
+    if isinstance(spec.batching.rows, PackedRows) and not isinstance(spec.model, Transformer):
+        yield (
+            "batching.rows.kind",
+            "packed",
+            f"needs a model that tells the pairs of a row apart, which one of kind "
+            f"{spec.model.kind} does not",
+            "take rows: {kind: padded}, or model: {kind: transformer}",
+        )
+
+
+def _small_batch(
+    unit: str, size: int, scale: float, needed: int, message: str, other_remedy: str
+) -> Violation:
+    """A global batch of fewer than ``needed`` pairs or tokens; a scale that is set is to blame."""
+    if scale == 1:
+        remedy = f"take at least {needed} {unit}, or {other_remedy}"
+        return f"batching.{unit}", size, message, remedy
+    least = math.ceil(1000 * needed / size) / 1000
+    enough = math.ceil(needed / scale)
+    remedy = f"take at least {least:g}, or at least {enough} {unit}, or {other_remedy}"
+    message = f"makes global batches of {round(size * scale)} {unit}; {message}"
+    return "batching.scale", scale, message, remedy
+
+
+def _training(spec: RunSpec) -> Iterator[Violation]:
+    training, measurement = spec.training, spec.measurement
+    needed = measurement.warmup_steps + measurement.window_steps
+    if training.steps < needed:
+        yield (
+            "training.steps",
+            training.steps,
+            f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}",
+            f"take at least {needed} steps, or shorten the warm-up or the window",
+        )
+    loss = training.loss
+    if loss.only_32_bits and training.precision.numbers.results:
+        yield (
+            "training.loss.kind",
+            loss.kind,
+            f"{loss.only_32_bits}, and with training.precision {training.precision.kind} these "
+            "have 16 bits",
+            "take loss: {kind: one_pass}, or precision: {kind: fp32}",
+        )
+    if loss.of_hidden:
+        yield from _loss_of_hidden(spec)
+    warmup = training.schedule.warmup
+    if warmup > training.steps:
+        yield (
+            "training.schedule.warmup",
+            warmup,
+            f"is longer than the training ({training.steps} steps)",
+            f"take at most {training.steps}",
+        )
+
+
+def _parallel(spec: RunSpec) -> Iterator[Violation]:
+    hook = spec.parallel.message_hook
+    if hook is not None and hook.steps_before >= spec.training.steps:
+        yield (
+            "parallel.hook.start_step",
+            hook.steps_before,
+            f"comes after the training (training.steps = {spec.training.steps}): nothing would be "
+            "compressed",
+            "take a smaller start_step, or more steps",
+        )
+
+
+def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
+    if not isinstance(spec.model, Transformer | DecoderOnly | HuggingFaceCausal):
+        yield (
+            "training.loss.kind",
+            spec.training.loss.kind,
+            f"needs the decoder's output, and a model of kind {spec.model.kind} gives logits",
+            "take loss: {kind: whole}, or model: {kind: transformer}",
+        )
+    if spec.parallel.gathers_logits:
+        yield (
+            "training.loss.kind",
+            spec.training.loss.kind,
+            f"holds no logits that {spec.parallel.kind} could gather",
+            "set parallel.local_loss: true, or take loss: {kind: whole}",
+        )
+
+
+def of_formats(spec: RunSpec) -> Iterator[Violation]:
+    """What cannot be computed, or kept, in 16 bits."""
+    precision, model = spec.training.precision, spec.model
+    numbers = precision.numbers
+    in_bf16 = numbers.products == "bf16" and numbers.results
+    if getattr(model, "residual", "") == "bf16" and not in_bf16:
+        yield (
+            "model.residual",
+            "bf16",
+            f"is a format of 16 bits, but training.precision is {precision.kind}",
+            "take precision: {kind: bf16} or {kind: bf16_weights}, or residual: as_computed",
+        )
+    if numbers.masters:
+        yield from _low_weights(spec)
+    if getattr(model, "compile", "none") != "none":
+        yield from _compiled(spec, model.compile)  # type: ignore[union-attr]
+
+
+def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
+    reason, graphs = "", kind == "graphs"
+    if not isinstance(spec.parallel, Single | Ddp):
+        reason, remedy = f"was not made for {spec.parallel.kind}", "parallel: {kind: ddp}"
+    elif isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens):
+        reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
+    elif getattr(spec.model, "checkpoint", "none") == "layers":
+        reason, remedy = "computes no layer a second time", "model.checkpoint: none"
+    elif graphs and not isinstance(spec.parallel, Single):
+        reason, remedy = "is for one process", "parallel: {kind: single}, compile: layers"
+    elif graphs and spec.training.accumulation.micro_batches > 1:
+        reason = "adds up no gradients of several micro-batches"
+        remedy = "training.accumulation.micro_batches: 1, compile: layers"
+    if reason:
+        yield "model.compile", kind, reason, f"take {remedy}, or model.compile: none"
+
+
+def _low_weights(spec: RunSpec) -> Iterator[Violation]:
+    parallel, optimizer = spec.parallel, spec.training.optimizer
+    reason = ""
+    remedy = "take parallel: {kind: single} or {kind: ddp}"
+    if not isinstance(parallel, Single | Ddp):
+        reason = f"keeps all weights in 32 bits on every rank, which {parallel.kind} does not do"
+        if parallel.kind == "fsdp":
+            remedy = "take parallel.bf16: true, which FSDP has for the same, or parallel: ddp"
+    elif parallel.message_hook is not None:
+        reason = (
+            f"sends gradients of 16 bits, which the hook {parallel.message_hook.kind} does not take"
+        )
+        remedy = "take parallel.hook: null"
+    elif not optimizer.state.takes_masters:
+        reason = (
+            f"needs an optimizer that updates weights of 32 bits, and {optimizer.kind} has none"
+        )
+        remedy = "take optimizer: {kind: adamw}"
+    elif not isinstance(spec.model, Transformer | DecoderOnly):
+        reason = f"was made for this project's models, not for one of kind {spec.model.kind}"
+        causal = isinstance(spec.model, HuggingFaceCausal)
+        kind = "decoder_only" if causal else "transformer"
+        remedy = f"take model: {{kind: {kind}}}, or precision: {{kind: bf16}}"
+    if reason:
+        yield "training.precision.kind", spec.training.precision.kind, reason, remedy
+
+
+_NOT_USED = ("corpus", "filter", "tokenizer", "batching", "model", "evaluation")
+REPORT = "results/report.html"
+_FILES = ("report.md", "results.json", "changes.diff", "profiles.json")
+OWN_TARGETS = (REPORT, *(f"results/own_training/{file}" for file in _FILES))
+"""Targets of a study whose task is a function of the user's (task.kind = import)."""
+SCRIPT_TARGETS = (
+    REPORT,
+    "results/report.md",
+    "results/tune/answer.json",
+    "results/tune/changes.diff",
+)
+"""Targets of a study whose task is a script of the user's (task.kind = script)."""
+
+
+def of_imported(spec: RunSpec) -> Iterator[Violation]:
+    """Sections that the user's own training does not read, but that are set."""
+    if not isinstance(spec.task, ImportedTask | ScriptTask):
+        return
+    for name in _NOT_USED:
+        section, usual = getattr(spec, name), RunSpec.model_fields[name].default
+        if section != usual:
+            field = next(f for f in type(section).model_fields if _differs(section, usual, f))
+            yield (
+                f"{name}.{field}",
+                getattr(section, field),
+                f"is not used: with task.kind = {spec.task.kind}, model and batches are your own",
+                f"leave {name} out; settings of your code go into task",
+            )
+
+
+def _differs(section: object, usual: object, field: str) -> bool:
+    return getattr(section, field) != getattr(usual, field, None)
+
+
+def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
+    """Variants, which are laid over a study's sections, of a study that has none of these."""
+    if isinstance(study.task, ImportedTask | ScriptTask) and study.variants != [study.baseline]:
+        yield ConfigProblem(
+            file,
+            "variants",
+            study.variants,
+            f"is not used: with task.kind = {study.task.kind}, task.techniques says what is tried",
+            f"take variants: [{study.baseline}]",
+        )
+
+
+def own_targets(study: Study) -> tuple[str, ...]:
+    """Targets of a study of the user's own training; none of another study."""
+    kind = study.task.kind
+    return OWN_TARGETS if kind == "import" else SCRIPT_TARGETS if kind == "script" else ()
+
+
+def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
+    """Targets on a command line that a study with a training of the user's own does not have."""
+    if not isinstance(study.task, ImportedTask | ScriptTask):
+        return
+    targets = own_targets(study)
+    for target in asked:
+        if target.startswith("results/") and target not in targets:
+            yield ConfigProblem(
+                "command line",
+                "target",
+                target,
+                f"is not made of a training of your own (task.kind = {study.task.kind})",
+                f"ask for {REPORT}",
+            )
+
+
+def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
+    """Everything that is wrong with a study whose sections are right."""
+    yield from of_imported_study(study, file)
+    for field, path in _named_files(study):
+        message = _unusable(path)
+        if message is not None:
+            remedy = f"check the path (relative ones start at {Path.cwd()})"
+            yield ConfigProblem(file, field, path, message, remedy)
+    if study.quality is not None and isinstance(study.task, LanguageModel):
+        yield ConfigProblem(
+            file,
+            "quality",
+            study.quality.bleu,
+            "asks for BLEU, and task.kind is language_model",
+            "leave quality out",
+        )
+    lists: dict[str, Iterable[object]] = {"self_test.planted": study.self_test.planted}
+    if study.link_check is not None:
+        lists["link_check.bandwidths"] = study.link_check.bandwidths
+    if study.memory is not None:
+        lists["memory.largest_batch.variants"] = study.memory.largest_batch.variants
+    for field, values in lists.items():
+        seen = set()
+        for position, value in enumerate(values):
+            if value in seen:
+                yield ConfigProblem(
+                    file, f"{field}[{position}]", value, "is given twice", "give each value once"
+                )
+            seen.add(value)
+
+
+def _named_files(study: Study) -> Iterator[tuple[str, str]]:
+    """Fields and paths of single files that are read as they are, without a job that says more."""
+    if study.tokenizer.kind != "bpe":
+        yield "tokenizer.path", study.tokenizer.path
+    for name, files in study.traces.items():
+        for position, path in enumerate(files):
+            yield f"traces.{name}[{position}]", path
+
+
+def _unusable(path: str) -> str | None:
+    """Why a file cannot be read; null where it can, as far as can be seen without reading it."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {(getattr(error, 'strerror', None) or str(error)).lower()}"
+    return None if stat.S_ISREG(mode) else "is not a regular file"
+
+
+def of_task(spec: RunSpec) -> Iterator[Violation]:
+    """Every rule about the task of ``spec`` that it breaks."""
+    texts = isinstance(spec.task, LanguageModel)
+    causal = isinstance(spec.model, DecoderOnly | HuggingFaceCausal)
+    if (spec.corpus.kind in TEXT_KINDS) != texts:
+        yield (
+            "corpus.kind",
+            spec.corpus.kind,
+            "holds sentence pairs, and a language model learns from texts"
+            if texts
+            else "holds texts in one language, and a translation learns from sentence pairs",
+            f"take corpus: {{kind: {' or '.join(TEXT_KINDS)}}}"
+            if texts
+            else "take task: {kind: language_model}, or a corpus of pairs",
+        )
+    if causal != texts:
+        yield (
+            "model.kind",
+            spec.model.kind,
+            "translates, and task.kind is language_model"
+            if texts
+            else "gives the next token of a text, and task.kind is translation",
+            "take model: {kind: decoder_only} or huggingface_causal"
+            if texts
+            else "take task: {kind: language_model}, or model: {kind: transformer}",
+        )
+    if isinstance(spec.task, LanguageModel):
+        yield from _of_texts(spec, spec.task)
+
+
+def _of_texts(spec: RunSpec, task: LanguageModel) -> Iterator[Violation]:
+    if spec.filter.max_tokens != task.context:
+        yield (
+            "filter.max_tokens",
+            spec.filter.max_tokens,
+            f"is not task.context = {task.context}: long texts are cut into rows, not left out",
+            "leave it out, or change task.context",
+        )
+    if task.prompt + task.continuation > task.context:
+        yield (
+            "task.continuation",
+            task.continuation,
+            f"and task.prompt = {task.prompt} are more than task.context = {task.context}",
+            "make one of them smaller",
+        )
+    if isinstance(spec.batching.rows, PackedRows):
+        yield (
+            "batching.rows.kind",
+            "packed",
+            "packs sentence pairs; the texts of a language model stand in full rows as it is",
+            "take rows: {kind: padded}",
+        )
+    positions = getattr(spec.model, "positions", None)
+    if isinstance(positions, LearnedPositions) and positions.length < task.context:
+        yield (
+            "model.positions.length",
+            positions.length,
+            f"is less than task.context = {task.context}",
+            f"take at least {task.context}",
+        )

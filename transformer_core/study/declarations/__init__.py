@@ -1,1 +1,0 @@
-"""What the files of config/ declare beside studies: sweeps of variants, and claims."""

@@ -1,0 +1,150 @@
+"""Files of the user: the study with its settings on the command line, and config/claims.yaml."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.config.claims import Claim, Claims, ComparisonTest, TrendTest, numbers_of, variants_of
+from schemas.config.families import Family
+from schemas.config.study import Study
+from schemas.config.variants import Variant
+from schemas.errors import ConfigError, ConfigProblem, nearest
+from transformer_core.common.plain_yaml import parse
+from transformer_core.common.yaml_files import check_entries, read_mapping
+from transformer_core.study.compositions import unknown_variant, with_compositions
+from transformer_core.study.resolve import VARIANTS_FILE
+
+_TEMPLATE = "__use_yte__"
+_SETTINGS = {".yaml", ".yml", ".json"}
+
+
+def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> dict[str, Any]:
+    """The settings in ``files``, each laid over those before it, and on top those in ``entries``,
+    KEY=VALUE as on the command line. ConfigError for what cannot be read."""
+    settings: dict[str, Any] = {}
+    for file in files:
+        read = read_mapping(file)
+        if _TEMPLATE in read:
+            problem = ConfigProblem(
+                str(file), _TEMPLATE, read[_TEMPLATE], "makes a program of the file", "remove it"
+            )
+            raise ConfigError([problem])
+        settings = _laid_over(settings, read)
+    for entry in entries:
+        settings = _laid_over(settings, read_entry(entry))
+    return settings
+
+
+def read_entry(entry: str) -> dict[str, Any]:
+    """One KEY=VALUE of the command line, whose value is YAML."""
+    key, separator, text = entry.partition("=")
+    if not separator:
+        problem = ConfigProblem("--config", entry, None, "has no value", f"write {key}=VALUE")
+        raise ConfigError([problem])
+    return {key: parse(text, f"--config {key}")}
+
+
+def _laid_over(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = _laid_over(old, value)
+        merged[key] = value
+    return merged
+
+
+def guard(arguments: Sequence[str] | None = None) -> None:
+    """End this process if the settings that a command line of Snakemake names cannot be read.
+
+    Snakemake reads them before the Snakefile, without limits: a file of a kilobyte may keep it
+    busy for ever. profiles/default calls this before that.
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--configfile", "--configfiles", nargs="+", action="extend", default=[])
+    parser.add_argument("--config", "-C", nargs="*", action="extend", default=[])
+    try:
+        given, _ = parser.parse_known_args(arguments)
+    except (argparse.ArgumentError, SystemExit):
+        return  # Snakemake says so
+    try:
+        study_settings(given.configfile, given.config)
+    except ConfigError as error:
+        sys.exit(f"the study cannot run as it is:\n{error}{_swallowed(given.configfile)}")
+
+
+def _swallowed(files: Sequence[str]) -> str:
+    """What to do where targets stand behind --configfile, which takes every name that follows."""
+    targets = [file for file in files if Path(file).suffix not in _SETTINGS]
+    if not targets:
+        return ""
+    first = " ".join(targets)
+    return f"\nIs this what to make? Then write it before the option: {first} --configfile ..."
+
+
+CLAIMS_FILE = "config/claims.yaml"
+
+
+def read_claims(
+    path: str | Path,
+    variants: Mapping[str, Variant],
+    families: Mapping[str, Family],
+    variants_file: str = VARIANTS_FILE,
+) -> dict[str, Claim]:
+    """All claims by id; ConfigError if one names a variant or a family that there is not."""
+    claims: dict[str, Claim] = check_entries(read_mapping(path), Claims, str(path))
+    problems = list(_unknown(str(path), claims, variants, families, variants_file))
+    if problems:
+        raise ConfigError(problems)
+    return claims
+
+
+def claim_pairs(claims: Mapping[str, Claim], study: Study) -> list[tuple[str, str]]:
+    """The pairs (variant, reference) of the study that a claim compares, each once."""
+    runs = set(study.variants)
+    pairs = [
+        (test.variant, test.reference)
+        for claim in claims.values()
+        for test in claim.tests
+        if isinstance(test, ComparisonTest) and {test.variant, test.reference} <= runs
+    ]
+    return list(dict.fromkeys(pairs))
+
+
+def claim_files(claims: Mapping[str, Claim]) -> list[str]:
+    """The results that claims take numbers from, as targets, each once."""
+    targets = [
+        number.target
+        for claim in claims.values()
+        for test in claim.tests
+        for number in numbers_of(test)
+    ]
+    return list(dict.fromkeys(targets))
+
+
+def _unknown(
+    file: str,
+    claims: Mapping[str, Claim],
+    variants: Mapping[str, Variant],
+    families: Mapping[str, Family],
+    variants_file: str,
+) -> Iterator[ConfigProblem]:
+    tests = [test for claim in claims.values() for test in claim.tests]
+    named = {name for test in tests for name in variants_of(test).values()}
+    variants = with_compositions(variants, named, file)
+    for name, claim in claims.items():
+        for position, test in enumerate(claim.tests):
+            place = f"{name}.tests[{position}]"
+            for field, variant in variants_of(test).items():
+                if variant not in variants:
+                    message, remedy = unknown_variant(variant, variants)
+                    yield ConfigProblem(file, f"{place}.{field}", variant, message, remedy)
+            if isinstance(test, TrendTest) and test.family not in families:
+                message = f"is no curve of {variants_file}"
+                remedy = nearest(test.family, families)
+                yield ConfigProblem(file, f"{place}.family", test.family, message, remedy)
+            if isinstance(test, ComparisonTest) and test.variant == test.reference:
+                message, remedy = "is compared with itself", "name another reference"
+                yield ConfigProblem(file, f"{place}.reference", test.reference, message, remedy)
