@@ -265,7 +265,8 @@ def _largest(
     bad = []
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
-    for key, (gap, noise) in sorted(relative.items(), key=lambda item: -item[1][0]):
+    # The first step that differs tells most: later ones follow from it.
+    for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
         allowed = MARGIN * max(noise, typical[key[1]], SMALLEST)
         if kind == "update":
             allowed = max(allowed, MARGIN * np.sqrt(max(noise, SMALLEST)) / 3)

@@ -20,7 +20,8 @@ from typing import Any
 
 from transformer_core.tune.isolation import isolated
 from transformer_core.tune.order import Boundary, Line, Order
-from transformer_core.tune.techniques.registry import environment_of
+from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
+from transformer_core.tune.techniques.technique import Rounding
 
 HELLO_SECONDS = 120.0
 """How long a process may take until it has imported torch."""
@@ -57,6 +58,16 @@ class Side:
     files: Mapping[Path, str] = field(default_factory=dict)
     """Files of the program, relative to its folder, with the text that this side has instead."""
     dropout: bool = True
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """The coarsest rounding among the techniques; None for a changed script, which may do
+        anything."""
+        if self.files or self.program:
+            return None
+        order: tuple[Rounding, ...] = ("exact", "float32", "tf32", "bfloat16")
+        found = (order.index(TECHNIQUES[name].rounding) for name in self.techniques)
+        return order[max(found, default=0)]
 
 
 class SideEnded(Exception):

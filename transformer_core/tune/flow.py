@@ -142,7 +142,7 @@ class Tuning:
 
     def run(self) -> Answer:
         """The answer. Raises CannotTune."""
-        answer = self._trust()
+        answer = self.trust()
         self.say(f"run twice: {answer.trust}")
         self._screen(answer)
         candidates = self._candidates(answer)
@@ -158,7 +158,7 @@ class Tuning:
     def _progress(self, stage: str) -> Say:
         return lambda text: self.say(f"{stage}: {text}")
 
-    def _trust(self) -> Answer:
+    def trust(self) -> Answer:
         """Run the script twice, and learn what it is."""
         for _ in range(2):
             try:

@@ -8,17 +8,14 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, inf, log
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from transformer_core.common.files import write_text
 from transformer_core.tune.certificate import Record, certify
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.techniques.registry import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 OWN, AGAIN = "own", "again"
@@ -27,7 +24,6 @@ side, which shows the noise of the comparison."""
 TURN_SECONDS = 0.25
 """A turn lasts at least this long."""
 LEAST_ROUNDS = 3
-ORDER = ("exact", "float32", "tf32", "bfloat16")
 
 
 @dataclass
@@ -78,6 +74,8 @@ class Plan:
     record: int = 6
     """Steps that certificates compare."""
     dropout: bool = True
+    late: int = 0
+    """Steps that are compared once more after the last round."""
 
 
 class Sessions:
@@ -116,8 +114,11 @@ class Sessions:
         with session(self.program, sides, logs, plan.seed, self.facts) as run:
             self._begin(run, plan, found)
             progress("comparing first steps")
-            self._certify(run, plan, found)
+            self._record(run, plan, found, plan.record)
+            self._drop_idle(run, plan, found)
             self._rounds(run, plan, found, progress)
+            if plan.late:
+                self._record(run, plan, found, plan.late)
             for side in [each.name for each in run.sides]:
                 facts = run.attempt(side, lambda side=side: run.facts(side))  # type: ignore[misc]
                 if facts:
@@ -133,34 +134,38 @@ class Sessions:
             run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
         self._failed(run, found)
 
-    def _certify(self, run: Session, plan: Plan, found: Outcome) -> None:
-        """Record the first steps of all sides and compare them."""
+    def _record(self, run: Session, plan: Plan, found: Outcome, steps: int) -> None:
+        """Record steps of all sides, and compare all that was recorded of them so far."""
         records: dict[str, Record] = {}
         for side in plan.sides:
-            if plan.record and run.attempt(
-                side.name,
-                lambda side=side: run.steps(side.name, plan.record, record=True),  # type: ignore[misc]
-            ):
-                files = run.attempt(side.name, lambda side=side: run.records(side.name))  # type: ignore[misc]
-                if files:
-                    records[side.name] = Record.read(files)
+            name = side.name
+            taken = run.attempt(name, lambda name=name: run.steps(name, steps, record=True))  # type: ignore[misc]
+            files = taken and run.attempt(name, lambda name=name: run.records(name))  # type: ignore[misc]
+            if files:
+                records[name] = Record.read(files)
         self._failed(run, found)
         for side in plan.sides:
-            # Whether a change took effect shows only after a step.
-            facts = run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
-            if facts and facts["without_effect"]:
-                run.drop(side.name)
-                found.sides[side.name] = Measured("unsupported", facts["without_effect"][0])
-            elif side.name in records and OWN in records and side.name != OWN and not side.noise:
-                rounding = rounding_of(side)
+            if side.name not in records or OWN not in records or side.name == OWN or side.noise:
+                continue
+            own = side.rounding
+            allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
+            for rounding in allowed:
                 floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
                 certificate = certify(
                     records[side.name], records[OWN], floor, rounding, plan.dropout
                 )
-                found.sides[side.name].certificate = certificate.to_json()
-        # Floors are needed no longer.
+                found.sides[side.name].certificate = certificate.to_json() | {"format": rounding}
+                if certificate.word == "same":
+                    break
+
+    def _drop_idle(self, run: Session, plan: Plan, found: Outcome) -> None:
+        """End sides that no turn is for: floors, and changes that took no effect."""
         for side in plan.sides:
-            if side.noise and side.name != AGAIN:
+            facts = run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
+            if facts and facts["without_effect"]:
+                run.drop(side.name)
+                found.sides[side.name] = Measured("unsupported", facts["without_effect"][0])
+            elif side.noise and side.name != AGAIN and not plan.late:
                 run.drop(side.name)
 
     def _rounds(
@@ -209,15 +214,7 @@ def status_of(error: SideEnded) -> tuple[str, str]:
 
 def replace_dropout(side: Side, dropout: bool) -> Side:
     """``side`` with or without dropout."""
-    return Side(side.name, side.techniques, side.noise, side.program, side.files, dropout)
-
-
-def rounding_of(side: Side) -> Rounding:
-    """The coarsest rounding among the techniques of a side. Changed files may have any."""
-    if side.files or side.program:
-        return "bfloat16"
-    found = [ORDER.index(TECHNIQUES[name].rounding) for name in side.techniques]
-    return ORDER[max(found, default=0)]  # type: ignore[return-value]
+    return replace(side, dropout=dropout)
 
 
 def floor_name(rounding: Rounding) -> str:
@@ -227,12 +224,7 @@ def floor_name(rounding: Rounding) -> str:
 
 def floors(sides: Sequence[Side]) -> list[Side]:
     """The disturbed copies of the script that the certificates of ``sides`` need."""
-    needed = sorted({rounding_of(side) for side in sides} - {"exact", "float32"})
+    needed = sorted({side.rounding or "bfloat16" for side in sides} - {"exact", "float32"})
     return [Side(AGAIN, noise=NOISE["float32"])] + [
         Side(floor_name(rounding), noise=NOISE[rounding]) for rounding in needed
     ]
-
-
-def throughput(seconds: Sequence[float], steps: int) -> float:
-    """Steps per second, from the median round."""
-    return steps / float(np.median(seconds)) if seconds else 0.0

@@ -10,6 +10,15 @@ def headline(answer: Answer) -> str:
         return f"{answer.command} cannot be tuned: {answer.reason}"
     best = answer.best
     if best is None:
+        open_ = [t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED"]
+        if open_:
+            likely = max(open_, key=lambda t: t.ratio or 0)
+            return (
+                "Nothing is certain yet: the most promising change that trains the same model, "
+                f"{listed(likely.techniques)}, is {likely.ratio:.2f} [{likely.low:.2f}, "
+                f"{likely.high:.2f}] times as fast. Give it more time (--time 10min), or a quieter "
+                "machine."
+            )
         return "Keep the script as it is: nothing that trains the same model was faster."
     return (
         f"{best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] times as fast, and the same training, "

@@ -1,0 +1,75 @@
+"""Two versions of a script: the same training, or not, and by what it is seen."""
+
+from pathlib import Path
+
+import pytest
+
+from transformer_core.tune.compare import main
+from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.sessions import OWN, Outcome, Plan, Sessions, floors
+
+SCRIPT = """
+import torch
+from torch import nn
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = torch.randn(64, 32), torch.randint(0, 8, (64,))
+for step in range(20_000):
+    rows = torch.randint(0, 64, (16,))
+    loss = nn.functional.cross_entropy(model(data[0][rows]), data[1][rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+CHANGES = {
+    "another way to write it": ("optimizer.zero_grad()", "model.zero_grad(set_to_none=True)", True),
+    "another dropout": ("Dropout(0.1)", "Dropout(0.3)", False),
+    "other batches": ("(0, 64, (16,))", "(0, 32, (16,))", False),
+    "a frozen layer": ("data = ", "model[0].weight.requires_grad_(False)\ndata = ", False),
+    "half of the loss": ("loss.backward()", "(loss / 2).backward()", False),
+    "another rate": ("lr=1e-3", "lr=2e-3", False),
+}
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """One session with all changed scripts."""
+    folder = tmp_path_factory.mktemp("compare")
+    home = folder / "home"
+    home.mkdir()
+    (home / "old.py").write_text(SCRIPT)
+    sides = [
+        Side(name, files={Path("old.py"): SCRIPT.replace(old, new)})
+        for name, (old, new, _) in CHANGES.items()
+    ]
+    sessions = Sessions(Program(("old.py",), home), folder / "sessions", "key")
+    plan = Plan("all", [Side(OWN), *floors(sides), *sides], 0, 2, record=3, late=2)
+    found = sessions.run(plan, lambda text: None)
+    assert (home / "old.py").read_text() == SCRIPT
+    # What was measured once is read.
+    assert sessions.run(plan, lambda text: pytest.fail("measured again")) == found
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_script_is_judged(name: str, outcome: Outcome) -> None:
+    old, _, same = CHANGES[name]
+    assert old in SCRIPT
+    measured = outcome.sides[name]
+    assert measured.status == "ok", measured.reason
+    assert len(measured.seconds) == 2
+    assert measured.certificate is not None
+    assert (measured.certificate["word"] == "same") is same, measured.certificate["reason"]
+
+
+def test_a_script_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text(SCRIPT)
+    assert main(["old.py", "new.py"]) == 2
+    assert "names no script" in capsys.readouterr().err
