@@ -27,8 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from schemas.config.model import AnyModel
 from schemas.config.training import Training
-from transformer_core.measure.memory.predicted.imitated_cuda import imitated_cuda
-from transformer_core.measure.memory.predicted.predictor import place
+from transformer_core.measure.memory_prediction import imitated_cuda, place
 from transformer_core.models.objective import Objective
 from transformer_core.models.registry import build_model
 from transformer_core.training.optimizer import build_optimizer

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import mstats
 
-from transformer_core.measure.turns.session_ratio import TRIM
+from transformer_core.measure.session_ratio import TRIM
 
 WINDOWS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 

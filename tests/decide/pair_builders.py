@@ -15,7 +15,7 @@ from schemas.results import (
     Topology,
     TurnWindow,
 )
-from transformer_core.measure.turns.session_ratio import session_ratios
+from transformer_core.measure.session_ratio import session_ratios
 
 SHA = "0" * 64
 NOISE = (0.0, 0.01, -0.01, 0.004, -0.004, 0.02, -0.02, 0.001)

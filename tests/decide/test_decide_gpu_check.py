@@ -32,7 +32,7 @@ from schemas.results.gpu_check import (
 )
 from transformer_core.decide import gpu_check as lines
 from transformer_core.decide.gpu_check import against_nvml, largest_batch
-from transformer_core.measure.turns.session_ratio import session_ratios
+from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.report.gpu_check_page import render
 
 GIB = 2**30

@@ -21,7 +21,7 @@ from transformer_core.decide.projection import (
     project,
 )
 from transformer_core.decide.step_model import MIB, step_seconds
-from transformer_core.measure.limits.collectives.table import write_table
+from transformer_core.measure.collectives import write_table
 from transformer_core.parallel.link_times import PAYLOAD_SHARE, all_reduce_seconds
 
 SLOW = LinkModel(bandwidth=8 * MIB)

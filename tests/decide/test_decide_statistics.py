@@ -10,7 +10,7 @@ from transformer_core.decide.intervals import (
     between_sessions,
     simultaneous_ratios,
 )
-from transformer_core.measure.turns.session_ratio import TRIM
+from transformer_core.measure.session_ratio import TRIM
 
 
 def test_no_session_is_refused() -> None:

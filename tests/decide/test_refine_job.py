@@ -19,10 +19,9 @@ from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock
 from transformer_core.decide import refine as job
-from transformer_core.measure.turns import comparison
-from transformer_core.measure.turns.comparison import compare
-from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.sides import Side
+from transformer_core.measure import comparison
+from transformer_core.measure.comparison import compare
+from transformer_core.measure.sessions import Side, TurnsOrder
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from fake_turns import LIMITS, ROUND, ROUNDS, START, FakeTurns, kept_in
 from schemas.results import Session
 from transformer_core.decide.next_sessions import Plan, SoFar, standings, weights
 from transformer_core.decide.refine import spend, unsettled
-from transformer_core.measure.turns.session import SessionEndedError
+from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.statuses import Outcome
 
 

@@ -33,8 +33,8 @@ from transformer_core.decide import search_final, search_trials
 from transformer_core.decide.search import recommended_yaml, search
 from transformer_core.decide.search_moves import considered, own_effects, space_of
 from transformer_core.machine.provenance import collect
-from transformer_core.measure.turns.session import SessionEndedError
-from transformer_core.measure.turns.session_ratio import session_ratios
+from transformer_core.measure.session_ratio import session_ratios
+from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.statuses import Outcome
 from transformer_core.study.resolve import resolve
 

@@ -11,7 +11,7 @@ from pair_builders import provenance
 
 from schemas.errors import Unsupported
 from schemas.results import Topology
-from transformer_core.measure.turns.order import TurnsOrder
+from transformer_core.measure.sessions import TurnsOrder
 from transformer_core.run.coordinator import (
     Hello,
     Leave,

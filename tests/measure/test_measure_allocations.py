@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from transformer_core.measure.memory.anatomy.allocator_events import CpuAllocations, _changes
-from transformer_core.measure.memory.anatomy.storages import StorageTracker
+from transformer_core.observe.allocations import CpuAllocations, _changes
+from transformer_core.observe.followed_step import StorageTracker
 
 N = 50_000
 

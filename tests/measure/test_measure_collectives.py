@@ -14,9 +14,9 @@ from schemas.config.profiling import Limits
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
 from tests.orders import job_command
-from transformer_core.measure.limits.collectives import worker
-from transformer_core.measure.limits.collectives.table import write_table
-from transformer_core.measure.limits.collectives.worker import (
+from transformer_core.measure import collectives_worker as worker
+from transformer_core.measure.collectives import write_table
+from transformer_core.measure.collectives_worker import (
     COLLECTIVES,
     Exchange,
     bus_factor,

@@ -14,8 +14,8 @@ from small_training import small_setup, small_spec
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord
 from tests.orders import job_command
-from transformer_core.measure.compute.job import different_work, work
-from transformer_core.measure.compute.worker import StepTimes, Times, slowest, undisturbed
+from transformer_core.measure.compute import different_work, work
+from transformer_core.measure.compute_worker import StepTimes, Times, slowest, undisturbed
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import EvaluationResult
 from transformer_core.common.endings import failures
 from transformer_core.common.records import read_record
-from transformer_core.measure.evaluation import job
-from transformer_core.measure.evaluation.order import RESULT, EvaluationOrder
+from transformer_core.measure import evaluation as job
+from transformer_core.measure.evaluation import RESULT, EvaluationOrder
 from transformer_core.run.statuses import Outcome
 
 SPEC = RunSpec.model_validate({"variant": "small", "machine": {"threads": 3}})

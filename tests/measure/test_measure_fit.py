@@ -11,8 +11,8 @@ from schemas.results import BatchShape, Parts, PredictedMemory, PredictedRank, P
 from schemas.results.memory import PARTS
 from tests.orders import job_command
 from tests.training.small_training import small_spec
-from transformer_core.measure.memory.predicted import fit_warning
-from transformer_core.measure.memory.predicted.fit_warning import (
+from transformer_core.measure import memory_fit as fit_warning
+from transformer_core.measure.memory_fit import (
     available_bytes,
     doubt,
     warn_before,

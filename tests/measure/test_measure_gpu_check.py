@@ -112,8 +112,8 @@ def test_a_host_needs_no_package_that_only_makes_data_or_judges_studies() -> Non
 import importlib, sys
 for name in ("numba", "scipy", "bitsandbytes", "transformers"):
     sys.modules[name] = None
-for name in ("alone.worker", "turns.worker", "turns.job", "memory.predicted.job",
-             "memory.largest_batch.worker", "gpu_check.attention_truth", "gpu_check.device_facts"):
+for name in ("timed_run_worker", "turns_worker", "turns", "predicted_memory",
+             "largest_batch_worker", "gpu_check.attention_truth", "gpu_check.device_facts"):
     importlib.import_module("transformer_core.measure." + name)
 for name in ("observe.profiler", "decide.gpu_check.lines",
              "report.gpu_check.check_page"):

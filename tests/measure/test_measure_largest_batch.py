@@ -13,16 +13,16 @@ from schemas.config.memory import LargestBatch
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchTrial
 from tests.training.small_training import small_spec
-from transformer_core.measure.memory.largest_batch import job
-from transformer_core.measure.memory.largest_batch.job import (
+from transformer_core.measure import largest_batch as job
+from transformer_core.measure.largest_batch import (
+    BatchTrialOrder,
     Trials,
     find,
     first_size,
     memory_limit,
     search,
 )
-from transformer_core.measure.memory.largest_batch.order import BatchTrialOrder
-from transformer_core.measure.memory.largest_batch.worker import limit_memory
+from transformer_core.measure.largest_batch_worker import limit_memory
 
 MIB = 2**20
 

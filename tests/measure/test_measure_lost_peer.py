@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from transformer_core.measure.alone.order import TimedRunOrder
+from transformer_core.measure.timed_run import TimedRunOrder
 from transformer_core.run import namespaces
 from transformer_core.run.statuses import Outcome, read_outcomes
 from transformer_core.run.supervisor import run_workers
@@ -20,7 +20,7 @@ WORKER = """
 import os, signal, sys, time
 from pathlib import Path
 import torch
-from transformer_core.measure.alone.order import TimedRunOrder
+from transformer_core.measure.timed_run import TimedRunOrder
 from transformer_core.run.program import take_place
 from transformer_core.run.statuses import supervised
 from transformer_core.parallel.strategy import ProcessGroupStrategy

@@ -12,7 +12,7 @@ from schemas.results import MemoryResult
 from tests.observe.capture_builders import write_shards
 from tests.orders import job_command
 from transformer_core.data.sharding.shard_store import open_shards
-from transformer_core.measure.memory.predicted.predictor import predict_ranks
+from transformer_core.measure.memory_prediction import predict_ranks
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,17 +22,20 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from schemas.results import Pair, PairedRun
 from tests.orders import job_command
-from transformer_core.measure.turns import comparison
-from transformer_core.measure.turns import job as module
-from transformer_core.measure.turns import session as session_module
-from transformer_core.measure.turns.comparison import compare, compare_pairs
-from transformer_core.measure.turns.job import pairs_of
-from transformer_core.measure.turns.kept_sessions import Kept, leave_sessions
-from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.session import Sessions
-from transformer_core.measure.turns.session_ratio import log_ratios
-from transformer_core.measure.turns.sides import Side
-from transformer_core.measure.turns.stopping_rule import enough, stop
+from transformer_core.measure import comparison
+from transformer_core.measure import sessions as session_module
+from transformer_core.measure import turns as module
+from transformer_core.measure.comparison import (
+    Kept,
+    compare,
+    compare_pairs,
+    enough,
+    leave_sessions,
+    stop,
+)
+from transformer_core.measure.session_ratio import log_ratios
+from transformer_core.measure.sessions import Sessions, Side, TurnsOrder
+from transformer_core.measure.turns import pairs_of
 from transformer_core.run.coordinator import Coordinator
 
 pytestmark = pytest.mark.slow
@@ -363,9 +366,9 @@ def test_the_coordinator_may_be_elsewhere(fake: Path, tmp_path: Path) -> None:
         assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 
 
-@pytest.mark.parametrize("job", ["job", "self_test_job"])
+@pytest.mark.parametrize("job", ["turns", "self_test"])
 def test_the_supervisor_starts_without_torch(job: str) -> None:
-    code = f"import sys, transformer_core.measure.turns.{job}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, transformer_core.measure.{job}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -377,7 +380,7 @@ def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     slow = COMPARING.model_copy(update={"sessions_least": 2, "pairs": 40, "budget": 0.0})
     code = (
         "import sys; from transformer_core.run import job;"
-        "from transformer_core.measure.turns.order import TurnsOrder;"
+        "from transformer_core.measure.sessions import TurnsOrder;"
         "TurnsOrder.worker = 'fake_side'; sys.argv[0] = 'turns'; sys.exit(job.main())"
     )
     _, _, _, *order = job_command(

@@ -11,7 +11,7 @@ from small_training import small_setup, small_spec
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from transformer_core.machine.step_kernels import FirstStep
-from transformer_core.measure.turns.worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
+from transformer_core.measure.turns_worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
 from transformer_core.observe.turns import PlantedDelay
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process

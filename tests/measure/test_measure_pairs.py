@@ -10,7 +10,7 @@ from pair_builders import session, window
 from scipy import stats
 
 from schemas.results import Pair, Round
-from transformer_core.measure.turns.session_ratio import log_ratios, session_ratio
+from transformer_core.measure.session_ratio import log_ratios, session_ratio
 
 
 def rounds(*ratios: float, base: float = 100.0, backwards: bool = False) -> list[Round]:

@@ -15,8 +15,8 @@ from schemas.results import PARTS, Parts, PredictedMemory, Prediction
 from tests.distributed import run_ranks
 from tests.measure.memory_cases import measure_all, memory_spec, predict
 from tests.training.small_training import VOCABULARY
-from transformer_core.measure.memory.predicted import job
-from transformer_core.measure.memory.predicted.predictor import _on_a_cpu, predict_ranks
+from transformer_core.measure import predicted_memory as job
+from transformer_core.measure.memory_prediction import _on_a_cpu, predict_ranks
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.fsdp import repeated_layers
 from transformer_core.study.resolve import check_study, resolve

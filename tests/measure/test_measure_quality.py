@@ -11,12 +11,10 @@ from tokenizers import Tokenizer, models
 from schemas.config.quality import Quality
 from schemas.config.study import Study
 from schemas.results.search import BASELINE, BEST
-from transformer_core.measure.quality import job
-from transformer_core.measure.quality.looks import Look, Seen
-from transformer_core.measure.quality.race import Runner, for_race, race
-from transformer_core.measure.quality.worker import look
-from transformer_core.measure.turns.session import SessionEndedError
-from transformer_core.measure.turns.sides import Side
+from transformer_core.measure import quality as job
+from transformer_core.measure.quality import Look, Runner, Seen, for_race, race
+from transformer_core.measure.quality_worker import look
+from transformer_core.measure.sessions import SessionEndedError, Side
 from transformer_core.run.coordinator import Report, Turn
 from transformer_core.run.statuses import Outcome
 from transformer_core.training.evaluation import validation_loss

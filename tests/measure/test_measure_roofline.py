@@ -9,12 +9,22 @@ import torch
 from schemas.config.profiling import Limits
 from schemas.results import Roofline
 from transformer_core.machine import hardware
-from transformer_core.measure.limits import matrix_rates, roofline, stopwatch
-from transformer_core.measure.limits.copy_rates import array_size, bandwidths, transfers
-from transformer_core.measure.limits.matrix_rates import matrix_rate, shapes
-from transformer_core.measure.limits.roofline import launch_overhead, main, measure
-from transformer_core.measure.limits.stopwatch import Stopwatch
-from transformer_core.measure.limits.vendor_peaks import vendor_peak, vendor_peaks
+from transformer_core.measure import roofline
+from transformer_core.measure import roofline as matrix_rates
+from transformer_core.measure import roofline as stopwatch
+from transformer_core.measure.roofline import (
+    Stopwatch,
+    array_size,
+    bandwidths,
+    launch_overhead,
+    main,
+    matrix_rate,
+    measure,
+    shapes,
+    transfers,
+    vendor_peak,
+    vendor_peaks,
+)
 
 CPU = torch.device("cpu")
 QUICK = Limits(seconds=0.001, largest_matrix=512)

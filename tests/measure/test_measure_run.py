@@ -9,7 +9,7 @@ import pytest
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, Unsupported
-from transformer_core.measure.alone.order import TimedRunOrder
+from transformer_core.measure.timed_run import TimedRunOrder
 from transformer_core.run.environment import KEPT, allocator_environment
 from transformer_core.run.order import Order
 from transformer_core.run.supervisor import run_workers
@@ -72,7 +72,7 @@ def test_allocators_are_chosen_by_environment(monkeypatch: pytest.MonkeyPatch) -
         allocator_environment("jemalloc")
 
 
-@pytest.mark.parametrize("job", ["alone.job", "turns.job"])
+@pytest.mark.parametrize("job", ["timed_run", "turns"])
 def test_a_supervisor_starts_without_torch(job: str) -> None:
     """It would wait a second or two for torch before every run, and never use it."""
     code = f"import sys, transformer_core.measure.{job}; sys.exit('torch' in sys.modules)"

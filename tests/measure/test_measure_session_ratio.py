@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import mstats
 
 from schemas.results import Pair, Round, TurnWindow
-from transformer_core.measure.turns.session_ratio import TRIM, session_ratio
+from transformer_core.measure.session_ratio import TRIM, session_ratio
 
 
 def rounds(ratios: list[float]) -> list[Round]:

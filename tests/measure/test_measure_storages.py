@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schemas.results import PARTS
-from transformer_core.measure.memory.anatomy.storages import (
+from transformer_core.observe.followed_step import (
     Interval,
     StepMemory,
     Storage,

@@ -12,16 +12,21 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape, Parts, PredictedRank, Prediction
 from transformer_core.data.batching.feeding import CUDA_PREFETCH
-from transformer_core.measure.memory.predicted import sides_together
-from transformer_core.measure.memory.predicted.sides_together import (
+from transformer_core.measure import memory_fit as sides_together
+from transformer_core.measure import sessions as session
+from transformer_core.measure.memory_fit import (
     DoesNotFit,
     keeping,
     keeping_here,
 )
-from transformer_core.measure.turns import session
-from transformer_core.measure.turns.session import PILOT_STEPS, SessionEndedError, Sessions
-from transformer_core.measure.turns.sides import Side, for_devices
-from transformer_core.measure.turns.worker import TurnsOver, TurnTaker, endless
+from transformer_core.measure.sessions import (
+    PILOT_STEPS,
+    SessionEndedError,
+    Sessions,
+    Side,
+    for_devices,
+)
+from transformer_core.measure.turns_worker import TurnsOver, TurnTaker, endless
 from transformer_core.parallel import nvml
 from transformer_core.run.coordinator import Leave, Report, Turn
 from transformer_core.training.loop import train

@@ -12,9 +12,9 @@ from schemas.config.parallel import Machine
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Gpu
-from transformer_core.measure.evaluation import job as evaluation_job
-from transformer_core.measure.evaluation import worker as evaluation_worker
-from transformer_core.measure.evaluation.order import EvaluationOrder
+from transformer_core.measure import evaluation as evaluation_job
+from transformer_core.measure import evaluation_worker
+from transformer_core.measure.evaluation import EvaluationOrder
 from transformer_core.parallel import nvml, settling, shared_gpus, usable_gpus
 from transformer_core.parallel.shared_gpus import require_shared_gpus
 from transformer_core.parallel.topology import Process, this_process

@@ -8,7 +8,7 @@ import pandas as pd
 
 from schemas.results import LengthHistogram, PairedRun, RankMemory, VariantResult
 from transformer_core.common.tables import read_table
-from transformer_core.measure.turns.session_ratio import log_ratios
+from transformer_core.measure.session_ratio import log_ratios
 
 
 def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:

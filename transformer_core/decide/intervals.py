@@ -1,7 +1,7 @@
 """Ratios with intervals that hold all at once; medians and arithmetic of intervals.
 
 Each session of a comparison gives the logarithm of a ratio, and its standard error from the windows
-(:mod:`transformer_core.measure.turns.session_ratio`). The ratio of a comparison is the mean of its
+(:mod:`transformer_core.measure.session_ratio`). The ratio of a comparison is the mean of its
 sessions, each weighted by the inverse of its variance: a session in a noisy minute says less (for
 what it costs that these weights are estimates: Meier, Variance of a weighted mean, 1953). Its
 variance has two parts:

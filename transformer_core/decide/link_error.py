@@ -21,7 +21,7 @@ from transformer_core.common.endings import program
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.tables import read_table
-from transformer_core.measure.turns.session_ratio import log_ratios
+from transformer_core.measure.session_ratio import log_ratios
 
 REAL, EMULATED = "real_link", "emulated_link"
 """Names of the two sides of a trial."""

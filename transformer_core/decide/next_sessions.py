@@ -21,7 +21,7 @@ from transformer_core.decide.intervals import (
     simultaneous_ratios,
 )
 from transformer_core.decide.verdicts import judge
-from transformer_core.measure.turns.comparison import of_two
+from transformer_core.measure.comparison import of_two
 
 SPARE = 1.2
 """How much more is measured than would do if the ratio is where it seems to be."""

@@ -36,7 +36,7 @@ from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.link_error import MEASURED, as_model, measured_link
 from transformer_core.decide.step_model import Compute, step_seconds, worked_example
-from transformer_core.measure.compute.job import work
+from transformer_core.measure.compute import work
 from transformer_core.parallel.link_times import PAYLOAD_SHARE
 
 

@@ -41,9 +41,8 @@ from transformer_core.decide.next_sessions import (
     standings,
     weights,
 )
-from transformer_core.measure.turns.kept_sessions import Kept
-from transformer_core.measure.turns.session import SessionEndedError, Sessions
-from transformer_core.measure.turns.sides import Side, for_devices
+from transformer_core.measure.comparison import Kept
+from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
 from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import add_data, add_log_file

@@ -15,8 +15,7 @@ from schemas.results import Certificate, Pair, Session
 from schemas.results.search import BASELINE
 from transformer_core.common.progress import SessionLines
 from transformer_core.decide.search_moves import NAME, Parts, predicted
-from transformer_core.measure.turns.session import SessionEndedError, Sessions
-from transformer_core.measure.turns.sides import Side
+from transformer_core.measure.sessions import SessionEndedError, Sessions, Side
 from transformer_core.run.coordinator import Coordinator
 from transformer_core.study.combinations import combine
 

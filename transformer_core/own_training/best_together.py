@@ -16,8 +16,8 @@ from schemas.results.own_training import TriedTogether
 from transformer_core.decide.compare import about_sessions
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import judge
-from transformer_core.measure.turns.comparison import compare
-from transformer_core.measure.turns.sides import Side
+from transformer_core.measure.comparison import compare
+from transformer_core.measure.sessions import Side
 from transformer_core.own_training.order import OwnTurnsOrder
 from transformer_core.own_training.techniques import TECHNIQUES, with_techniques
 

@@ -1,6 +1,6 @@
 """What the job asks of the workers of a user's training."""
 
-from transformer_core.measure.turns.order import TurnsOrder
+from transformer_core.measure.sessions import TurnsOrder
 from transformer_core.run.order import Order
 
 

@@ -1,6 +1,6 @@
 """One process of a side that takes turns with the user's training.
 
-Started by :mod:`transformer_core.measure.turns.session`, not by hand.
+Started by :mod:`transformer_core.measure.sessions`, not by hand.
 """
 
 import time
@@ -9,8 +9,8 @@ import torch
 
 from transformer_core.machine.core_affinity import keep_to
 from transformer_core.machine.peak_memory import reset_peak
-from transformer_core.measure.turns.order import TurnsOrder
-from transformer_core.measure.turns.worker import of_session
+from transformer_core.measure.sessions import TurnsOrder
+from transformer_core.measure.turns_worker import of_session
 from transformer_core.observe.turns import TurnsOver, TurnTaker
 from transformer_core.own_training.own_step import build_trainer, first_tensor
 from transformer_core.run.coordinator import Hello, Turns, announced_session

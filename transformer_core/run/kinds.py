@@ -18,36 +18,36 @@ CHANGES_NO_RESULT = True  # each rule names the programs that its orders start
 
 JOBS = MappingProxyType(
     {
-        "collectives": "transformer_core.measure.limits.collectives.job.Collectives",
-        "compute_times": "transformer_core.measure.compute.job.ComputeTimesJob",
-        "evaluation": "transformer_core.measure.evaluation.job.Evaluation",
-        "largest_batch": "transformer_core.measure.memory.largest_batch.job.LargestBatchJob",
-        "memory": "transformer_core.measure.memory.anatomy.job.MemoryAnatomy",
+        "collectives": "transformer_core.measure.collectives.Collectives",
+        "compute_times": "transformer_core.measure.compute.ComputeTimesJob",
+        "evaluation": "transformer_core.measure.evaluation.Evaluation",
+        "largest_batch": "transformer_core.measure.largest_batch.LargestBatchJob",
+        "memory": "transformer_core.measure.memory_anatomy.MemoryAnatomy",
         "profile": "transformer_core.observe.profile_job.ProfileJob",
-        "quality": "transformer_core.measure.quality.job.QualityJob",
-        "self_test": "transformer_core.measure.turns.self_test_job.SelfTestJob",
+        "quality": "transformer_core.measure.quality.QualityJob",
+        "self_test": "transformer_core.measure.self_test.SelfTestJob",
         "short_run": "transformer_core.certify.short_run.ShortRun",
-        "timed_run": "transformer_core.measure.alone.job.TimedRun",
-        "turns": "transformer_core.measure.turns.job.TurnsJob",
+        "timed_run": "transformer_core.measure.timed_run.TimedRun",
+        "turns": "transformer_core.measure.turns.TurnsJob",
     }
 )
 """What rules order."""
 
 ORDERS = MappingProxyType(
     {
-        "anatomy": "transformer_core.measure.memory.anatomy.order.AnatomyOrder",
-        "batch_trial": "transformer_core.measure.memory.largest_batch.order.BatchTrialOrder",
+        "anatomy": "transformer_core.measure.memory_anatomy.AnatomyOrder",
+        "batch_trial": "transformer_core.measure.largest_batch.BatchTrialOrder",
         "capture": "transformer_core.observe.profile_order.CaptureOrder",
-        "collectives": "transformer_core.measure.limits.collectives.order.CollectivesOrder",
-        "compute": "transformer_core.measure.compute.order.ComputeOrder",
-        "evaluation": "transformer_core.measure.evaluation.order.EvaluationOrder",
+        "collectives": "transformer_core.measure.collectives.CollectivesOrder",
+        "compute": "transformer_core.measure.compute.ComputeOrder",
+        "evaluation": "transformer_core.measure.evaluation.EvaluationOrder",
         "own_profile": "transformer_core.own_training.order.OwnProfileOrder",
         "own_short": "transformer_core.own_training.order.OwnShortOrder",
         "own_turns": "transformer_core.own_training.order.OwnTurnsOrder",
-        "race": "transformer_core.measure.turns.order.RaceOrder",
+        "race": "transformer_core.measure.sessions.RaceOrder",
         "short_run": "transformer_core.certify.short_run.ShortRunOrder",
-        "timed_run": "transformer_core.measure.alone.order.TimedRunOrder",
-        "turns": "transformer_core.measure.turns.order.TurnsOrder",
+        "timed_run": "transformer_core.measure.timed_run.TimedRunOrder",
+        "turns": "transformer_core.measure.sessions.TurnsOrder",
     }
 )
 """What jobs order of their workers."""

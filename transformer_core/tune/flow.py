@@ -18,7 +18,7 @@ from typing import Any
 
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.measure.turns.session_ratio import log_ratio_of
+from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune.certificate import Record, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
 from transformer_core.tune.sessions import (

@@ -36,7 +36,7 @@ rule roofline:
     message:
         "Measure what the device reaches"
     shell:
-        "python -m transformer_core.measure.limits.roofline --device {params.device}"
+        "python -m transformer_core.measure.roofline --device {params.device}"
         " --limits {params.limits:q} --output {output} 2>&1 | tee {log}"
 
 

@@ -34,7 +34,7 @@ rule predict_memory:
     message:
         "Predict the memory of every variant"
     shell:
-        "python -m transformer_core.measure.memory.predicted.job --spec {input.specs} --data {params.data}"
+        "python -m transformer_core.measure.predicted_memory --spec {input.specs} --data {params.data}"
         " --output {output} 2>&1 | tee {log}"
 
 

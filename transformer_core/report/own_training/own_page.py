@@ -16,7 +16,7 @@ from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide import intervals as medians
-from transformer_core.measure.turns import session_ratio
+from transformer_core.measure import session_ratio
 from transformer_core.own_training.techniques import TECHNIQUES
 from transformer_core.report.contents import Section
 from transformer_core.report.kit import svg

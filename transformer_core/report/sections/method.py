@@ -6,7 +6,7 @@ from transformer_core.common.study_clock import CLOCK, read_clock
 from transformer_core.decide import compare
 from transformer_core.decide import intervals as medians
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.measure.turns import session_ratio
+from transformer_core.measure import session_ratio
 
 
 def context(results: StudyResults) -> dict[str, Any]:

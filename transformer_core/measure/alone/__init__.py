@@ -1,1 +1,0 @@
-"""A timed training, alone on the machine."""

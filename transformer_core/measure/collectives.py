@@ -1,0 +1,96 @@
+"""Collective operations by message size.
+
+Broadcast, scatter, gather, reduce, all-gather, reduce-scatter, all-reduce, and this project's own
+ring, between the processes of a distributed run, with the backend of the study's devices.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from schemas.config.parallel import Machine
+from schemas.config.profiling import Limits
+from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
+from transformer_core.common import tables
+from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job import Job
+from transformer_core.run.order import Order
+from transformer_core.run.supervisor import attempt, lend_processes
+from transformer_core.study.reservations import on_all_devices
+
+
+class CollectivesOrder(Order):
+    """To time collective operations between the processes of a run."""
+
+    kind = "collectives"
+    work = "transformer_core.measure.collectives_worker"
+
+    limits: Limits
+    """Sizes and time."""
+    table: Path
+    """File of the result."""
+
+    @property
+    def title(self) -> str:
+        return "collectives"
+
+
+def supervise(order: CollectivesOrder) -> None:
+    """Run the workers and make sure that the table says how they ended."""
+    outcome = attempt(order, order.table)
+    if outcome is None:
+        return
+    if outcome.again:
+        count_failure(order.table)
+    run = CollectiveRun(
+        status=outcome.status,
+        reason=outcome.reason,
+        backend=None,
+        world_size=order.spec.world_size,
+        nodes=order.spec.machine.nodes,
+        device=None,
+        command=order.command,
+    )
+    write_table(order.table, [], run)
+
+
+class Collectives(Job):
+    """To measure collective operations by message size, between the processes that a distributed
+    run has."""
+
+    kind = "collectives"
+
+    output: Path
+    """For example results/machine/collectives.parquet."""
+    machine: Machine = Machine()
+    """The devices."""
+    limits: Limits = Limits()
+    """Sizes and time."""
+
+    def run(self, log_file: Path | None) -> None:
+        order = CollectivesOrder(
+            spec=on_all_devices(self.machine, "collectives"),
+            output=self.output.with_suffix(""),
+            command=reproducing_command(self.output),
+            log_file=log_file,
+            limits=self.limits,
+            table=self.output,
+        )
+        lend_processes(order)
+        with workplace(order.output):
+            supervise(order)
+
+
+def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveRun) -> None:
+    """collectives.parquet, whole or not at all."""
+    kinds = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64()}
+    types = [kinds[text.split(":")[0]] for text in COLLECTIVE_COLUMNS.values()]
+    fields = list(zip(COLLECTIVE_COLUMNS, types, strict=True))
+    columns = list(zip(*rows, strict=True)) or [()] * len(types)
+    table = pa.Table.from_arrays(
+        [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)],
+        schema=pa.schema(fields, metadata={"study": run.model_dump_json()}),
+    )
+    tables.write_table(path, table)

@@ -1,0 +1,301 @@
+"""All sessions of sides that take turns, and a record for each comparison of two of them.
+
+A session that is complete is kept in a file of its own, so that a job that was killed goes on with
+the next one, and one that is asked for more goes on from what it has. How many rounds a session
+has, and how many sessions a comparison, depends on the error within sessions and on the budget.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from math import sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from pydantic import ValidationError
+
+from schemas.config.measurement import Comparing
+from schemas.results import Pair, PairedRun, Provenance, Round, Session
+from transformer_core.common.files import write_text
+from transformer_core.common.progress import SessionLines, log
+from transformer_core.common.seals import check, write_sealed
+from transformer_core.machine.provenance import collect
+from transformer_core.measure.session_ratio import session_ratio
+from transformer_core.measure.sessions import Enough, SessionEndedError, Sessions, Side, for_devices
+from transformer_core.run.coordinator import COORDINATOR, Coordinator
+from transformer_core.run.launcher import spans_machines
+from transformer_core.run.statuses import Outcome
+
+
+def compare(
+    sides: Sequence[Side],
+    comparing: Comparing,
+    data: Path,
+    folder: Path,
+    command: str,
+    code: str = "",
+    again: Callable[[], None] = lambda: None,
+) -> dict[str, PairedRun]:
+    """:func:`compare_pairs` of every side but the first with the first; by name of the side."""
+    reference, *variants = (side.name for side in sides)
+    pairs = [Pair(variant, reference) for variant in variants]
+    found = compare_pairs(sides, pairs, comparing, data, folder, command, code, again)
+    return {pair.variant: run for pair, run in found.items()}
+
+
+def compare_pairs(
+    sides: Sequence[Side],
+    pairs: Sequence[Pair],
+    comparing: Comparing,
+    data: Path,
+    folder: Path,
+    command: str,
+    code: str = "",
+    again: Callable[[], None] = lambda: None,
+) -> dict[Pair, PairedRun]:
+    """All sessions of the sides, below ``folder``; a record for each of ``pairs``.
+
+    The first side is the one that says how many steps a turn has. Sessions of the same ``code``
+    that are there already count, unless they have been recorded with the same settings: then the
+    comparisons are asked for anew.
+
+    A side that cannot train gives its status to all of its pairs, and the others begin anew without
+    it. ``again`` is called where a side ended for a reason that may be gone.
+    """
+    started = datetime.now(UTC)
+    comparing = for_devices(comparing, [side.spec for side in sides])
+    found: dict[Pair, PairedRun] = {}
+    while left := [pair for pair in pairs if pair not in found]:
+        needed = [side for side in sides if any(side.name in pair for pair in left)]
+        kept = Kept(folder, needed, comparing, code)
+        found |= _sessions(kept, needed, left, comparing, data, command, started, again)
+    return found
+
+
+class Kept:
+    """The sessions of a comparison, a file each in ``folder``.
+
+    ``key`` says what they are sessions of: files with another key are of another comparison.
+    ``code`` stands for the programs that make them.
+    """
+
+    def __init__(
+        self, folder: Path, sides: Sequence[Side], comparing: Comparing, code: str = ""
+    ) -> None:
+        self.folder = folder
+        named = [[side.name, side.spec.digest(), side.planted] for side in sides]
+        text = json.dumps([named, comparing.model_dump(mode="json", exclude=_HOW_MANY), code])
+        self.key = hashlib.sha256(text.encode()).hexdigest()
+
+    def read(self) -> Iterator[Session]:
+        """The sessions from the first on, as far as there is one after the other."""
+        for number in range(1, sys.maxsize):
+            try:
+                check(self._path(number))
+                kept = json.loads(self._path(number).read_text())
+                if kept["key"] != self.key:
+                    return
+                yield Session.model_validate(kept["session"])
+            except (OSError, ValueError, KeyError, TypeError, ValidationError):
+                return
+
+    def add(self, session: Session) -> None:
+        """Keep a session."""
+        kept = {"key": self.key, "session": session.model_dump(mode="json")}
+        write_sealed(self._path(session.number), json.dumps(kept))
+
+    def recorded(self, comparing: Comparing) -> bool:
+        """Whether the last comparison here came to its end, with these very settings."""
+        file = self.folder / _RECORDED
+        return file.exists() and file.read_text() == comparing.canonical_json()
+
+    def forget(self) -> None:
+        """Keep none of them."""
+        for path in self.folder.glob(_SESSIONS):
+            path.unlink()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"session-{number}.json"
+
+
+def _sessions(
+    kept: Kept,
+    sides: Sequence[Side],
+    pairs: Sequence[Pair],
+    comparing: Comparing,
+    data: Path,
+    command: str,
+    started: datetime,
+    again: Callable[[], None],
+) -> dict[Pair, PairedRun]:
+    """The records of ``pairs``, or of those with a side that ended before the others."""
+    lines = SessionLines(f"{', '.join(side.name for side in sides[1:])} against {sides[0].name}")
+    folder = kept.folder
+    if kept.recorded(comparing):
+        kept.forget()
+    done = list(kept.read())
+    if done:
+        log.info("%s: going on after %d sessions", lines.name, len(done))
+    stopped: Stopped | None = None
+    ended: SessionEndedError | None = None
+    several_hosts = any(spans_machines(side.spec) for side in sides)
+    with Coordinator(folder / COORDINATOR, several_hosts) as coordinator:
+        sessions = Sessions(sides, comparing, data, folder, coordinator, command, started, lines)
+        try:
+            stopped = _until_enough(sessions, pairs, lines, kept, done)
+        except SessionEndedError as error:
+            ended = error
+            if error.outcome.again:
+                again()
+            log.info("%s: %s", lines.name, error)
+    provenance = sessions.provenance or _provenance(sides, command, started)
+    over = [pair for pair in pairs if ended is None or ended.side in pair]
+    return {pair: _record(pair, sides, done, stopped, ended, provenance) for pair in over}
+
+
+Stopped = Literal["precision", "sessions", "budget"]
+
+
+def _until_enough(
+    sessions: Sessions,
+    pairs: Sequence[Pair],
+    lines: SessionLines,
+    kept: Kept,
+    done: list[Session],
+) -> Stopped:
+    """Make sessions, keep them and add them to ``done``; why there are no more of them."""
+    judge = enough(pairs, sessions.comparing)
+    while not (stopped := stop(done, pairs, sessions.comparing)):
+        lines.session = len(done) + 1
+        session = sessions.run(lines.session, judge)
+        kept.add(session)
+        done.append(session)
+        said = []
+        for pair in pairs:
+            ratio = session.ratio(pair)
+            said.append(f"{pair} {ratio.estimate:+.4f} +- {2 * ratio.error:.4f}")
+        log.info(
+            "%s, session %d: %.2f s, log ratios %s",
+            *(lines.name, session.number, session.seconds, ", ".join(said)),
+        )
+    return stopped
+
+
+def _record(
+    pair: Pair,
+    sides: Sequence[Side],
+    done: Sequence[Session],
+    stopped: Stopped | None,
+    ended: SessionEndedError | None,
+    provenance: Mapping[str, Provenance],
+) -> PairedRun:
+    """The record of a pair, without sessions where one of its sides ``ended`` before the others."""
+    outcome = ended.outcome if ended else Outcome(status="ok", reason=None)
+    return PairedRun(
+        reference=pair.reference,
+        variant=pair.variant,
+        **outcome.of_a_result,
+        ended_by=ended.side if ended else None,
+        sessions=[] if ended else [of_two(session, pair) for session in done],
+        others=[side.name for side in sides if side.name not in pair],
+        stopped=stopped,
+        seconds=sum(session.seconds for session in done),
+        provenance={side: provenance[side] for side in pair[::-1]},
+    )
+
+
+def of_two(session: Session, pair: Pair) -> Session:
+    """What a session says of two of its sides."""
+    two = (pair.reference, pair.variant)
+    rounds = [
+        Round(windows=[window for window in rnd.windows if window.side in two])
+        for rnd in session.rounds
+    ]
+    sides = sorted((s for s in session.sides if s.name in two), key=lambda s: two.index(s.name))
+    return session.model_copy(
+        update={"sides": sides, "rounds": rounds, "ratios": [session.ratio(pair)]}
+    )
+
+
+def _provenance(sides: Sequence[Side], command: str, started: datetime) -> dict[str, Provenance]:
+    """As the workers would have told: this process imports torch for it."""
+    return {side.name: collect(side.spec, command, started) for side in sides}
+
+
+_SESSIONS = "session-*.json"
+
+_RECORDED = ".recorded.json"
+
+_HOW_MANY = {
+    "pairs",
+    "sessions_least",
+    "sessions_most",
+    "precision",
+    "budget",
+    "margin",
+    "together",
+}
+"""Settings that say how many sessions and rounds there are, or what is made of them."""
+
+
+def leave_sessions(folder: Path, comparing: Comparing) -> None:
+    """Empty the folder of a comparison that has been recorded, but for what another one, with other
+    settings of how many sessions there are, goes on from."""
+    write_text(folder / _RECORDED, comparing.canonical_json())
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif not path.match(_SESSIONS) and not path.name.startswith("."):
+            path.unlink(missing_ok=True)
+
+
+def stop(
+    sessions: Sequence[Session], pairs: Sequence[Pair], comparing: Comparing
+) -> Stopped | None:
+    """Why no further session is needed for ``pairs``; None if one is.
+
+    Only the error within the sessions decides, never how far sessions are apart: to stop where two
+    happen to agree would make all intervals too narrow.
+    """
+    if len(sessions) < comparing.sessions_least:
+        return None
+    if len(sessions) >= comparing.sessions_most:
+        return "sessions"
+    if all(_error(sessions, pair) < comparing.precision for pair in pairs):
+        return "precision"
+    spent = [session.seconds for session in sessions]
+    if sum(spent) + fmean(spent) > _budget(comparing, pairs):
+        return "budget"
+    return None
+
+
+def enough(pairs: Sequence[Pair], comparing: Comparing) -> Enough:
+    """When a session has its part of the precision, or of the budget."""
+    part = _budget(comparing, pairs) / comparing.sessions_least
+
+    def precise(rounds: Sequence[Round], pair: Pair) -> bool:
+        """Whether this session, with all others like it, would be precise enough."""
+        error = session_ratio(rounds, pair).error
+        return 2 * error < comparing.precision * sqrt(comparing.sessions_least)
+
+    def judge(rounds: Sequence[Round], seconds: float) -> bool:
+        if len(rounds) < comparing.pairs:
+            return False
+        return seconds > part or all(precise(rounds, pair) for pair in pairs)
+
+    return judge
+
+
+def _error(sessions: Sequence[Session], pair: Pair) -> float:
+    """Twice the standard error of the ratio, from the windows alone."""
+    errors = [session.ratio(pair).error for session in sessions]
+    return 2 * sqrt(fmean(error**2 for error in errors) / len(errors))
+
+
+def _budget(comparing: Comparing, pairs: Sequence[Pair]) -> float:
+    """Seconds for all sessions of the sides that are compared."""
+    return comparing.budget * len({name for pair in pairs for name in pair}) / 2

@@ -1,1 +1,0 @@
-"""What one device computes in a step while nobody talks."""

@@ -1,0 +1,98 @@
+"""The evaluation of a trained model: it translates the test split, and its BLEU is computed.
+
+Like a run it always has a result: BLEU and translations, or a status that says why there are none.
+"""
+
+from pathlib import Path
+
+from schemas.config.parallel import Single
+from schemas.config.run_spec import RunSpec
+from schemas.results import EvaluationResult, Repeat, Status
+from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.records import check_together, read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job import TrainingJob
+from transformer_core.run.order import TrainingOrder
+from transformer_core.run.supervisor import attempt
+
+
+def not_evaluated(variant: str, status: Status, reason: str | None) -> EvaluationResult:
+    """The evaluation of a run that left no model, or one that could not or need not be used."""
+    return EvaluationResult(
+        variant=variant,
+        status=status,
+        reason=reason,
+        bleu=None,
+        chrf=None,
+        signature=None,
+        pairs=0,
+        seconds=None,
+        samples=[],
+    )
+
+
+class EvaluationOrder(TrainingOrder):
+    """To translate the test split with a trained model."""
+
+    kind = "evaluation"
+    work = "transformer_core.measure.evaluation_worker"
+
+    weights: Path
+    """model.safetensors of the run."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.variant}, evaluation"
+
+
+def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationResult:
+    """What the worker found, or why there is nothing."""
+    if run.status != "ok":
+        return not_evaluated(run.variant, run.status, run.reason)
+    if order.spec.evaluation.max_pairs == 0:
+        return not_evaluated(run.variant, "ok", None)
+    outcome = attempt(order, order.output / RESULT)
+    if outcome is None:
+        return read_record(order.output / RESULT, EvaluationResult)
+    if outcome.again:
+        count_failure(output)
+    return not_evaluated(run.variant, outcome.status, outcome.reason)
+
+
+def alone(spec: RunSpec) -> RunSpec:
+    """``spec`` in one process on one device, with the cores that the job was given."""
+    one = {"nodes": 1, "devices_per_node": 1, "link": None, "threads": 0}
+    machine = spec.machine.model_copy(update=one)
+    return spec.model_copy(update={"parallel": Single(), "machine": machine})
+
+
+class Evaluation(TrainingJob):
+    """To translate the test split with a trained model, and to score it."""
+
+    kind = "evaluation"
+
+    metrics: Path
+    """metrics.json of the repeat."""
+    weights: Path
+    """Its model.safetensors."""
+
+    def run(self, log_file: Path | None) -> None:
+        manifest, tokenizer = self.data / "shards/test/manifest.json", self.data / "tokenizer.json"
+        made_from = [self.spec, self.metrics, self.weights, manifest, tokenizer]
+        check_together(made_from)
+        repeat = read_record(self.metrics, Repeat)
+        order = EvaluationOrder(
+            spec=alone(read_record(self.spec, RunSpec)),
+            data=self.data,
+            output=self.output.with_suffix(""),
+            command=reproducing_command(self.output),
+            log_file=log_file,
+            weights=self.weights,
+        )
+        with workplace(order.output):
+            found = evaluation(order, repeat, self.output)
+            write_sealed(self.output, found.model_dump_json(indent=2) + "\n", made_from)
+
+
+RESULT = "evaluation.json"

@@ -1,0 +1,260 @@
+"""The largest batch of a variant that fits.
+
+Sizes double until one does not fit, then the interval is halved. Every size is tried in fresh
+processes, and running out of memory is an answer. The size found runs a second time, and the one a
+step larger must fail again.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from schemas.config.batching import FixedSize
+from schemas.config.memory import LargestBatch
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from schemas.results import BatchTrial, LargestBatchResult, ShardManifest
+from schemas.results.largest_batch import LimitKind, Purpose
+from transformer_core.common.endings import reproducing_command
+from transformer_core.common.progress import log
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.machine.hardware import read_hardware
+from transformer_core.machine.provenance import collect
+from transformer_core.run import oom
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job import TrainingJob
+from transformer_core.run.order import Order
+from transformer_core.run.statuses import classify, clear_outcomes, read_outcomes
+from transformer_core.run.supervisor import end_as_stopped, how_ended, run_workers
+
+STEPS_MORE = 4
+"""Steps beyond the answer that are tried until one fails."""
+
+
+class NoAnswerError(Exception):
+    """A trial that ended otherwise than by running out of memory."""
+
+    def __init__(self, trial: BatchTrial) -> None:
+        super().__init__(trial.reason)
+        self.trial = trial
+
+
+def search(fits: Callable[[int], bool], start: int, resolution: float) -> tuple[int, int] | None:
+    """The largest size that fits and the smallest that was found not to; None if 1 does not fit.
+
+    They are at most ``resolution`` of the first apart, or 1.
+    """
+    low = high = start
+    if fits(start):
+        while fits(high := 2 * low):
+            low = high
+    else:
+        while True:
+            if high == 1:
+                return None
+            low = high // 2
+            if fits(low):
+                break
+            high = low
+    while high - low > step_of(low, resolution):
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+def step_of(size: int, resolution: float) -> int:
+    """The largest step from ``size`` to one that does not fit."""
+    return max(1, int(resolution * size))
+
+
+class BatchTrialOrder(Order):
+    """To take a few optimizer steps on batches of one size under a limit of memory."""
+
+    kind = "batch_trial"
+    work = "transformer_core.measure.largest_batch_worker"
+
+    vocabulary: int
+    pairs: int
+    """Of a global batch, which all devices and micro-batches share."""
+    source_tokens: int
+    """Of every sentence; likewise the target's."""
+    target_tokens: int
+    limit: int
+    """Bytes that each process may take."""
+
+
+@dataclass
+class Trials:
+    """Trials of one variant, and what they share. Sizes are counted in pairs for every micro-batch
+    of every device."""
+
+    order: BatchTrialOrder
+    """Of whatever size."""
+    settings: LargestBatch
+    trials: list[BatchTrial]
+
+    @property
+    def spec(self) -> RunSpec:
+        """The variant."""
+        return self.order.spec
+
+    def fits(self, size: int, purpose: Purpose = "search") -> bool:
+        """Whether a batch of this size trains; NoAnswerError if that cannot be told."""
+        pairs = size * self.spec.parts
+        clear_outcomes(self.order.output)
+        (self.order.output / RESULT).unlink(missing_ok=True)
+        began = time.perf_counter()
+        ended = self._attempt(pairs)
+        trial = BatchTrial.model_validate(
+            ended | {"pairs": pairs, "purpose": purpose, "seconds": time.perf_counter() - began}
+        )
+        self.trials.append(trial)
+        log.info(
+            "%s: %s pairs, %s: %s",
+            *(self.spec.variant, f"{pairs:,}", purpose.replace("_", " "), trial.status),
+        )
+        if trial.status not in ("ok", "oom"):
+            raise NoAnswerError(trial)
+        return trial.status == "ok"
+
+    def _attempt(self, pairs: int) -> dict[str, Any]:
+        order = self.order.model_copy(update={"pairs": pairs})
+        result = order.output / RESULT
+        kills, code = oom.kernel_kills(), 0
+        try:
+            code = run_workers(order)
+        except Unsupported as error:
+            status, reason = classify(error)
+            return {"status": status, "reason": reason, "peak_bytes": None}
+        if code == 0 and result.exists():
+            peak = json.loads(result.read_text())["peak_bytes"]
+            return {"status": "ok", "reason": None, "peak_bytes": peak}
+        if code in (-signal.SIGTERM, -signal.SIGINT):
+            end_as_stopped(order.output, code)
+        outcome = read_outcomes(order.output)
+        status, reason = "failed", how_ended(code)
+        if outcome is not None:
+            status, reason = outcome.status, outcome.reason or reason
+        if oom.kernel_kills() > kills:
+            status, reason = "oom", oom.reason_of_kill()
+        elif outcome is None and code < 0:
+            # Libraries that cannot get memory under the limit end their process.
+            status, reason = "oom", f"A process ended by itself under the limit: {how_ended(code)}."
+        return {"status": status, "reason": reason, "peak_bytes": None}
+
+
+def find(trials: Trials, start: int) -> dict[str, Any]:
+    """The answer, confirmed, as fields of its record."""
+    resolution = trials.settings.resolution
+    no_answer = {"largest_pairs": None, "step_pairs": None, "confirmed": False}
+    try:
+        found = search(trials.fits, start, resolution)
+        if found is None:
+            reason = f"Not even the smallest batch fits. {trials.trials[-1].reason}"
+            return no_answer | {"status": "oom", "reason": reason}
+        low, high = found
+        while not trials.fits(low, "confirmation"):
+            low, high = low - step_of(low, resolution), low
+            if low < 1:
+                reason = "No size fitted a second time."
+                return no_answer | {"status": "oom", "reason": reason}
+        # Needs differ a little from run to run: a size that failed may fit the next time.
+        steps_more, failed_again = 1, not trials.fits(high, "one_step_more")
+        while not failed_again and steps_more < STEPS_MORE:
+            high += step_of(low, resolution)
+            steps_more, failed_again = steps_more + 1, not trials.fits(high, "one_step_more")
+    except NoAnswerError as error:
+        return no_answer | {"status": error.trial.status, "reason": error.trial.reason}
+    parts = trials.spec.parts
+    return {
+        "status": "ok",
+        "reason": None if failed_again else "Sizes beyond one that failed fitted after all.",
+        "largest_pairs": low * parts,
+        "step_pairs": (high - low) * parts,
+        "confirmed": failed_again,
+    }
+
+
+def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]:
+    """What bounds a process, and by how many bytes: as the study says, else the whole device."""
+    hardware = read_hardware()
+    cuda = spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(hardware.gpus))
+    kind: LimitKind = "torch_allocator" if cuda else "data_segment"
+    if settings.limit is not None:
+        return kind, settings.limit
+    if cuda and hardware.gpus:
+        return kind, min(gpu.memory_bytes for gpu in hardware.gpus)
+    return kind, hardware.memory_bytes // spec.processes_per_node
+
+
+def first_size(spec: RunSpec, tokens: int) -> int:
+    """The size of the spec's own batches, of rows of ``tokens``."""
+    batching = spec.batching
+    if isinstance(batching, FixedSize):
+        return max(1, batching.scaled_pairs // spec.parts)
+    return max(1, batching.scaled_tokens // tokens // spec.parts)
+
+
+def measure(
+    spec: RunSpec, settings: LargestBatch, manifest: ShardManifest, output: Path
+) -> LargestBatchResult:
+    """Search, in the folder beside the ``output``."""
+    started = datetime.now(UTC)
+    kind, limit = memory_limit(spec, settings)
+    source_tokens, target_tokens = (
+        max(lengths) + (not manifest.texts)
+        for lengths in (manifest.lengths.source, manifest.lengths.target)
+    )
+    order = BatchTrialOrder(
+        spec=spec,
+        output=output.with_suffix(""),
+        command=reproducing_command(output),
+        vocabulary=manifest.vocabulary,
+        pairs=1,
+        source_tokens=source_tokens,
+        target_tokens=target_tokens,
+        limit=round(limit * (1 - settings.margin)),
+    )
+    trials = Trials(order, settings, [])
+    answer = find(trials, first_size(spec, source_tokens + target_tokens))
+    return LargestBatchResult.model_validate(
+        answer
+        | {
+            "variant": spec.variant,
+            "limit_kind": kind,
+            "limit_bytes": limit,
+            "margin": settings.margin,
+            "source_tokens": source_tokens,
+            "target_tokens": target_tokens,
+            "trials": trials.trials,
+            "provenance": collect(spec, order.command, started),
+        }
+    )
+
+
+class LargestBatchJob(TrainingJob):
+    """To find the largest batch of a variant that fits into memory."""
+
+    kind = "largest_batch"
+
+    settings: LargestBatch = LargestBatch()
+    """largest_batch of the study."""
+
+    def run(self, log_file: Path | None) -> None:
+        spec = read_record(self.spec, RunSpec)
+        manifest = read_record(self.data / "shards/train/manifest.json", ShardManifest)
+        with workplace(self.output.with_suffix("")):
+            result = measure(spec, self.settings, manifest, self.output)
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+
+
+RESULT = "trial.json"

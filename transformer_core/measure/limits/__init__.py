@@ -1,1 +1,0 @@
-"""What the devices and links of this machine reach."""

@@ -1,1 +1,0 @@
-"""Collective operations by message size."""

@@ -1,1 +1,0 @@
-"""Where memory goes, what a run will need, and the largest batch that fits."""

@@ -1,1 +1,0 @@
-"""Where the memory of a variant goes, measured over a few steps."""

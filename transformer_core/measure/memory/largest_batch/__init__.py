@@ -1,1 +1,0 @@
-"""The largest batch of a variant that fits."""

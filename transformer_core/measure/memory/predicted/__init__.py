@@ -1,1 +1,0 @@
-"""The memory of a run spec, without running it."""

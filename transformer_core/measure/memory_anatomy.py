@@ -1,0 +1,102 @@
+"""Where the memory of a variant goes.
+
+A few steps in fresh processes, never the timed run: memory at every milestone, by rank, and what it
+is for. Like a timed run it always has a result, with a status that says why there is nothing else.
+"""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from schemas.config.run_spec import RunSpec
+from schemas.results import MemoryResult
+from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.machine.provenance import collect
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job import TrainingJob
+from transformer_core.run.order import TrainingOrder
+from transformer_core.run.supervisor import attempt, lend_processes
+
+
+def steps_of(spec: RunSpec) -> int:
+    """Steps until a step is like all that follow: DDP makes its buckets anew in the second, the
+    optimizer its state in the first, and PowerSGD starts late."""
+    hook = spec.parallel.message_hook
+    return 3 if hook is None else hook.steps_before + 3
+
+
+class AnatomyOrder(TrainingOrder):
+    """To train a few steps on the heaviest batch, and to follow their memory."""
+
+    kind = "anatomy"
+    work = "transformer_core.measure.memory_anatomy_worker"
+
+    steps: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.variant}, memory"
+
+
+def measure(order: AnatomyOrder) -> MemoryResult:
+    """Run the workers; what they found, or how they ended."""
+    started = datetime.now(UTC)
+    spec, folder = order.spec, order.output
+    for file in folder.glob(rank_file("*")):
+        file.unlink()
+    outcome = attempt(order, folder / rank_file(0))
+    record: dict[str, Any] = {
+        "variant": spec.variant,
+        "steps": order.steps,
+        "provenance": collect(spec, order.command, started),
+    }
+    if outcome is not None:
+        if outcome.again:
+            count_failure(folder.with_suffix(".json"))
+        record |= outcome.of_a_result
+        record |= dict.fromkeys(("topology", "parameters", "decoding"))
+        record |= {"mixed_precision": False, "ranks": [], "foreign": []}
+        return MemoryResult.model_validate(record)
+    found = [json.loads((folder / rank_file(r)).read_text()) for r in range(spec.world_size)]
+    ranks = [rank for of_process in found for rank in of_process["ranks"]]
+    # Ranks that share a host see the same processes.
+    foreign = {(p["device"], p["pid"]): p for of_process in found for p in of_process["foreign"]}
+    parts = [rank["anatomy"] for rank in ranks if rank["anatomy"] is not None]
+    record |= {name: found[0][name] for name in ("topology", "parameters", "decoding")}
+    record |= {"status": "ok", "reason": None, "traceback": None, "ranks": ranks}
+    record |= {"mixed_precision": any(part["master_weights_bytes"] for part in parts)}
+    return MemoryResult.model_validate(record | {"foreign": list(foreign.values())})
+
+
+class MemoryAnatomy(TrainingJob):
+    """To measure where the memory of a variant goes."""
+
+    kind = "memory"
+
+    steps: int = Field(default=0, ge=0)
+    """Training steps; 0 for as many as it takes."""
+
+    def run(self, log_file: Path | None) -> None:
+        spec = read_record(self.spec, RunSpec)
+        order = AnatomyOrder(
+            spec=spec,
+            data=self.data,
+            output=self.output.with_suffix(""),
+            command=reproducing_command(self.output),
+            log_file=log_file,
+            steps=self.steps or steps_of(spec),
+        )
+        lend_processes(order)
+        with workplace(order.output):
+            result = measure(order)
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+
+
+def rank_file(rank: int | str) -> str:
+    """What a rank leaves beside the result."""
+    return f"rank-{rank}.json"

@@ -1,0 +1,154 @@
+"""Whether runs fit into memory, by their prediction: one alone, or the sides of a comparison together.
+
+Nothing here imports torch: supervisors use it.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from schemas.config.run_spec import RunSpec
+from schemas.results import PredictedMemory, Prediction
+from transformer_core.common.files import write_text
+from transformer_core.common.progress import log
+from transformer_core.parallel import nvml
+from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.oom import HINT, free_bytes, plain_size
+
+CHANGES_NO_RESULT = True  # it warns in the log
+
+
+def doubt(prediction: Prediction, available: int | None) -> str | None:
+    """A warning if a process of the run needs more than ``available`` bytes of its device; None if
+    it fits, or nobody knows."""
+    needed = prediction.process_bytes or prediction.peak_bytes
+    if needed is None or available is None or needed <= available:
+        return None
+    return (
+        f"WARNING: {prediction.variant} will probably run out of memory: {plain_size(needed)} "
+        f"predicted for each process, {plain_size(available)} available. {HINT}"
+    )
+
+
+def available_bytes(spec: RunSpec, device: str) -> int | None:
+    """Memory that each process of a run could take now on a ``device`` of this kind; None where it
+    is not known."""
+    if device == "cpu":
+        return free_bytes() // spec.processes_per_node
+    visible = visible_gpus()
+    free = [
+        count
+        for identity, count in nvml.free_by_uuid().items()
+        if any(identity in seen for seen in visible)
+    ]
+    return min(free, default=None)
+
+
+def warn_before(spec: RunSpec, predicted: Path) -> None:
+    """Say in the log and on the terminal if ``spec`` does not fit by the prediction in a file, if
+    there is one. A file that cannot be read is no reason to stop a run."""
+    if not predicted.exists():
+        return
+    try:
+        found = PredictedMemory.model_validate_json(predicted.read_text()).predictions
+    except (OSError, ValidationError) as error:
+        log.info("%s: no prediction of memory, %s", spec.variant, type(error).__name__)
+        return
+    for prediction in found:
+        if prediction.variant != spec.variant or prediction.device is None:
+            continue
+        warning = doubt(prediction, available_bytes(spec, prediction.device))
+        if warning is not None:
+            log.warning("%s", warning)
+            if sys.stderr.isatty():  # where the log alone has the lines
+                print(warning, file=sys.stderr)
+
+
+Keeping = Literal["all", "state"]
+"""What a side keeps on its devices while others have their turns: everything, or only what it
+cannot do without (weights, optimizer state, buckets), so that it gives the rest back."""
+
+KEPT_PARTS = ("weights_bytes", "optimizer_bytes", "buckets_bytes")
+
+
+class DoesNotFit(Exception):
+    """The side ``side`` needs more memory than there is."""
+
+    def __init__(self, side: str, reason: str) -> None:
+        super().__init__(reason)
+        self.side = side
+
+
+def keeping(predictions: Mapping[str, Prediction], available: int | None) -> Keeping:
+    """What sides with these predictions, the reference's first, may keep between their turns.
+
+    Where nobody knows how much memory is ``available``, or how much a side needs, it is tried.
+    Raises DoesNotFit if the reference alone needs more, or not even one side fits beside what the
+    others cannot do without.
+    """
+    whole = {side: found.process_bytes for side, found in predictions.items()}
+    needs = [count for count in whole.values() if count is not None]
+    if available is None or len(needs) < len(whole):
+        return "all"
+    reference = next(iter(predictions))
+    if (needed := needs[0]) > available:
+        raise DoesNotFit(reference, _sentence(f"{reference} alone", needed, available))
+    if sum(needs) <= available:
+        return "all"
+    kept = {side: _kept_bytes(found) for side, found in predictions.items()}
+    largest = max(predictions, key=lambda side: (whole[side] or 0) - kept[side])
+    together = (whole[largest] or 0) + sum(kept.values()) - kept[largest]
+    if together > available:
+        beside = f"{largest} beside what the others cannot do without"
+        raise DoesNotFit(largest, _sentence(beside, together, available))
+    return "state"
+
+
+def keeping_here(sides: Mapping[str, RunSpec], data: Path, folder: Path) -> Keeping:
+    """:func:`keeping` of run specs by side, on the GPUs of this host; "all" where it has none."""
+    reference = next(iter(sides.values()))
+    if not any(map(uses_gpus, sides.values())):
+        return "all"
+    available = available_bytes(reference, "cuda")
+    if available is None:
+        return "all"
+    predictions = _predicted(sides, data, folder)
+    return "all" if predictions is None else keeping(predictions, available)
+
+
+def _predicted(
+    sides: Mapping[str, RunSpec], data: Path, folder: Path
+) -> dict[str, Prediction] | None:
+    """In a process of its own, since this one does not import torch; None if that fails."""
+    files = [folder / f"{side}.spec.json" for side in sides]
+    for file, spec in zip(files, sides.values(), strict=True):
+        write_text(file, spec.canonical_json())
+    output = folder / "predicted.json"
+    job = "transformer_core.measure.predicted_memory"
+    options = ["--data", str(data), "--output", str(output)]
+    try:
+        subprocess.run(
+            [sys.executable, "-m", job, "--spec", *map(str, files), *options], check=True
+        )
+        found = PredictedMemory.model_validate_json(output.read_text()).predictions
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("no prediction whether the sides fit: %s", error)
+        return None
+    return dict(zip(sides, found, strict=True))
+
+
+def _kept_bytes(prediction: Prediction) -> int:
+    parts = [sum(getattr(rank.anatomy, part) for part in KEPT_PARTS) for rank in prediction.ranks]
+    return max(parts, default=0) + (prediction.context_bytes or 0)
+
+
+def _sentence(what: str, needed: int, available: int) -> str:
+    return (
+        f"{what} is predicted to need {plain_size(needed)} of a GPU, of which "
+        f"{plain_size(available)} are free. {HINT}"
+    )

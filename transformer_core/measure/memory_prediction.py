@@ -1,0 +1,371 @@
+"""The memory that a run spec needs, without running it.
+
+The training is put together as always and takes two steps, but on fake tensors, which have shapes
+and no memory: any size takes seconds. A process group of the same size, whose messages go nowhere,
+stands for the other ranks.
+
+Where there is no GPU, torch cannot take fake tensors of one through a backward pass. So those of
+the CPU stand for them, and the operations whose memory depends on the device are replaced by what
+CUDA takes in their place: attention without its weights, dropout with a mask of a byte, and the
+operations that CUDA's autocast computes in 32 bits (PyTorch, "Autocast Op Reference").
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from schemas.config.batching import PackedRows
+from schemas.config.parallel import Central, DataParallel, Ddp
+from schemas.config.run_spec import RunSpec
+from schemas.config.training import Accumulation, Fp32, Sgd
+from schemas.results import BatchShape, PredictedRank
+from transformer_core.data.batching.feeding import evaluation_batches
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.measure.heaviest_batch import (
+    blank_batch,
+    expected_shape,
+    heaviest_batch,
+    largest_shape,
+    longest_rows,
+    shape_of,
+)
+from transformer_core.models.device_kind import laid_out_for
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.objective import objective_of
+from transformer_core.models.registry import build_model
+from transformer_core.observe.followed_step import (
+    Interval,
+    StepMemory,
+    StorageTracker,
+    followed_step,
+)
+from transformer_core.parallel.messages import MIB, buckets, copy_back, flatten, gradients
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.parallel.topology import Process
+from transformer_core.training.assemble import Trainer, equip
+from transformer_core.training.precision import Autocast, ScaledAutocast, set_matmul
+
+VALIDATION_TOKENS = 8_192
+"""Tokens of a validation batch, as in ``evaluation_batches``."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a rank works on: its micro-batches of one step, and a validation batch."""
+
+    training: list[BatchShape]
+    validation: BatchShape
+
+
+def shapes(
+    spec: RunSpec, vocabulary: int, stores: tuple[PairStore, PairStore] | None, shares: int
+) -> Shapes:
+    """The heaviest batches: of the training and validation pairs, where they are there, else those
+    that the settings of the corpus allow."""
+    micro_batches = spec.training.accumulation.micro_batches
+    if stores is None:
+        return Shapes(
+            [expected_shape(spec, shares * micro_batches)] * micro_batches,
+            longest_rows(spec, VALIDATION_TOKENS // spec.longest),
+        )
+    train, validation = stores
+    _, batch = heaviest_batch(spec, train, vocabulary, shares)
+    _, first = next(evaluation_batches(validation))
+    return Shapes([shape_of(micro) for micro in batch.micro_batches], shape_of(first))
+
+
+def predict_ranks(
+    spec: RunSpec,
+    vocabulary: int,
+    device: torch.device,
+    stores: tuple[PairStore, PairStore] | None = None,
+) -> tuple[list[PredictedRank], int]:
+    """The memory of rank 0, and of rank 1 where the others do other work; and the parameters of the
+    whole model.
+
+    Where there is no GPU, that of a CUDA ``device`` is imitated. Unsupported where that cannot be,
+    or there is nothing to train.
+    """
+    spec.refuse_without_meaning()
+    parallel, world_size = spec.parallel, spec.world_size
+    if isinstance(parallel, DataParallel):
+        # The same scheme, in one process: a device is what a rank is there.
+        parallel = Central(kind="central", local_loss=parallel.local_loss)
+        world_size = spec.machine.devices_per_node
+    spec = spec.model_copy(update={"parallel": parallel})
+    central = isinstance(parallel, Central)
+    shares = 1 if central else world_size
+    shape = shapes(spec, vocabulary, stores, shares)
+    others = [1] if central and world_size > 1 else []
+    imitation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if device.type == "cuda" and not torch.cuda.is_available():
+        imitation, device = imitated_cuda(), torch.device("cpu")
+        spec = _on_a_cpu(spec)
+    with imitation:
+        predicted = [
+            _predict_rank(spec, vocabulary, Process(rank, world_size, 0, world_size, device), shape)
+            for rank in [0, *others]
+        ]
+    return [rank for rank, _ in predicted], predicted[0][1]
+
+
+def _on_a_cpu(spec: RunSpec) -> RunSpec:
+    """``spec`` with products of 32 bits, which take the same memory, in place of those of a format
+    that only CUDA devices have."""
+    if spec.numbers.device != "cuda":
+        return spec
+    training = spec.training.model_copy(update={"precision": Fp32()})
+    return spec.model_copy(update={"training": training})
+
+
+def _predict_rank(
+    spec: RunSpec, vocabulary: int, process: Process, shape: Shapes
+) -> tuple[PredictedRank, int]:
+    device = process.device
+    packed = isinstance(spec.batching.rows, PackedRows)
+    with torch.device("meta"):
+        model = build_model(spec.model, vocabulary, packed)
+    # It may have to look at a product, which has no numbers on fake tensors.
+    set_matmul(spec.training.precision, device)
+    with _silent_group(spec, process):
+        strategy = _strategy(spec, process)
+        with FakeTensorMode(allow_non_fake_inputs=True), StorageTracker(device.type) as tracker:
+            place(model, device)
+            trainer = _trainer(spec, process, strategy, model)
+            trainer.module.train()
+            batch = blank_batch(shape.training, device)
+            for _ in range(2):
+                step = followed_step(trainer, batch, tracker)
+            validation = _validate(trainer, shape.validation, tracker)
+    predicted = PredictedRank(
+        rank=process.rank,
+        batch=largest_shape(batch),
+        at_peak=step.at_peak,
+        anatomy=step.largest,
+        training_bytes=int(step.total.max()),
+        validation_bytes=int(validation.total.max()),
+    )
+    return predicted, trainer.parameters
+
+
+@contextlib.contextmanager
+def _silent_group(spec: RunSpec, process: Process) -> Iterator[None]:
+    """A process group for the strategies that need one; messages in it go nowhere."""
+    if spec.parallel.one_process:
+        yield
+        return
+    dist.init_process_group(
+        "fake", rank=process.rank, world_size=process.world_size, store=FakeStore()
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _strategy(spec: RunSpec, process: Process) -> Strategy:
+    accumulation = spec.training.accumulation
+    if isinstance(spec.parallel, Ddp):
+        return ExpectedDdp(spec.parallel, process, accumulation)
+    return build_strategy(spec.parallel, process, spec.machine, accumulation)
+
+
+def place(model: nn.Module, device: torch.device) -> None:
+    """Put fake tensors on ``device`` in place of the model's, tied ones once."""
+    # The old ones stay alive meanwhile, since each is known by its address.
+    placed: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    for module in model.modules():
+        for name, old in module._parameters.items():
+            if old is not None:
+                new = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+                module._parameters[name] = placed.setdefault(id(old), (old, new))[1]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+
+
+def _trainer(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
+    eight_bit = spec.training.optimizer.state.moment_bits == 8
+    if eight_bit:
+        training = spec.training.model_copy(update={"optimizer": Sgd(kind="sgd")})
+        spec = spec.model_copy(update={"training": training})
+    trainer = equip(spec, process, strategy, model)
+    if eight_bit:
+        trainer = replace(trainer, optimizer=ExpectedEightBit(trainer.module.parameters()))
+    if isinstance(trainer.precision, ScaledAutocast):
+        # Whether a step is skipped depends on numbers, which fake tensors have not.
+        plain = Autocast(process.device.type, trainer.precision.dtype)
+        trainer = replace(trainer, precision=plain)
+    return trainer
+
+
+@torch.no_grad()
+def _validate(trainer: Trainer, shape: BatchShape, tracker: StorageTracker) -> StepMemory:
+    """One validation batch, as :func:`transformer_core.training.evaluation.validation_loss` takes it,
+    while gradients and optimizer state are still there."""
+    trainer.model.eval()
+    begin = tracker.operations
+    (batch,) = blank_batch([shape], trainer.device).micro_batches
+    with trainer.precision.autocast():
+        logits = objective_of(trainer.spec, trainer.model).logits(batch.source, batch.target_input)
+    token_loss_sum(logits, batch.target_output, 0.0)
+    return StepMemory(tracker, [Interval("forward", begin, tracker.operations)])
+
+
+_BLOCK, _SMALL = 256, 4096
+"""Elements that share a scale, and elements below which moments stay in 32 bits (bitsandbytes)."""
+
+
+class ExpectedDdp(Strategy):
+    """The memory of DistributedDataParallel without its reducer.
+
+    Buckets exist all the time. Gradients are copied into them, or are views into them. A
+    compression hook copies each full bucket once more. PowerSGD keeps the errors of all buckets,
+    and copies a full one.
+    """
+
+    def __init__(self, spec: Ddp, process: Process, accumulation: Accumulation) -> None:
+        super().__init__(process)
+        self.spec = spec
+        self.every = accumulation.synchronise == "every"
+        self.parameters: list[nn.Parameter] = []
+        self.kept: list[Tensor] = []
+        self.reduces = False
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        hook = self.spec.hook
+        for group in buckets(self.parameters[::-1], self.spec.bucket_mb * MIB):
+            bucket = flatten(group)
+            self.kept.append(bucket)
+            if hook is not None and hook.keeps_errors:
+                self.kept.append(torch.zeros_like(bucket))
+            parts = bucket.split([parameter.numel() for parameter in group])
+            for parameter, part in zip(group, parts, strict=True):
+                last = bucket if parameter is group[-1] else None
+                parameter.register_post_accumulate_grad_hook(partial(self._reduce, part, last))
+        return module
+
+    def sync_context(self, last: bool) -> Any:
+        self.reduces = self.spec.overlap and (last or self.every)
+        return super().sync_context(last)
+
+    def reduce_gradients(self) -> None:
+        if self.spec.overlap:
+            return
+        for group in buckets(gradients(self.parameters)[::-1], self.spec.bucket_mb * MIB):
+            flat = flatten(group)
+            dist.all_reduce(flat)
+            copy_back(flat, group)
+
+    def _reduce(self, part: Tensor, full: Tensor | None, parameter: nn.Parameter) -> None:
+        if not self.reduces:
+            return
+        if self.spec.bucket_view:
+            parameter.grad = part.view_as(parameter)
+        hook = self.spec.hook
+        if full is not None and hook is not None and hook.rounds_to is not None:
+            full.to(torch.float16)
+        if full is not None and hook is not None and hook.keeps_errors:
+            full.clone()
+
+
+class ExpectedEightBit(Optimizer):
+    """The memory of AdamW with 8-bit moments: two bytes a parameter and two scales a block."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make the state, and change nothing."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if state or parameter.grad is None:
+                    continue
+                for moment in ("1", "2"):
+                    if parameter.numel() < _SMALL:
+                        state[f"state{moment}"] = torch.zeros_like(parameter)
+                        continue
+                    like = partial(parameter.new_zeros, dtype=torch.float32)
+                    state[f"state{moment}"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    state[f"absmax{moment}"] = like(-(-parameter.numel() // _BLOCK))
+                    state[f"qmap{moment}"] = like(256)
+
+
+@contextmanager
+def imitated_cuda() -> Iterator[None]:
+    """Take the memory that CUDA's kernels would."""
+    with laid_out_for("cuda"), _CudaKernels():
+        yield
+
+
+class _CudaKernels(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _INSTEAD.get(func, func)(*args, **(kwargs or {}))
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
+) -> Tensor:
+    """The memory-efficient kernel; that of FlashAttention keeps as much."""
+    fused = torch.backends.cuda
+    if not (fused.mem_efficient_sdp_enabled() or fused.flash_sdp_enabled()):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
+    if attn_mask is not None:
+        shape = (q.size(0), q.size(1), q.size(2), k.size(2))
+        attn_mask = attn_mask.to(q.dtype).expand(shape)
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    heads: Tensor = kernel(q, k, v, attn_mask, True, dropout_p, is_causal)[0]
+    return heads
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+def _in_32_bits(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def wide(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return function(x.float() if torch.is_autocast_enabled("cpu") else x, *args, **kwargs)
+
+    return wide
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _attention,
+    F.dropout: _dropout,
+    **{
+        function: _in_32_bits(function)
+        for function in (
+            F.layer_norm,
+            F.softmax,
+            F.log_softmax,
+            torch.softmax,
+            torch.log_softmax,
+            Tensor.softmax,
+            Tensor.log_softmax,
+        )
+    },
+}

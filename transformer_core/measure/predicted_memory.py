@@ -1,0 +1,174 @@
+"""The memory that run specs need, without running them.
+
+``python -m transformer_core.measure.predicted_memory --spec FILE...``: the tensors are those of two
+steps and a validation on tensors without memory; what a process takes besides is measured once on
+this machine. Without the corpus, batches are the largest that the settings allow.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.config.parallel import DataParallel, Ddp
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from schemas.results import PredictedMemory, Prediction, ShardManifest
+from transformer_core.common.endings import program
+from transformer_core.common.progress import log, log_to
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.data.sharding.shard_store import PairStore, open_shards
+from transformer_core.machine.hardware import read_hardware
+from transformer_core.measure.memory_fit import doubt
+from transformer_core.measure.memory_prediction import predict_ranks
+from transformer_core.measure.process_context import measured_context
+from transformer_core.run.statuses import classify
+
+Contexts = dict[str, dict[str, int | None]]
+"""What a process takes by kind of device, then by kind of run."""
+
+
+def predict(
+    spec: RunSpec,
+    vocabulary: int,
+    stores: tuple[PairStore, PairStore] | None = None,
+    contexts: Contexts | None = None,
+) -> Prediction:
+    """What a run of ``spec`` needs on each device; a status says why where it cannot be told."""
+    began = time.perf_counter()
+    device = device_of(spec)
+    alone = "single" if spec.world_size == 1 else "distributed"
+    record: dict[str, Any] = {
+        "variant": spec.variant,
+        "device": device.type,
+        "context_bytes": (contexts or {}).get(device.type, {}).get(alone),
+        "capacity_bytes": capacity(spec, device),
+        "notes": notes(spec, device),
+    }
+    try:
+        ranks, parameters = predict_ranks(spec, vocabulary, device, stores)
+        record |= {"status": "ok", "reason": None, "ranks": ranks, "parameters": parameters}
+    except Exception as error:
+        # torch may know an operation, but not on tensors without memory: a prediction less.
+        status, reason = classify(error)
+        status = "unsupported" if isinstance(error, Unsupported) else "failed"
+        record |= {"status": status, "reason": reason, "ranks": [], "parameters": None}
+    return Prediction.model_validate(record | {"seconds": time.perf_counter() - began})
+
+
+def takes_memory(spec: RunSpec) -> str:
+    """What the memory of a run depends on; equal for specs that differ in other things only."""
+    data = spec.model_dump(mode="json", exclude={"variant", "evaluation", "measurement"})
+    for setting in ("log_every", "validate_every", "checkpoint_every", "schedule", "seed"):
+        del data["training"][setting]
+    return json.dumps(data, sort_keys=True)
+
+
+def device_of(spec: RunSpec) -> torch.device:
+    """The device of the first rank."""
+    cuda = spec.machine.device == "cuda"
+    if spec.machine.device == "auto":
+        cuda = torch.cuda.is_available()
+    return torch.device("cuda", 0) if cuda else torch.device("cpu")
+
+
+def capacity(spec: RunSpec, device: torch.device) -> int | None:
+    """Memory that each process may fill; null where there is no such device here."""
+    hardware = read_hardware()
+    if device.type == "cpu":
+        return hardware.memory_bytes // spec.processes_per_node
+    return min((gpu.memory_bytes for gpu in hardware.gpus), default=None)
+
+
+def notes(spec: RunSpec, device: torch.device) -> list[str]:
+    """What is not taken from the run's own code."""
+    found = []
+    if isinstance(spec.parallel, Ddp):
+        found.append("DDP's reducer cannot work without memory: its buckets are counted instead.")
+    if isinstance(spec.parallel, DataParallel):
+        found.append("Predicted as the same scheme with a process per device.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        found.append("There is no GPU here: the memory of CUDA's kernels is imitated on the CPU.")
+    return found
+
+
+def _context(device: torch.device) -> dict[str, int | None]:
+    """What a process takes; nothing known where the probe fails, which is no reason to predict
+    nothing."""
+    try:
+        return measured_context(device)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("what a process takes on %s is not known: %s", device, error)
+        return {}
+
+
+def tell(prediction: Prediction) -> str:
+    """The prediction in a line."""
+    if prediction.status != "ok" or prediction.peak_bytes is None:
+        return f"{prediction.variant}: {prediction.status}, {prediction.reason}"
+    text = f"{prediction.variant}: tensors {_mib(prediction.peak_bytes)}"
+    if prediction.process_bytes is not None:
+        text += f", with the process {_mib(prediction.process_bytes)}"
+    if prediction.capacity_bytes is not None:
+        text += f" of {_mib(prediction.capacity_bytes)}"
+    return text + {True: "", False: ": does not fit", None: ""}[prediction.fits]
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.measure.predicted_memory",
+        description="Predict the memory that run specs need on each device, without running them.",
+    )
+    parser.add_argument("--spec", type=Path, nargs="+", required=True, help="run specs as JSON")
+    parser.add_argument(
+        "--data", type=Path, help="results/data/<corpus> with shards: batches as they will be"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--no-context", action="store_true", help="predict the tensors only")
+    options = parser.parse_args(arguments)
+    log_to(None)
+    specs = [read_record(path, RunSpec) for path in options.spec]
+    stores, vocabulary = None, None
+    if options.data is not None:
+        train, validation = (
+            options.data / "shards" / s / "manifest.json" for s in ("train", "validation")
+        )
+        stores = open_shards(train), open_shards(validation)
+        vocabulary = read_record(train, ShardManifest).vocabulary
+    contexts: Contexts = {}
+    if not options.no_context:
+        here = {device_of(spec).type for spec in specs} - (
+            {"cuda"} if not torch.cuda.is_available() else set()
+        )
+        contexts = {kind: _context(torch.device(kind)) for kind in sorted(here)}
+    predictions: list[Prediction] = []
+    known: dict[str, Prediction] = {}
+    for spec in specs:
+        key = takes_memory(spec)
+        if key not in known:
+            size = vocabulary or spec.tokenizer.vocabulary
+            known[key] = predict(spec, size, stores, contexts)
+        predictions.append(known[key].model_copy(update={"variant": spec.variant}))
+        log.info("%s", tell(predictions[-1]))
+        if warning := doubt(predictions[-1], predictions[-1].capacity_bytes):
+            log.warning("%s", warning)
+    if options.output is not None:
+        result = PredictedMemory(predictions=predictions)
+        write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

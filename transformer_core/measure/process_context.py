@@ -1,0 +1,91 @@
+"""What a process takes before it has a tensor of any size.
+
+Libraries, code that is loaded when it first runs, threads and, on a GPU, the CUDA context: measured
+in a fresh process, ``python -m transformer_core.measure.process_context``, that
+trains a model of next to nothing for a step.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from schemas.config.run_spec import RunSpec
+from schemas.results import BatchShape
+from transformer_core.measure.heaviest_batch import blank_batch
+from transformer_core.models.registry import build_model
+from transformer_core.parallel import nvml
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.topology import Process
+from transformer_core.training.assemble import equip
+from transformer_core.training.loop import optimizer_step
+
+VOCABULARY = 300
+SMALL: dict[str, Any] = {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2}
+
+
+def measured_context(device: torch.device) -> dict[str, int | None]:
+    """Bytes on ``device`` of a process of a ``single`` and of a ``distributed`` run: the resident
+    set on a CPU, NVML's number on a GPU, null where NVML does not tell."""
+    command = [
+        sys.executable,
+        "-m",
+        "transformer_core.measure.process_context",
+        "--device",
+        device.type,
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, int | None] = json.loads(done.stdout)
+    return found
+
+
+def read(device: torch.device, before: dict[str, int]) -> int | None:
+    """What this process has now; ``before`` is what the GPUs held when it had nothing."""
+    if device.type != "cuda":
+        return int(psutil.Process().memory_info().rss)
+    torch.cuda.synchronize(device)
+    identity = nvml.cuda_uuid(device.index or 0) or ""
+    used = nvml.process_memory(identity).get(os.getpid())
+    if used is None and identity in before:
+        used = nvml.memory_by_uuid()[identity] - before[identity]
+    return None if used is None else used - torch.cuda.memory_reserved(device)
+
+
+def train_a_step(kind: str, device: torch.device) -> None:
+    """One step of the small model under a strategy."""
+    machine = {"device": device.type, "devices_per_node": 1}
+    spec = RunSpec.model_validate(
+        {"variant": "context", "model": SMALL, "parallel": {"kind": kind}, "machine": machine}
+    )
+    process = Process(0, 1, 0, 1, device)
+    model = build_model(spec.model, VOCABULARY).to(device)
+    strategy = build_strategy(spec.parallel, process, spec.machine, spec.training.accumulation)
+    trainer = equip(spec, process, strategy, model)
+    shape = BatchShape(rows=2, source_tokens=4, target_tokens=4)
+    optimizer_step(trainer, blank_batch([shape], device), 1e-4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True, help="kind of device")
+    device = torch.device(parser.parse_args().device)
+    before = nvml.memory_by_uuid()
+    found = {}
+    train_a_step("single", device)
+    found["single"] = read(device, before)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    train_a_step("ddp", device)
+    found["distributed"] = read(device, before)
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

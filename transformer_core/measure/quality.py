@@ -1,0 +1,228 @@
+"""How long the baseline and what is recommended take until they translate as well as asked.
+
+A speed-up says how much sooner the same steps are done, a certificate that they are the same steps.
+This shows what both come to. The two train in turns until both are there, so that a drift of the
+machine meets both. There is always a result: where a side fails, it says why.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from schemas.config.measurement import Comparing
+from schemas.config.quality import Quality
+from schemas.config.run_spec import RunSpec
+from schemas.results import SearchResult, Translation
+from schemas.results.quality import QualityLook, QualityResult, QualitySide
+from schemas.results.search import BASELINE, BEST
+from transformer_core.common.endings import reproducing_command
+from transformer_core.common.progress import log
+from transformer_core.common.records import check_together, read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.sessions import Ask, RaceOrder, SessionEndedError, Sessions, Side
+from transformer_core.run.coordinator import COORDINATOR, Coordinator, Task, Turn
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job import TrainingJob
+from transformer_core.run.statuses import Outcome
+from transformer_core.run.supervisor import end_on_request
+
+
+def time_to_quality(
+    baseline: RunSpec, found: SearchResult, goal: Quality, data: Path, folder: Path, command: str
+) -> QualityResult:
+    """Both trainings, unless the baseline is all that is recommended."""
+    if found.status != "found":
+        return _result(goal, "not_run", "nothing but the baseline is recommended")
+    began = time.monotonic()
+    runners = [
+        Runner(Side(BASELINE, for_race(baseline, goal), order=RaceOrder), [found.baseline]),
+        Runner(Side(BEST, for_race(found.spec, goal), order=RaceOrder), found.parts),
+    ]
+    with Coordinator(folder / COORDINATOR, baseline.machine.nodes > 1) as coordinator:
+        sessions = Sessions(
+            [runner.side for runner in runners],
+            Comparing(),
+            data,
+            folder,
+            coordinator,
+            command,
+            datetime.now(UTC),
+            lambda text: log.info("quality: %s", text),
+        )
+        race(sessions, runners, goal)
+    status, reason = _outcome(runners, goal)
+    return _result(goal, status, reason, runners, sessions, time.monotonic() - began)
+
+
+@dataclass
+class Runner:
+    """A side on its way."""
+
+    side: Side
+    parts: Sequence[str]
+    looks: list[QualityLook] = field(default_factory=list)
+    samples: list[Translation] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=lambda: Outcome(status="ok", reason=None))
+
+    def arrived(self, goal: Quality) -> QualityLook | None:
+        """The first look with the BLEU that is asked for."""
+        return next((look for look in self.looks if look.bleu >= goal.bleu), None)
+
+    def on_the_way(self, goal: Quality) -> bool:
+        """Whether it has steps left, and a reason to take them."""
+        done = self.looks[-1].step if self.looks else 0
+        return self.arrived(goal) is None and done + goal.every <= self.side.spec.training.steps
+
+    def run(self, ask: Ask, goal: Quality) -> QualityLook:
+        """A turn, and a look at what it has come to."""
+        reports = ask(self.side, Turn(0, goal.every))
+        seen: Seen = ask(self.side, Look(goal.max_pairs, SAMPLES))[0]
+        before = self.looks[-1] if self.looks else None
+        self.looks.append(
+            QualityLook(
+                step=(before.step if before else 0) + goal.every,
+                seconds=(before.seconds if before else 0.0) + max(r.seconds for r in reports),
+                loss=seen.loss,
+                bleu=seen.bleu,
+            )
+        )
+        self.samples = seen.samples
+        return self.looks[-1]
+
+    def record(self, goal: Quality) -> QualitySide:
+        """What is said of it."""
+        return QualitySide(
+            name=self.side.name,
+            parts=list(self.parts),
+            status=self.outcome.status,
+            reason=self.outcome.reason,
+            looks=self.looks,
+            arrived=self.arrived(goal),
+            samples=self.samples,
+        )
+
+
+def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
+    """How it ended, and that in a sentence."""
+    for runner in runners:
+        if runner.outcome.status != "ok":
+            return "failed", f"{runner.side.name}: {runner.outcome.reason}"
+    away = [runner for runner in runners if not runner.arrived(goal)]
+    if not away:
+        return "arrived", f"both reach {goal.bleu:g} BLEU"
+    best = [max(look.bleu for look in runner.looks) for runner in away if runner.looks]
+    said = " and ".join(runner.side.name for runner in away)
+    return "not_arrived", (
+        f"{said}: {' and '.join(f'{bleu:.1f}' for bleu in best) or 'no'} BLEU after "
+        f"{max((r.looks[-1].step for r in away if r.looks), default=0)} steps; more time "
+        "(quality.budget) or steps (quality.steps) change that"
+    )
+
+
+def _result(
+    goal: Quality,
+    status: str,
+    reason: str,
+    runners: Sequence[Runner] = (),
+    sessions: Sessions | None = None,
+    seconds: float = 0.0,
+) -> QualityResult:
+    arrived = [look for runner in runners if (look := runner.arrived(goal))]
+    ratio = None
+    if len(arrived) == 2:
+        baseline, best = (look.seconds for look in arrived)
+        ratio = best / baseline
+    return QualityResult.model_validate(
+        {
+            "status": status,
+            "reason": reason,
+            "bleu": goal.bleu,
+            "pairs": goal.max_pairs,
+            "sides": [runner.record(goal) for runner in runners],
+            "time_ratio": ratio,
+            "seconds": seconds,
+            "provenance": sessions.provenance if sessions else {},
+        }
+    )
+
+
+class QualityJob(TrainingJob):
+    """To train the baseline and what is recommended until both translate as well as asked."""
+
+    kind = "quality"
+
+    search: Path
+    """search.json."""
+    goal: Quality
+    """quality of the study."""
+
+    def run(self, log_file: Path | None) -> None:
+        end_on_request()
+        splits = [self.data / f"shards/{split}/manifest.json" for split in ("train", "validation")]
+        made_from = [self.spec, self.search, self.data / "tokenizer.json", *splits]
+        check_together(made_from)
+        baseline = read_record(self.spec, RunSpec)
+        found = read_record(self.search, SearchResult)
+        folder, command = self.output.with_suffix(""), reproducing_command(self.output)
+        with workplace(folder):
+            result = time_to_quality(baseline, found, self.goal, self.data, folder, command)
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n", made_from)
+        log.info("quality: %s", result.reason)
+
+
+SAMPLES = 3
+
+
+def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
+    """``spec`` as a training of the race: its length, and nothing that interrupts it."""
+    # A whole number of turns.
+    steps = max(1, goal.steps // goal.every) * goal.every
+    training = spec.training.model_dump()
+    training |= {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
+    if goal.schedule is not None:
+        training["schedule"] = goal.schedule.model_dump()
+    return RunSpec.model_validate(spec.model_dump() | {"training": training})
+
+
+def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
+    """Let the runners train in turns until all have arrived, or the time or the steps are spent.
+
+    Of a side that ends before, the outcome says why; what was seen until then stays.
+    """
+    end = time.monotonic() + goal.budget
+    turn = 0
+    try:
+        with sessions.gathered() as (ask, _):
+            sessions.provenance |= sessions.provenances(ask)
+            while (left := [r for r in runners if r.on_the_way(goal)]) and time.monotonic() < end:
+                for runner in left[::-1] if turn % 2 else left:
+                    seen = runner.run(ask, goal)
+                    sessions.progress(
+                        f"{runner.side.name}, step {seen.step}: {seen.bleu:.1f} BLEU after "
+                        f"{seen.seconds:.0f} s"
+                    )
+                turn += 1
+    except SessionEndedError as error:
+        next(r for r in runners if r.side.name == error.side).outcome = error.outcome
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rank reports."""
+
+    loss: float
+    bleu: float
+    samples: list[Translation]
+
+
+@dataclass(frozen=True)
+class Look(Task):
+    """To report how well the training translates now: the first ``pairs`` of the validation split,
+    greedily, ``samples`` of them shown."""
+
+    pairs: int
+    samples: int
+    answer: ClassVar[Any] = Seen

@@ -1,1 +1,0 @@
-"""Time to quality: two trainings in turns, until both translate as well as asked."""

@@ -1,0 +1,420 @@
+"""What the devices of this machine reach: ``python -m transformer_core.measure.roofline``.
+
+Matrix products of random numbers by format, copies in memory, the overhead of an operation, copies
+between host and device. Each is repeated for a short while and the best repetition counts, as in
+STREAM: what disturbs a measurement only makes it slower. Random numbers, because a GPU that
+multiplies zeros draws less power and keeps a higher clock.
+
+Vendors' peaks are looked up by the full name of the product: a device that is not in the table has
+none, never that of a similar one. Numbers of matrix units are dense, which is half of what data
+sheets print "with sparsity", with 32-bit accumulation.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from schemas.config.profiling import Limits
+from schemas.config.training import Fp32, Fp32Onednn, Tf32
+from schemas.errors import Unsupported
+from schemas.results import Bandwidth, MatrixRate, NumberFormat, Roofline, Transfer, VendorPeak
+from transformer_core.common.endings import program, reproducing_command
+from transformer_core.common.seals import write_sealed
+from transformer_core.machine import hardware
+from transformer_core.training.precision import set_matmul
+
+TRANSFER_BYTES = 64 * 2**20
+
+
+def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str) -> Roofline:
+    """The roofline of the device that runs take if they ask for a device like this."""
+    found = torch.cuda.is_available()
+    if asked == "cuda" and not found:
+        return _without_device(command)
+    cuda = found and asked != "cpu"
+    device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+    watch = Stopwatch(device, limits.seconds)
+    name = torch.cuda.get_device_name(device) if cuda else hardware.cpu_name()
+    cores = hardware.usable_cores()
+    # On a CPU for one thread too, since ranks that share the cores have a part of them each.
+    matrix, memory = _rates(watch, limits, [None] if cuda else [*sorted({1, cores})])
+    return Roofline(
+        status="ok",
+        reason=None,
+        device=name,
+        kind="cuda" if cuda else "cpu",
+        threads=cores,
+        matrix=matrix,
+        memory=memory,
+        launch_overhead_seconds=launch_overhead(watch),
+        transfers=transfers(watch, TRANSFER_BYTES) if cuda else [],
+        transfer_reason=None if cuda else "The host is the device.",
+        vendor=vendor_peak(name),
+        torch=torch.__version__,
+        command=command,
+    )
+
+
+def _without_device(command: str) -> Roofline:
+    """The record of a host without the device that is asked for."""
+    return Roofline(
+        status="unsupported",
+        reason="The study asks for CUDA devices, and this host has none.",
+        device=None,
+        kind=None,
+        threads=hardware.usable_cores(),
+        matrix=[],
+        memory=[],
+        launch_overhead_seconds=None,
+        transfers=[],
+        transfer_reason=None,
+        vendor=None,
+        torch=torch.__version__,
+        command=command,
+    )
+
+
+class Stopwatch:
+    """Times calls between synchronised points of a device."""
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self.device = device
+        self.seconds = seconds
+
+    def best(self, call: Callable[[], object]) -> float:
+        """Seconds of one call: the best of as many readings as ``seconds`` allow, at least two.
+
+        The first call warms up and is not counted.
+        """
+        call()
+        once = self._reading(call, 1)
+        calls = max(1, round(_READING_SECONDS / once)) if once < _READING_SECONDS else 1
+        best, left = once, self.seconds
+        while True:
+            reading = self._reading(call, calls)
+            best = min(best, reading)
+            left -= reading * calls
+            if left <= 0:
+                return best
+
+    def _reading(self, call: Callable[[], object], calls: int) -> float:
+        self._synchronise()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        self._synchronise()
+        return max(time.perf_counter() - began, 1e-9) / calls
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _rates(
+    watch: Stopwatch, limits: Limits, counts: Sequence[int | None]
+) -> tuple[list[MatrixRate], list[Bandwidth]]:
+    """Matrix products of every format, and the memory, with each of these numbers of threads."""
+    matrix: list[MatrixRate] = []
+    memory: list[Bandwidth] = []
+    for threads in counts:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        for number_format in FORMATS:
+            rate = matrix_rate(watch, number_format, limits.largest_matrix, threads)
+            matrix.append(rate)
+            print(_told(rate), flush=True)
+        memory += bandwidths(watch, array_size(watch.device), threads)
+        print(f"memory, {_threads(threads)}: {memory[-2].bytes_per_second / 1e9:,.1f} GB/s copy")
+    return matrix, memory
+
+
+def launch_overhead(watch: Stopwatch) -> float:
+    """Host seconds per operation on a single number, when many are issued in a row."""
+    number = torch.zeros(1, device=watch.device)
+
+    def many() -> None:
+        for _ in range(100):
+            number.add_(1)
+
+    return watch.best(many) / 100
+
+
+def _told(rate: MatrixRate) -> str:
+    what = f"{rate.format} matrix products, {_threads(rate.threads)}"
+    if rate.flops_per_second is None:
+        return f"{what}: {rate.reason}"
+    return f"{what}: {rate.flops_per_second / 1e9:,.0f} GFLOP/s"
+
+
+def _threads(threads: int | None) -> str:
+    if threads is None:
+        return "on the GPU"
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write the roofline; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m transformer_core.measure.roofline",
+        description="Measure what the device of this machine reaches: matrix products by format, "
+        "memory bandwidth, overhead of an operation, copies between host and device.",
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="kind of device"
+    )
+    parser.add_argument(
+        "--limits",
+        default=Limits().canonical_json(),
+        help="how thoroughly, as JSON (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="for example results/machine/roofline.json"
+    )
+    options = parser.parse_args(arguments)
+    limits = Limits.model_validate_json(options.limits)
+    roofline = measure(options.device, limits, reproducing_command(options.output))
+    write_sealed(options.output, roofline.model_dump_json(indent=1) + "\n")
+    return 0
+
+
+_READING_SECONDS = 0.005
+"""A reading of the clock is this far from the next one at least, however short a call is."""
+
+_TERA = 1e12
+
+_GIGA = 1e9
+
+_V100 = "NVIDIA V100 Tensor Core GPU data sheet, 2020"
+
+_A100 = "NVIDIA A100 Tensor Core GPU data sheet, 2022"
+
+_A100_40 = "NVIDIA A100 Tensor Core GPU Architecture white paper, 2020"
+
+_GA102 = "NVIDIA Ampere GA102 GPU Architecture white paper, 2021"
+
+_ADA = "NVIDIA Ada GPU Architecture white paper, 2023"
+
+_L4 = "NVIDIA L4 Tensor Core GPU data sheet, 2023"
+
+_L40S = "NVIDIA L40S GPU data sheet, 2023"
+
+_H100 = "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023"
+
+_H200 = "NVIDIA H200 Tensor Core GPU data sheet, 2024"
+
+# Product names; TFLOP/s of fp32, tf32, bf16 and fp16 (None: not in hardware); GB/s; source.
+_TABLE: tuple[
+    tuple[
+        tuple[str, ...], tuple[float | None, float | None, float | None, float | None], float, str
+    ],
+    ...,
+] = (
+    (
+        ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
+        (15.7, None, None, 125),
+        900,
+        _V100,
+    ),
+    (("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (19.5, 156, 312, 312), 1555, _A100_40),
+    (("NVIDIA A100 80GB PCIe",), (19.5, 156, 312, 312), 1935, _A100),
+    (("NVIDIA A100-SXM4-80GB",), (19.5, 156, 312, 312), 2039, _A100),
+    (("NVIDIA GeForce RTX 3090",), (35.6, 35.6, 71, 71), 936, _GA102),
+    (("NVIDIA GeForce RTX 4090",), (82.6, 82.6, 165.2, 165.2), 1008, _ADA),
+    (("NVIDIA L4",), (30.3, 60, 121, 121), 300, _L4),
+    (("NVIDIA L40S",), (91.6, 183, 362, 362), 864, _L40S),
+    (("NVIDIA H100 80GB HBM3",), (66.9, 494.7, 989.4, 989.4), 3352, _H100),
+    (("NVIDIA H100 PCIe",), (51.2, 378, 756, 756), 2000, _H100),
+    (("NVIDIA H200",), (67, 494.5, 989.5, 989.5), 4800, _H200),
+)
+
+_FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")
+
+
+def vendor_peaks() -> Iterator[VendorPeak]:
+    """All devices of the table."""
+    for names, rates, bandwidth, source in _TABLE:
+        flops = {
+            number_format: rate * _TERA
+            for number_format, rate in zip(_FORMATS, rates, strict=True)
+            if rate is not None
+        }
+        for name in names:
+            yield VendorPeak(
+                device=name,
+                flops_per_second=flops,
+                bytes_per_second=bandwidth * _GIGA,
+                source=source,
+            )
+
+
+def vendor_peak(device: str) -> VendorPeak | None:
+    """The peak of the device of exactly this product name; None if it is not known."""
+    return next((peak for peak in vendor_peaks() if peak.device == device), None)
+
+
+FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+_PATIENCE = 2.0
+"""No call is made that will take so many times the time allowed for all its repetitions."""
+
+
+def matrix_rate(
+    watch: Stopwatch, number_format: NumberFormat, largest: int, threads: int | None
+) -> MatrixRate:
+    """The best rate over square matrices up to ``largest`` and the flat ones of a Transformer."""
+    best: tuple[float, list[int]] | None = None
+    reason = None
+    dtype = _DTYPES[number_format]
+    try:
+        # Libraries may have a fast kernel for one of the two only: with the second factor as it
+        # is, or transposed as linear layers keep it.
+        for onednn, transposed in product(_libraries(number_format, watch.device), (False, True)):
+            reached = 0.0
+            with _products_in(number_format, watch.device, onednn):
+                for m, k, n in shapes(largest):
+                    flops = 2 * m * k * n
+                    if reached and flops / reached > _PATIENCE * watch.seconds:
+                        continue  # where the format has no hardware, say
+                    rate = flops / watch.best(_product(m, k, n, dtype, watch.device, transposed))
+                    reached = max(reached, rate)
+                    if best is None or rate > best[0]:
+                        best = rate, [m, k, n]
+    except (Unsupported, RuntimeError) as error:
+        # RuntimeError: what this build cannot multiply, or a size for which there is no memory.
+        reason = None if best else str(error).split("\n")[0]
+    return MatrixRate(
+        format=number_format,
+        threads=threads,
+        flops_per_second=best[0] if best else None,
+        shape=best[1] if best else None,
+        reason=reason,
+    )
+
+
+def shapes(largest: int) -> Iterator[tuple[int, int, int]]:
+    """[m, k] by [k, n] products to try: square ones, and those of a feed-forward layer, in which
+    tokens by width meet width by inner width. Small ones first."""
+    sides, side = [largest], 512
+    while side < largest:
+        sides.append(side)
+        side *= 2
+    flat = [(largest, 512, 2048), (largest, 2048, 512)]
+    yield from sorted([*((side,) * 3 for side in sides), *flat], key=prod)
+
+
+def _libraries(number_format: NumberFormat, device: torch.device) -> tuple[bool, ...]:
+    """Whether oneDNN is asked for instead of torch's choice: both where that may be slower."""
+    asked = (
+        number_format == "fp32" and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    )
+    return (False, True) if asked else (False,)
+
+
+@contextmanager
+def _products_in(
+    number_format: NumberFormat, device: torch.device, onednn: bool = False
+) -> Iterator[None]:
+    """Matrix products of 32-bit tensors in this format; Unsupported if the device lacks it."""
+    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    if number_format == "bf16" and old:
+        raise Unsupported("no bfloat16 units, which come with compute capability 8.0")
+    in_32_bits = Fp32Onednn(kind="fp32_onednn") if onednn else Fp32()
+    set_matmul(Tf32(kind="tf32") if number_format == "tf32" else in_32_bits, device)
+    try:
+        yield
+    finally:
+        set_matmul(Fp32(), device)
+
+
+def _product(
+    m: int, k: int, n: int, dtype: torch.dtype, device: torch.device, transposed: bool
+) -> Callable[[], object]:
+    left = torch.randn(m, k, device=device).to(dtype)
+    if transposed:
+        weight = torch.randn(n, k, device=device).to(dtype)
+        return lambda: F.linear(left, weight)
+    right = torch.randn(k, n, device=device).to(dtype)
+    return lambda: torch.mm(left, right)
+
+
+_MEBI = 2**20
+
+
+def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[Bandwidth]:
+    """Copy and triad (McCalpin's STREAM) over arrays of 32-bit numbers."""
+    count = array_bytes // 4
+    b = torch.rand(count, device=watch.device)
+    # Random numbers take longer than all copies of them; what is written first may be anything.
+    a, c = torch.empty_like(b), b.clone()
+
+    def copy() -> None:
+        a.copy_(b)
+
+    def triad() -> None:
+        torch.add(b, c, alpha=3.0, out=a)
+
+    operations: list[tuple[Literal["copy", "triad"], Callable[[], None], int]]
+    operations = [("copy", copy, 2), ("triad", triad, 3)]
+    return [
+        Bandwidth(
+            operation=operation,
+            threads=threads,
+            bytes_per_second=arrays * 4 * count / watch.best(call),
+            array_bytes=4 * count,
+        )
+        for operation, call, arrays in operations
+    ]
+
+
+def array_size(device: torch.device) -> int:
+    """Bytes of an array that no cache holds, in a small part of the memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return min(2**30, free // 8)
+    largest = max(4 * hardware.last_level_cache_bytes(), 64 * _MEBI)
+    return min(largest, hardware.usable_memory_bytes() // 32)
+
+
+def transfers(watch: Stopwatch, size: int) -> list[Transfer]:
+    """Copies of ``size`` bytes between a GPU and pinned and pageable memory of the host."""
+    on_device = torch.rand(size // 4, device=watch.device)
+    found = []
+    kinds: list[tuple[Literal["pinned", "pageable"], bool]]
+    kinds = [("pinned", True), ("pageable", False)]
+    for memory, pinned in kinds:
+        on_host = torch.rand(size // 4).pin_memory() if pinned else torch.rand(size // 4)
+
+        def to_device(host: torch.Tensor = on_host) -> None:
+            on_device.copy_(host, non_blocking=True)
+
+        def to_host(host: torch.Tensor = on_host) -> None:
+            host.copy_(on_device, non_blocking=True)
+
+        directions: list[tuple[Literal["host_to_device", "device_to_host"], Callable[[], None]]]
+        directions = [("host_to_device", to_device), ("device_to_host", to_host)]
+        found += [
+            Transfer(direction=direction, memory=memory, bytes_per_second=size / watch.best(call))
+            for direction, call in directions
+        ]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The protocol of comparisons, tested.
+
+One run spec takes turns under several names: as it is, as it is once more, and with steps that are
+made longer on purpose. What must come out is known, and
+:mod:`transformer_core.decide.self_test_report` says whether it does.
+
+Several sides in one session give a comparison of each kind at the price of fewer processes. Each
+comparison has as many sessions as those of a study have at least. A session that is complete is
+kept: a job that was killed goes on with the next one.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from schemas.config.measurement import Comparing, SelfTest
+from schemas.config.run_spec import RunSpec
+from schemas.results import Pair, Session
+from schemas.results.self_test import SelfTestRun
+from transformer_core.common.endings import reproducing_command
+from transformer_core.common.progress import SessionLines, log
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.machine.provenance import collect
+from transformer_core.measure.comparison import Kept, enough
+from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
+from transformer_core.run.coordinator import COORDINATOR, Coordinator
+from transformer_core.run.folder_locks import workplace
+from transformer_core.run.job import TrainingJob
+from transformer_core.run.launcher import spans_machines
+from transformer_core.run.supervisor import end_on_request
+
+REFERENCE = "reference"
+EQUAL = "equal"
+
+
+def sides_of(spec: RunSpec, planted: Sequence[float]) -> list[Side]:
+    """The reference, the same once more, and those that are slowed down."""
+    slowed = [Side(f"slowed_{round(1000 * share)}", spec, share) for share in planted]
+    return [Side(REFERENCE, spec, 0.0), Side(EQUAL, spec, 0.0), *slowed]
+
+
+def measure(
+    sides: Sequence[Side],
+    comparing: Comparing,
+    count: int,
+    data: Path,
+    folder: Path,
+    command: str,
+) -> SelfTestRun:
+    """``count`` sessions; those that an earlier job finished are kept in ``folder``."""
+    started = datetime.now(UTC)
+    kept = Kept(folder, sides, comparing)
+    done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]
+    if done:
+        log.info("self-test: going on after %d sessions", len(done))
+    judge = enough([Pair(side.name, REFERENCE) for side in sides[1:]], comparing)
+    lines = SessionLines("self-test")
+    began, first = time.monotonic(), len(done)
+    with Coordinator(folder / COORDINATOR, spans_machines(sides[0].spec)) as coordinator:
+        sessions = Sessions(sides, comparing, data, folder, coordinator, command, started, lines)
+        while len(done) < count:
+            lines.session = len(done) + 1
+            session = sessions.run(lines.session, judge)
+            kept.add(session)
+            done.append(session)
+            left = (count - len(done)) * (time.monotonic() - began) / (len(done) - first)
+            log.info(
+                "self-test: session %d of %d, %.1f s, %.0f min left",
+                *(len(done), count, session.seconds, left / 60),
+            )
+    return SelfTestRun(
+        reference=REFERENCE,
+        sessions_each=comparing.sessions_least,
+        comparing=comparing,
+        sessions=done,
+        seconds=sum(session.seconds for session in done),
+        provenance=sessions.provenance.get(REFERENCE) or collect(sides[0].spec, command, started),
+    )
+
+
+class SelfTestJob(TrainingJob):
+    """To compare a variant with itself, as it is and slowed down on purpose; ``output`` is the file
+    of all sessions."""
+
+    kind = "self_test"
+
+    self_test: SelfTest
+    """self_test of the study."""
+    comparing: Comparing
+    """comparison of the study."""
+    target: Path
+    """File that is asked for."""
+
+    def run(self, log_file: Path | None) -> int | None:
+        end_on_request()
+        sides = sides_of(read_record(self.spec, RunSpec), self.self_test.planted)
+        comparing = for_devices(self.comparing, [sides[0].spec])
+        folder, command = self.output.with_suffix(""), reproducing_command(self.target)
+        count = self.self_test.comparisons * comparing.sessions_least
+        with workplace(folder):
+            try:
+                run = measure(sides, comparing, count, self.data, folder, command)
+            except SessionEndedError as error:
+                print(f"{self.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
+                return 1
+            write_sealed(self.output, run.model_dump_json() + "\n")
+        return None

@@ -1,0 +1,387 @@
+"""One session of a comparison: fresh processes of every side, which take turns.
+
+All sides are started at the same time. When all are ready they warm up one after the other, and
+then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ..., while the others
+wait. In a round all train on the same batches; other sessions have others. Of more than two sides,
+the first, which is the reference, has its turn in the middle, so that no other turn is far from its
+own.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
+from schemas.results import Side as SideRecord
+from schemas.results.kernels import StepKernels
+from transformer_core.machine.machine_state import cpu_time, machine_state
+from transformer_core.machine.speed_probe import probe_cpu
+from transformer_core.measure.memory_fit import DoesNotFit, Keeping, keeping_here
+from transformer_core.measure.session_ratio import session_ratios
+from transformer_core.parallel.shared_gpus import require_shared_gpus
+from transformer_core.run.coordinator import (
+    Coordinator,
+    ProbeDevices,
+    Report,
+    SideEndedError,
+    TellKernels,
+    TellMemory,
+    TellProvenance,
+    Turn,
+)
+from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.order import TrainingOrder
+from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
+from transformer_core.run.supervisor import check_start, how_ended, start_workers
+
+PILOT_STEPS = 3
+"""Last steps of the warm-up, at most, that tell how long a step takes."""
+
+ROUNDS_IN_A_ROW = 4
+"""Rounds in one order before the order is turned round: a steady drift cancels, and seldom has a
+side two turns one after the other, the second of which finds its caches warm."""
+
+Enough = Callable[[Sequence[Round], float], bool]
+"""Whether a session needs no more than these rounds, at this many seconds since its beginning."""
+
+
+class TurnsOrder(TrainingOrder):
+    """To train whenever it is this side's turn."""
+
+    kind = "turns"
+    work = "transformer_core.measure.turns_worker"
+
+    side: str
+    """Its name in the comparison."""
+    coordinator: Path
+    """File that tells where the coordinator is, which gives the turns."""
+    keeps: Literal["all", "state"] = "all"
+    """What it keeps on its devices between its turns (predicted/sides_together.py)."""
+    planted: float | None = None
+    """Share by which its steps are slowed down; null where nothing is tested."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: a name for a run spec."""
+
+    name: str
+    spec: RunSpec
+    planted: float | None = None
+    """Share by which its steps are slowed down; None where nothing is tested, and no step waits
+    for its device."""
+    order: type[TurnsOrder] = TurnsOrder
+    """What its processes are asked for."""
+
+
+Ask = Callable[[Side, Any], list[Any]]
+"""Gives a side a task; what each of its ranks answers."""
+
+Members = dict[str, tuple[Topology, float]]
+"""The topology of each side, and when its last rank was ready."""
+
+_LAST_WORDS_SECONDS = 5.0
+"""How long a side that ended may take to say why."""
+
+
+class SessionEndedError(Exception):
+    """A side ended before the session did: with a status, like a run."""
+
+    def __init__(self, side: str, outcome: Outcome) -> None:
+        super().__init__(f"{side}: {outcome.status}, {outcome.reason}")
+        self.side = side
+        self.outcome = outcome
+
+
+@dataclass
+class Sessions:
+    """Makes sessions of the same sides, the reference first, one after the other.
+
+    What they leave is below ``folder``.
+    """
+
+    sides: Sequence[Side]
+    comparing: Comparing
+    data: Path
+    folder: Path
+    coordinator: Coordinator
+    command: str
+    started: datetime
+    progress: Callable[[str], None]
+    provenance: dict[str, Provenance] = field(default_factory=dict)
+    """By side, as its processes of the first session told."""
+    keeps: Keeping | None = None
+    """What sides keep on GPUs between their turns; null until the first session begins."""
+
+    def run(self, number: int, enough: Enough) -> Session:
+        """A whole session; SessionEndedError if a side does not reach its end."""
+        started, began = datetime.now(UTC), time.monotonic()
+        self.coordinator.announce(number)
+        with self.gathered() as (ask, topologies):
+            made = self._in_turns(ask, topologies, began, enough)
+        return Session(
+            number=number,
+            started=started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - began,
+            **made,
+        )
+
+    @contextmanager
+    def gathered(self) -> Iterator[tuple[Ask, Members]]:
+        """Fresh processes of all sides, which wait for what they are asked; they end with the
+        block. SessionEndedError if a side ends before."""
+        children = self._start()
+
+        def check() -> None:
+            for name, child in children.items():
+                if child.poll() is not None or read_outcomes(self.folder / name):
+                    raise SideEndedError(name, "ended before the session was over")
+
+        def ask(side: Side, task: Any) -> list[Any]:
+            return self.coordinator.ask(side.name, task, check, side.spec.machine.timeout)
+
+        try:
+            self.progress("starting")
+            ranks = {side.name: side.spec.world_size for side in self.sides}
+            longest = max(side.spec.machine.timeout for side in self.sides)
+            yield ask, self.coordinator.gather(ranks, check, longest)
+        except SideEndedError as error:
+            raise self._why(error, children) from None
+        finally:
+            self.coordinator.dismiss()
+            stop_sides(children)
+
+    def _in_turns(self, ask: Ask, members: Members, began: float, enough: Enough) -> dict[str, Any]:
+        """What the sides did, from their first turn to their last."""
+        on_gpu = any(topology.device == "cuda" for topology, _ in members.values())
+        # Before the first turn: from then on a side may have fewer cores than there are.
+        if not self.provenance:
+            self.provenance |= self.provenances(ask)
+        before = self._state(ask, on_gpu)
+        warm, steps = self._warm_up(ask)
+        made = self._rounds(ask, began, steps, enough)
+        # Memory first: on a GPU a probe takes some too.
+        memory = {side.name: ask(side, TellMemory()) for side in self.sides}
+        kernels = {side.name: ask(side, TellKernels())[0] for side in self.sides}
+        after = self._state(ask, on_gpu)
+        records = [
+            _record(side, members[name], began, warm[name], memory[name], kernels[name])
+            for name, side in ((side.name, side) for side in self.sides)
+        ]
+        ratios = session_ratios(made["rounds"], [side.name for side in self.sides])
+        return {"sides": records, **made, "ratios": ratios, "before": before, "after": after}
+
+    def provenances(self, ask: Ask) -> dict[str, Provenance]:
+        """Where the numbers of each side come from."""
+        task = TellProvenance(self.command, self.started)
+        return {side.name: ask(side, task)[0] for side in self.sides}
+
+    def _state(self, ask: Ask, on_gpu: bool) -> MachineState:
+        """The state of the machine, with the speed of its devices."""
+        probes: list[Probe] = [probe_cpu()]
+        if on_gpu:
+            widest = max(self.sides, key=lambda side: side.spec.parts)
+            probes = [p for of_rank in ask(widest, ProbeDevices()) for p in of_rank]
+        return machine_state(probes)
+
+    def _warm_up(self, ask: Ask) -> tuple[dict[str, float], int]:
+        """Seconds that the first steps of every side take, and how many steps a turn has: as many
+        as the first side needs for a window."""
+        self.progress("warm-up")
+        first, *others = self.sides
+        # As many for each side: in a round all train on the same batches.
+        count = max(2, self.comparing.warmup_steps)
+        last = min(PILOT_STEPS, count // 2)
+        begun = _slowest(ask(first, Turn(0, count - last)))
+        pilot = _slowest(ask(first, Turn(0, last)))
+        warm = {first.name: begun.seconds + pilot.seconds}
+        warm |= {side.name: _slowest(ask(side, Turn(0, count))).seconds for side in others}
+        steps = ceil(self.comparing.window_seconds / (pilot.seconds / last))
+        return warm, max(steps, self.comparing.window_steps)
+
+    def _rounds(self, ask: Ask, began: float, steps: int, enough: Enough) -> dict[str, Any]:
+        """All rounds, and what of the processor others took during them."""
+        order = in_order(self.sides)
+        before, rounds_began = cpu_time(), time.monotonic()
+        rounds: list[Round] = []
+        while not enough(rounds, time.monotonic() - began):
+            backwards = len(rounds) // ROUNDS_IN_A_ROW % 2
+            windows = []
+            for side in order[::-1] if backwards else order:
+                at = time.monotonic() - began
+                report = _slowest(ask(side, Turn(self.comparing.lead_steps, steps)))
+                windows.append(_window(side, at, steps, report))
+            rounds.append(Round(windows=windows))
+            self.progress(f"round {len(rounds)}")
+        rounds_seconds, after = time.monotonic() - rounds_began, cpu_time()
+        foreign = None
+        if before is not None and after is not None:
+            foreign = before.foreign_until(after)
+        return {"rounds": rounds, "foreign_cpu_seconds": foreign, "rounds_seconds": rounds_seconds}
+
+    def _start(self) -> dict[str, subprocess.Popen[bytes]]:
+        """Start the processes of all sides; SessionEndedError where this host cannot."""
+        children: dict[str, subprocess.Popen[bytes]] = {}
+        session = uuid4().hex
+        if self.keeps is None:
+            self.keeps = self._keeping()
+        where = self.data, self.folder, self.coordinator.file, self.command
+        shared = *where, session, self.keeps
+        for side in self.sides:
+            clear_outcomes(self.folder / side.name)
+            # Before any starts: one that waited for a session that never came would take a turns
+            # in the next.
+            try:
+                check_start(side.spec, side.order.worker)
+            except Unsupported as error:
+                raise SessionEndedError(side.name, Outcome.of(error)) from None
+        for place, side in enumerate(self.sides):
+            children[side.name] = start_side(side, place, *shared)
+        return children
+
+    def _keeping(self) -> Keeping:
+        """What sides keep on GPUs between turns; SessionEndedError where they cannot share them."""
+        reference = self.sides[0].name
+        specs = {side.name: side.spec for side in self.sides}
+        try:
+            if any(map(uses_gpus, specs.values())):
+                require_shared_gpus(len(specs))
+            return keeping_here(specs, self.data, self.folder)
+        except Unsupported as error:
+            raise SessionEndedError(reference, Outcome.of(error)) from None
+        except DoesNotFit as error:
+            raise SessionEndedError(error.side, Outcome(status="oom", reason=str(error))) from None
+
+    def _why(
+        self, error: SideEndedError, children: dict[str, subprocess.Popen[bytes]]
+    ) -> SessionEndedError:
+        """How the side ended that does not answer. Ends all others."""
+        folder, child = self.folder / error.side, children[error.side]
+        end = time.monotonic() + _LAST_WORDS_SECONDS
+        while not (outcome := read_outcomes(folder)) and time.monotonic() < end:
+            if child.poll() is not None:
+                outcome = read_outcomes(folder)
+                break
+            time.sleep(0.05)
+        code = child.poll()
+        for other in children.values():
+            other.kill()
+        how = f" ({how_ended(code)})" if code is not None else ""
+        unsaid = Outcome(status="failed", reason=f"{error.reason}{how}", again=True)
+        return SessionEndedError(error.side, outcome or unsaid)
+
+
+def _slowest(reports: Sequence[Report]) -> Report:
+    """The report of rank 0, with the longest wait for input of any rank."""
+    wait = max(report.input_wait_seconds for report in reports)
+    return replace(reports[0], input_wait_seconds=wait)
+
+
+def _window(side: Side, began: float, steps: int, report: Report) -> TurnWindow:
+    return TurnWindow(
+        side=side.name,
+        began=began,
+        seconds=report.seconds,
+        steps=steps,
+        tokens=report.tokens,
+        padded_tokens=report.padded_tokens,
+        input_wait_seconds=report.input_wait_seconds,
+    )
+
+
+def _record(
+    side: Side,
+    members: tuple[Topology, float],
+    began: float,
+    warmup_seconds: float,
+    memory: Sequence[int | None],
+    kernels: StepKernels | None,
+) -> SideRecord:
+    """What is said of a side in the record of its session."""
+    topology, ready = members
+    return SideRecord(
+        name=side.name,
+        planted=side.planted or 0.0,
+        topology=topology,
+        startup_seconds=ready - began,
+        warmup_seconds=warmup_seconds,
+        peak_memory_bytes=max((peak for peak in memory if peak is not None), default=None),
+        kernels=kernels,
+    )
+
+
+_LEAVE_SECONDS = 1.0
+"""How long a side may take to end that is not needed any more. All it has to tell is told."""
+
+
+def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
+    """``comparing`` with what it takes at least on GPUs, if any of ``specs`` runs on them here."""
+    if not any(map(uses_gpus, specs)):
+        return comparing
+    least = {name: max(getattr(comparing, name), value) for name, value in comparing.on_gpu}
+    return comparing.model_copy(update=least)
+
+
+def in_order(sides: Sequence[Side]) -> list[Side]:
+    """The order of turns: the first of ``sides`` in the middle."""
+    reference, *others = sides
+    middle = len(others) // 2
+    return [*others[:middle], reference, *others[middle:]]
+
+
+def start_side(
+    side: Side,
+    place: int,
+    data: Path,
+    folder: Path,
+    coordinator: Path,
+    command: str,
+    session: str,
+    keeps: Keeping = "all",
+) -> subprocess.Popen[bytes]:
+    """Start this host's processes of a side, which come to the coordinator that the file ``coordinator`` names,
+    and leave below ``folder`` how they ended.
+
+    ``place`` is the number of the side; Unsupported where this host cannot. Each ``session`` has
+    processes of its own origin: forks of one process have their code and data at the same
+    addresses, which is among what differs between sessions.
+    """
+    order = side.order(
+        spec=side.spec,
+        data=data,
+        output=folder / side.name,
+        command=command,
+        side=side.name,
+        coordinator=coordinator,
+        keeps=keeps,
+        planted=side.planted,
+    )
+    return start_workers(order, place, session)
+
+
+def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Wait until all processes have ended, but not long."""
+    end = time.monotonic() + _LEAVE_SECONDS
+    for child in children.values():
+        try:
+            child.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+class RaceOrder(TurnsOrder):
+    """The same, and to tell between its turns how well it translates."""
+
+    kind = "race"
+    work = "transformer_core.measure.quality_worker"

@@ -1,0 +1,130 @@
+"""Variants against their reference, timed in turns.
+
+On a machine whose speed drifts, turns resolve small differences: two windows next to each other see
+the same machine. What processes differ in by themselves (where their memory lies, say) shows
+between sessions, each of which starts anew: see :mod:`transformer_core.measure.sessions`.
+
+A session that is complete is kept in a file of its own: a job that was killed goes on with the next
+one, and so does one that is given more time (a larger ``budget``) than it had. A side that cannot
+train gives the record its status, and no number.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from pydantic import Field
+
+from schemas.config.measurement import Comparing
+from schemas.config.run_spec import RunSpec
+from schemas.errors import ConfigError, ConfigProblem
+from schemas.results import Pair
+from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.records import read_record
+from transformer_core.common.seals import write_sealed
+from transformer_core.measure.comparison import compare_pairs, leave_sessions
+from transformer_core.measure.sessions import Side, start_side
+from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
+from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.job import Job
+from transformer_core.run.launcher import lends_processes_only, spans_machines
+from transformer_core.run.order import shard_manifests
+from transformer_core.run.supervisor import end_on_request
+
+
+def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command: str) -> None:
+    """On every host but the first: start its processes of the sides that span hosts, for one
+    session after the other, until the first host has written the record ``output``."""
+    began = time.time()
+
+    def recorded() -> bool:
+        return output.exists() and output.stat().st_mtime >= began
+
+    while not recorded():
+        children = {
+            side.name: start_side(
+                side, place, data, folder, folder / COORDINATOR, command, uuid4().hex
+            )
+            for place, side in enumerate(sides)
+            if spans_machines(side.spec)
+        }
+        # For the next session they wait at the meeting point, which may be never.
+        while not recorded() and any(child.poll() is None for child in children.values()):
+            time.sleep(POLL_SECONDS)
+        for child in children.values():
+            child.kill()
+            child.wait()
+
+
+def read_side(file: Path) -> Side:
+    """The side of a run spec, under the name of its variant."""
+    spec = read_record(file, RunSpec)
+    return Side(spec.variant, spec)
+
+
+def pairs_of(asked: Sequence[str], names: Sequence[str]) -> list[Pair]:
+    """The comparisons of an order, each of two of ``names``; ConfigError for one that is not.
+
+    Without any, each name with the first."""
+    reference, *variants = names
+    pairs: list[Pair] = []
+    for text in asked or [f"{variant}/{reference}" for variant in variants]:
+        one, _, two = text.partition("/")
+        if {one, two} - {*names}:
+            raise _wrong("pairs", text, f"VARIANT/REFERENCE of {', '.join(names)}")
+        pairs.append(Pair(one, two))
+    return pairs
+
+
+class TurnsJob(Job):
+    """To time variants against their reference, in turns."""
+
+    kind = "turns"
+
+    specs: list[Path] = Field(min_length=2)
+    """spec.json of each side, the reference first."""
+    comparing: Comparing
+    """comparison of the study."""
+    data: Path
+    """results/data/<corpus>."""
+    pairs: tuple[str, ...] = ()
+    """Comparisons of two of them, as VARIANT/REFERENCE; none for each variant with the reference."""
+    outputs: list[Path] = Field(min_length=1)
+    """File of each comparison's record."""
+    target: Path | None = None
+    """What is asked for to make the records again; null for the first output."""
+    sessions: Path | None = None
+    """Folder of sessions; null for the first output without its ending."""
+    code: str = ""
+    """What the sources say: sessions of others do not count."""
+
+    def run(self, log_file: Path | None) -> None:
+        outputs = self.outputs
+        sides = [read_side(file) for file in self.specs]
+        file_of = dict(zip((side.name for side in sides), self.specs, strict=True))
+        pairs = pairs_of(self.pairs, list(file_of))
+        if len(pairs) != len(outputs):
+            raise _wrong("outputs", len(outputs), f"as many as comparisons, {len(pairs)}")
+        end_on_request()
+        folder = self.sessions or outputs[0].with_suffix("")
+        command = reproducing_command(self.target or outputs[0])
+        if lends_processes_only():
+            lend(sides, self.data, folder, outputs[-1], command)
+            return
+        with exclusive(folder):
+            again = partial(count_failure, folder.with_suffix(""))
+            runs = compare_pairs(
+                sides, pairs, self.comparing, self.data, folder, command, self.code, again
+            )
+            for pair, output in zip(pairs, outputs, strict=True):
+                inputs = [*(file_of[name] for name in pair), *shard_manifests(self.data)]
+                write_sealed(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
+            leave_sessions(folder, self.comparing)
+
+
+def _wrong(field: str, value: object, expected: str) -> ConfigError:
+    """The error of an order whose fields do not fit together."""
+    problem = ConfigProblem("--order", field, value, "does not fit the others", f"give {expected}")
+    return ConfigError([problem])

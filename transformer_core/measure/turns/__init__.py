@@ -1,1 +1,0 @@
-"""Variants that take turns on the machine, so that small differences show."""

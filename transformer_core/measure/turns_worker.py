@@ -1,0 +1,108 @@
+"""A side that takes turns, in each of its processes: it trains with the same loop as a timed run,
+and its observer waits between the turns.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from schemas.config.run_spec import RunSpec
+from schemas.results.kernels import StepKernels
+from transformer_core.machine.core_affinity import keep_to
+from transformer_core.machine.peak_memory import reset_peak
+from transformer_core.machine.step_kernels import FirstStep
+from transformer_core.measure.sessions import TurnsOrder
+from transformer_core.observe.turns import PlantedDelay, TurnsOver, TurnTaker, refuse
+from transformer_core.parallel.strategy import Strategy
+from transformer_core.run.coordinator import (
+    Hello,
+    Turns,
+    announced_session,
+)
+from transformer_core.run.program import Program
+from transformer_core.training.assemble import Setup
+from transformer_core.training.loop import train
+
+ENDLESS_STEPS = 1_000_000
+"""More steps than any session has."""
+SEEDS = 2**32
+"""How many seeds there are."""
+
+
+def endless(spec: RunSpec) -> RunSpec:
+    """``spec`` as a training that nothing interrupts, and that ends when there is no more turn."""
+    # A rate that falls to 0 at the end of the training would go on below it.
+    steps = max(spec.training.steps, ENDLESS_STEPS)
+    changes = {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
+    return spec.model_copy(update={"training": spec.training.model_copy(update=changes)})
+
+
+def of_session(spec: RunSpec, session: int) -> RunSpec:
+    """``spec`` with the seed of a session, the first of which has that of the study: how much
+    faster a side is depends on the batches, so each session has others."""
+    seed = (spec.training.seed + session - 1) % SEEDS
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"seed": seed})})
+
+
+def give_memory_back(setup: Setup) -> None:
+    """Leave the devices to others, but for what the next step cannot do without."""
+    # Each step begins without gradients anyway.
+    setup.optimizer.zero_grad(set_to_none=True)
+    for device in setup.strategy.devices:
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.empty_cache()
+
+
+def work(order: TurnsOrder, program: Program) -> None:
+    """Train without an end whenever it is this side's turn."""
+    take_turns(order, program, endless(order.spec))
+
+
+def take_turns(
+    order: TurnsOrder,
+    program: Program,
+    spec: RunSpec,
+    answer: Callable[[Setup, Any], Any] | None = None,
+) -> None:
+    """Assemble the training of ``spec``, and train whenever it is this side's turn; ``answer`` is
+    for tasks that are none of comparisons."""
+    process = program.process
+    # After the meeting of all ranks: those of other hosts may have started before the session did.
+    spec = of_session(spec, announced_session(order.coordinator))
+    setup = program.assemble(spec)
+    strategy = setup.strategy
+    for device in strategy.devices:
+        reset_peak(device)
+    topology = strategy.topology()
+    turns = Turns(order.coordinator, Hello(order.side, process.rank, topology))
+    planted = None
+    if order.planted is not None:
+        # The base class waits for the devices of this process, and not for other ranks.
+        planted = PlantedDelay(order.planted, lambda: Strategy.synchronise(strategy))
+
+    def prepare() -> None:
+        # Of several ranks, gloo's threads take the cores that are left, as in any training.
+        if process.world_size == 1 and topology.device == "cpu":
+            keep_to(torch.get_num_threads())
+
+    def rest() -> None:
+        if order.keeps == "state":
+            give_memory_back(setup)
+
+    further = partial(answer, setup) if answer else refuse
+    with FirstStep() as first:
+
+        def kernels() -> StepKernels:
+            return first.read(setup.model)
+
+        taker = TurnTaker(
+            turns, order.spec, strategy, planted, prepare, rest, further, first, kernels
+        )
+        try:
+            train(setup, taker, order.output / "no-checkpoints", validate_last=False)
+        except TurnsOver:
+            strategy.synchronise()
+            strategy.close()

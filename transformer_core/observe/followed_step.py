@@ -1,0 +1,374 @@
+"""An optimizer step whose memory is followed, or whose moments are watched."""
+
+import contextlib
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from schemas.results import PARTS, Parts, TimelinePoint
+from transformer_core.data.batching.feeding import GlobalBatch
+from transformer_core.training.assemble import Trainer
+from transformer_core.training.loop import optimizer_step
+from transformer_core.training.precision import Precision
+
+LEARNING_RATE = 1e-4
+"""Small: what the steps learn does not matter, but their numbers must stay finite."""
+
+
+class WatchedPrecision(Precision):
+    """``inner`` that tells ``watch`` when a ``forward``, a ``backward`` and the ``update`` end."""
+
+    def __init__(self, inner: Precision, watch: Callable[[str], None]) -> None:
+        self.inner = inner
+        self.watch = watch
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return self.inner.autocast()
+
+    def backward(self, loss: Tensor) -> None:
+        self.watch("forward")
+        self.inner.backward(loss)
+        self.watch("backward")
+
+    def step(
+        self, optimizer: Optimizer, parameters: Iterable[nn.Parameter], clip_norm: float
+    ) -> Tensor:
+        norm = self.inner.step(optimizer, parameters, clip_norm)
+        self.watch("update")
+        return norm
+
+
+def watched_step(trainer: Trainer, batch: GlobalBatch, watch: Callable[[str], None]) -> None:
+    """One optimizer step that tells ``watch`` of its moments: see :class:`WatchedPrecision`."""
+    precision = WatchedPrecision(trainer.precision, watch)
+    optimizer_step(replace(trainer, precision=precision), batch, LEARNING_RATE)
+
+
+@dataclass(eq=False)
+class Storage:
+    """The life of one storage; times are numbers of operations."""
+
+    size: int
+    born: int
+    died: int | None = None
+    labels: set[str] = field(default_factory=set)
+    address: int = 0
+    """Where it lies; 0 if that was not asked for."""
+
+
+class StorageTracker(TorchDispatchMode):
+    """While active, follows all storages on devices of one type.
+
+    Besides what operations tell, two things must be told: what storages are for (:meth:`label`),
+    and what autograd saves (:meth:`saving`). In ``deaths`` it notes where and when storages end:
+    addresses and times by ``time.perf_counter_ns``.
+    """
+
+    def __init__(self, device_type: str, deaths: list[tuple[int, int]] | None = None) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.deaths = deaths
+        self.storages: list[Storage] = []
+        self.alive: dict[int, tuple[Storage, Any]] = {}
+        self.operations = 0
+        self._resize: Any = None
+
+    def __enter__(self) -> "StorageTracker":
+        # FSDP frees and fills gathered weights by resizing their storage, which is no operation.
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def followed(storage: torch.UntypedStorage, size: int) -> Any:
+            known = self.alive.get(storage._cdata)
+            result = resize(storage, size)
+            if known is not None and known[0].size != size:
+                self._resized(storage, known[0], size)
+            return result
+
+        torch.UntypedStorage.resize_ = followed  # type: ignore[assignment,method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            # A sharded tensor turns into operations on its shards, which come here again.
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.operations += 1
+        for tensor in _tensors(result):
+            self._see(tensor)
+        if func.namespace in _MESSAGES:
+            for tensor in _tensors((args, kwargs, result)):
+                self._label(tensor, "message")
+            if self.device_type == "cpu":
+                self._flatten(func, args)
+        elif func is torch.ops.aten._to_copy.default and result.dtype in _HALVES:
+            self._label_copy(args[0], result)
+        return result
+
+    def label(self, tensors: Iterable[Any], label: str) -> None:
+        """Say what these tensors are for: weights, gradients or optimizer."""
+        for tensor in tensors:
+            for part in _plain(tensor):
+                self._see(part)
+                self._label(part, label)
+
+    def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """A context in which what autograd saves for a backward pass is noticed."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            for part in _plain(tensor):
+                self._label(part, "saved")
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    def _see(self, tensor: Tensor) -> None:
+        if tensor.device.type != self.device_type:
+            return
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.alive:
+            self._begin(storage, Storage(storage.nbytes(), self.operations))
+
+    def _flatten(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Count the flat copy that gloo works on."""
+        place = _FLATTENED.get(func._schema.name)
+        if place is None:
+            return
+        size = sum(tensor.nbytes for tensor in _tensors(args[place]))
+        if size:
+            self.storages.append(Storage(size, self.operations, self.operations, {"message"}))
+
+    def _begin(self, storage: torch.UntypedStorage, record: Storage) -> None:
+        key = storage._cdata
+        if self.deaths is not None:
+            record.address = _address(storage)
+
+        def end(_: Any) -> None:
+            found, _ = self.alive.pop(key)
+            found.died = self.operations
+            if self.deaths is not None and found.address:
+                self.deaths.append((found.address, time.perf_counter_ns()))
+
+        self.storages.append(record)
+        self.alive[key] = record, weakref.ref(storage, end)
+
+    def _resized(self, storage: torch.UntypedStorage, old: Storage, size: int) -> None:
+        old.died = self.operations
+        new = Storage(size, self.operations, labels=set(old.labels))
+        if self.deaths is not None and size:
+            new.address = _address(storage)
+        self.storages.append(new)
+        self.alive[storage._cdata] = new, self.alive[storage._cdata][1]
+
+    def _label(self, tensor: Tensor, label: str) -> None:
+        known = self.alive.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            known[0].labels.add(label)
+
+    def _label_copy(self, original: Tensor, copy: Tensor) -> None:
+        known = self.alive.get(original.untyped_storage()._cdata)
+        if known is not None and "weights" in known[0].labels:
+            known[0].labels.add("master")
+            self._label(copy, "copy")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of a step: the operations after number ``start``, up to number ``end``."""
+
+    phase: str
+    start: int
+    end: int
+
+
+class StepMemory:
+    """What :class:`StorageTracker` saw of one step, which is divided into phases."""
+
+    def __init__(self, tracker: StorageTracker, phases: list[Interval]) -> None:
+        self.start, self.end = phases[0].start, phases[-1].end
+        self.phases = phases
+        forwards = [phase for phase in phases if phase.phase == "forward"]
+        self.by_part = np.zeros((len(PARTS), self.end - self.start + 2), np.int64)
+        saved = np.zeros(self.end - self.start + 2, np.int64)
+        for record in tracker.storages:
+            if record.born > self.end or (record.died is not None and record.died <= self.start):
+                continue
+            first = max(record.born, self.start) - self.start
+            # A result exists together with the arguments that its operation lets go.
+            last = (self.end if record.died is None else min(record.died, self.end)) - self.start
+            part = PARTS.index(self._part(record, forwards))
+            self.by_part[part, first] += record.size
+            self.by_part[part, last + 1] -= record.size
+            if "saved" in record.labels and not {"weights", "copy"} & record.labels:
+                saved[first] += record.size
+                saved[last + 1] -= record.size
+        self.by_part = self.by_part.cumsum(axis=1)[:, :-1]
+        self.saved_bytes = int(saved.cumsum().max())
+        self.total: NDArray[np.int64] = self.by_part.sum(axis=0)
+
+    def _part(self, record: Storage, forwards: list[Interval]) -> str:
+        labels = record.labels
+        if "weights" in labels:
+            return "master_weights_bytes" if "master" in labels else "weights_bytes"
+        if "copy" in labels:
+            return "weights_bytes"
+        for label in ("gradients", "optimizer"):
+            if label in labels:
+                return f"{label}_bytes"
+        if "other" in labels:
+            return "temporary_bytes"
+        if record.born <= self.start:
+            return "buckets_bytes"
+        if "message" in labels:
+            return "communication_bytes"
+        kept = any(
+            forward.start < record.born <= forward.end
+            and (record.died is None or record.died > forward.end)
+            for forward in forwards
+        )
+        return "activations_bytes" if kept else "temporary_bytes"
+
+    @property
+    def at_peak(self) -> Parts:
+        """The parts at the moment of the largest total."""
+        return self._parts(self.by_part[:, int(self.total.argmax())])
+
+    @property
+    def largest(self) -> Parts:
+        """Each part at its own largest."""
+        return self._parts(self.by_part.max(axis=1))
+
+    def timeline(self, points: int) -> list[TimelinePoint]:
+        """The course of the step: of each of about ``points`` stretches its largest moment."""
+        moments = self.end - self.start + 1
+        result = []
+        for phase in self.phases:
+            width = phase.end - phase.start
+            count = max(1, round(points * width / moments))
+            cuts = np.linspace(phase.start, phase.end, count + 1).astype(int) - self.start
+            for begin, end in itertools.pairwise(cuts):
+                at = begin + int(self.total[begin : max(end, begin + 1)].argmax())
+                result.append(
+                    TimelinePoint.model_validate(
+                        {
+                            "phase": phase.phase,
+                            "position": at / max(1, moments - 1),
+                            "parts": self._parts(self.by_part[:, at]),
+                        }
+                    )
+                )
+        return result
+
+    @staticmethod
+    def _parts(values: NDArray[np.int64]) -> Parts:
+        return Parts(**dict(zip(PARTS, values.tolist(), strict=True)))
+
+
+def followed_step(
+    trainer: Trainer,
+    batch: GlobalBatch,
+    tracker: StorageTracker,
+    watch: Callable[[str], None] = lambda moment: None,
+) -> StepMemory:
+    """One optimizer step inside ``tracker``, and what its memory was for."""
+    phases: list[Interval] = []
+    begin = tracker.operations
+
+    def seen(moment: str) -> None:
+        nonlocal begin
+        if moment == "backward":
+            found = (parameter.grad for parameter in trainer.module.parameters())
+            tracker.label([gradient for gradient in found if gradient is not None], "gradients")
+        if moment in ("forward", "backward"):
+            phases.append(Interval(moment, begin, tracker.operations))
+            begin = tracker.operations
+        watch(moment)
+
+    tracker.label(trainer.model.parameters(), "weights")
+    tracker.label(tables(trainer.model), "other")
+    for micro in batch.micro_batches:
+        tracker.label((micro.source, micro.target_input, micro.target_output), "other")
+    with tracker.saving():
+        watched_step(trainer, batch, seen)
+    tracker.label(optimizer_tensors(trainer.optimizer), "optimizer")
+    phases.append(Interval("update", begin, tracker.operations))
+    return StepMemory(tracker, phases)
+
+
+def tables(model: nn.Module) -> list[Tensor]:
+    """Buffers, and the tensors that modules keep as plain attributes or in a dictionary."""
+    found = list(model.buffers())
+    for module in model.modules():
+        for value in vars(module).values():
+            values = value.values() if isinstance(value, dict) else (value,)
+            found += [one for one in values if isinstance(one, torch.Tensor)]
+    return [one for one in found if not isinstance(one, nn.Parameter)]
+
+
+def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """What the optimizer keeps between steps."""
+    entries = (value for entry in optimizer.state.values() for value in entry.values())
+    return [value for value in entries if isinstance(value, torch.Tensor)]
+
+
+_MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp"})
+"""Namespaces of operations whose tensors are messages."""
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+_FLATTENED = {
+    "c10d::gather_": 0,
+    "c10d::allgather_": 0,
+    "c10d::_allgather_base_": 0,
+    "c10d::_reduce_scatter_base_": 1,
+}
+"""Operations for which gloo takes a flat copy of one of their arguments, and of which: its threads
+do that, where no operation is seen."""
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """Where it lies; 0 for the empty storage of a tensor that others make up."""
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _plain(tensor: Any) -> list[Tensor]:
+    """The tensors with memory of their own inside a sharded or quantized one."""
+    if not isinstance(tensor, Tensor):
+        return []
+    if isinstance(tensor, DTensor):
+        return _plain(tensor._local_tensor)
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in _plain(getattr(tensor, name))]
+    return [tensor]
