@@ -9,13 +9,13 @@ from typing import get_args
 
 import pytest
 from pair_builders import session, side
-from transformer_core.measure.evaluation.job import alone
 
 from schemas.errors import ConfigError
 from schemas.results.equivalence import DeviationOf
 from schemas.results.search import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.measure.evaluation import alone
 from transformer_core.report import figures, page
 from transformer_core.report.kit import svg
 from transformer_core.report.sections.equivalence import MARKERS
