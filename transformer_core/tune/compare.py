@@ -21,7 +21,7 @@ from schemas.errors import ConfigError
 from schemas.results import Pair
 from transformer_core.common.files import write_text
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.measure.turns.session_ratio import log_ratio_of
+from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import CannotTune, Tuning, verdict
 from transformer_core.tune.job import program_of
