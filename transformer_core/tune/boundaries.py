@@ -1,8 +1,9 @@
 """Observes a training script from outside, by torch's global hooks.
 
 A boundary is the end of an optimizer step, whoever wrote the loop: ``torch.optim`` calls global
-hooks around each ``step()`` (``register_optimizer_step_pre_hook`` and ``..._post_hook``). A script
-that updates its weights by hand has no such call: there the end of ``backward`` is the boundary.
+hooks around each ``step()`` (``register_optimizer_step_pre_hook`` and ``..._post_hook``). With
+several optimizers each of their steps is one. A script that updates its weights by hand has no such
+call: there the end of ``backward`` is the boundary.
 """
 
 import itertools
@@ -21,8 +22,11 @@ from transformer_core.tune.order import Boundary
 
 Call = Callable[..., Any]
 
-BACKWARDS_WITHOUT_STEP = 64
-"""A training that has not called an optimizer after so many backward passes has none."""
+BACKWARDS_WITHOUT_STEP = 8
+"""After so many backward passes without an optimizer, weights that have changed all the same were
+updated by hand. Weights that have not are those of a step that accumulates gradients."""
+
+ORDER_KEPT = 64
 
 
 class Boundaries:
@@ -52,9 +56,15 @@ class Boundaries:
         """Called with the arguments of each call of an outermost module in training."""
         self.before_first_update: Callable[[], None] = lambda: None
         """Called once, when all gradients of the first step may exist and no weight has changed."""
+        self.on_optimizer: Callable[[], None] = lambda: None
+        """Called before the first step of each further optimizer."""
+        self.order: list[int] = []
+        """Numbers of the optimizers in the order in which they stepped, the first steps only."""
         self.on_boundary: Callable[[], None] = lambda: None
         """Called at the end of each step."""
         self._call: Call = nn.Module.__call__
+        self._names: dict[int, tuple[str, nn.Parameter]] = {}
+        self._marks: list[tuple[nn.Parameter, float]] = []
         self._depth = 0
         self._begun = False
 
@@ -73,11 +83,10 @@ class Boundaries:
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Name and parameter of everything that the optimizers update, in a steady order. Without
         an optimizer: the parameters of all modules that were seen."""
-        names: dict[int, str] = {}
         for number, module in enumerate(self.modules):
-            head = f"{number}." if len(self.modules) > 1 else ""
+            head = f"{number}." if number else ""
             for name, parameter in module.named_parameters():
-                names.setdefault(id(parameter), head + _plain(name))
+                self._names.setdefault(id(parameter), (head + _plain(name), parameter))
         seen: set[int] = set()
         if self.optimizers:
             groups = (group for each in self.optimizers for group in each.param_groups)
@@ -87,12 +96,28 @@ class Boundaries:
         for number, parameter in enumerate(found):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield names.get(id(parameter), f"parameter {number}"), parameter
+                name = f"parameter {number}"
+                # Once named, always so: the parameter is kept, so that its id stays its own.
+                yield self._names.setdefault(id(parameter), (name, parameter))[0], parameter
+
+    def cycle(self) -> int:
+        """Boundaries after which the optimizers step in the same order again: 1 with a single
+        optimizer, 2 if two take turns."""
+        return next(
+            (n for n in range(1, len(self.order) // 2 + 1) if self.order[n:] == self.order[:-n]),
+            max(1, len(self.optimizers)),
+        )
+
+    def updated_by_hand(self) -> bool:
+        """Whether weights change without an optimizer."""
+        if self._depth or self.optimizers or self.backwards < BACKWARDS_WITHOUT_STEP:
+            return False
+        return any(before != _mark(p) for p, before in self._marks)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Name and buffer of the modules, those of floating point only."""
         for number, module in enumerate(self.modules):
-            head = f"{number}." if len(self.modules) > 1 else ""
+            head = f"{number}." if number else ""
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point():
                     yield head + _plain(name), buffer
@@ -106,6 +131,9 @@ class Boundaries:
         original = self._call
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                # A compiler that was handed this function in place of the original one.
+                return original(module, *args, **kwargs)
             trains = module.training and torch.is_grad_enabled()
             if not trains or not any(p.requires_grad for p in module.parameters()):
                 return original(module, *args, **kwargs)
@@ -131,6 +159,8 @@ class Boundaries:
             if isinstance(first, Tensor) and first.numel() == 1:
                 self.losses.append(first.detach())
             self.backwards += 1
+            if self.backwards == 1:
+                self._marks = [(p, _mark(p)) for m in self.modules for p in m.parameters()][:64]
             if self.kind == "backward":
                 self._begin()
             original(tensors, *args, **kwargs)
@@ -139,16 +169,40 @@ class Boundaries:
 
         torch.autograd.backward = backward
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._depth += 1
-        if self._depth == 1 and self.kind == "optimizer":
-            if not any(optimizer is known for known in self.optimizers):
-                self.optimizers.append(optimizer)
+        if self._depth > 1 or self.kind != "optimizer":
+            return None
+        number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
+        if number is None:
+            number = len(self.optimizers)
+            self.optimizers.append(optimizer)
+            if self._begun:
+                self.on_optimizer()
+        if len(self.order) < ORDER_KEPT:
+            self.order.append(number)
+        if self._begun:
+            return None
+        # A closure computes the first gradients inside the step: Lightning, LBFGS.
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._then_begin(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, kwargs | {"closure": self._then_begin(kwargs["closure"])}
+        self._begin()
+        return None
+
+    def _then_begin(self, closure: Call) -> Call:
+        def call() -> Any:
+            found = closure()
             self._begin()
+            return found
+
+        return call
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._depth -= 1
         if self._depth == 0 and self.kind == "optimizer":
+            self._begin()
             self._end()
 
     def _begin(self) -> None:
@@ -160,6 +214,10 @@ class Boundaries:
         self.on_boundary()
         self.losses = []
         self.calls = 0
+
+
+def _mark(parameter: nn.Parameter) -> float:
+    return float(parameter.detach().double().abs().sum())
 
 
 def _plain(name: str) -> str:
@@ -175,5 +233,6 @@ def wrap(module: nn.Module, around: Callable[[Call], Call]) -> None:
     Uses the slot in which ``nn.Module.compile`` keeps its compiled call: copies and pickles of the
     module leave it behind, and inner modules are not touched.
     """
-    inner = module._compiled_call_impl or module._call_impl
-    module._compiled_call_impl = around(inner)
+    # Not by setattr: a compiled module would hand it on to the module inside.
+    inner = module.__dict__.get("_compiled_call_impl") or module._call_impl
+    module.__dict__["_compiled_call_impl"] = around(inner)

@@ -137,9 +137,12 @@ def certify(
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return Certificate("same", "equal to the last bit", identical=True, **_size(own), **common)
-    if reason := _other_batches(found, own):
-        return Certificate("different", reason, **_size(own), **common)
-    if reason := _other_tensors(found, own):
+    reason = _other_rates(found, own) or _other_batches(found, own, floor)
+    if reason or (reason := _other_tensors(found, own)):
+        if _other_batches(floor, own, floor) or _other_tensors(floor, own):
+            # Actions of a policy, or the passes of a line search: rounding decides what comes next.
+            reason = f"{reason}; so does the script itself after rounding, and nothing can be told"
+            return Certificate("undecided", reason, **_size(own), **common)
         return Certificate("different", reason, **_size(own), **common)
     numbers: dict[str, Any] = {}
     reasons: list[str] = []
@@ -154,6 +157,13 @@ def certify(
     update, _, _, bad = _largest("update", found, own, floor, rounding)
     numbers["update"] = min(update, 1e12)
     reasons += bad
+    sizes = _other_sizes(found, own, floor, rounding)
+    # The cause first: a wrong gradient, or right gradients and wrong updates.
+    reasons = (
+        reasons + sizes
+        if any("gradient" in why and "in step 1," in why for why in reasons)
+        else sizes + reasons
+    )
     *_, bad = _largest("buffer", found, own, floor, rounding)
     reasons += bad
     if reasons:
@@ -175,7 +185,7 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
             "its first weights differ from run to run: they are drawn with a seed from the clock or "
             "the system; set torch.manual_seed to a number"
         )
-    if reason := _other_batches(one, other):
+    if reason := _other_batches(one, other, other):
         return False, (
             f"{reason}: the order of files, a seed from the clock, or several processes decide what "
             "is read; sort the files and seed the generator"
@@ -197,16 +207,62 @@ def _size(own: Record) -> dict[str, Any]:
     return {"steps": len({k[1] for k in keys}), "tensors": len({k[2] for k in keys})}
 
 
-def _other_batches(found: Record, own: Record) -> str:
-    for one, two in zip(found.ranks, own.ranks, strict=True):
-        mine, theirs = one["inputs"], two["inputs"]
-        for step in range(min(len(mine), len(theirs))):
-            a, b = (row[~np.isnan(row)] for row in (mine[step], theirs[step]))
+def _other_batches(found: Record, own: Record, floor: Record) -> str:
+    """How the inputs of modules differ, if they do. Numbers that change when the weights do, as
+    those that a generator hands to its critic, are no data: gradients show how they differ."""
+    for one, two, third in zip(found.ranks, own.ranks, floor.ranks, strict=True):
+        mine, theirs, disturbed = one["inputs"], two["inputs"], third["inputs"]
+        for step in range(min(len(mine), len(theirs), len(disturbed))):
+            a, b, c = (row[~np.isnan(row)] for row in (mine[step], theirs[step], disturbed[step]))
             if a.shape != b.shape:
                 return f"the model is called with other batches in step {step + 1}"
-            if not np.allclose(a, b, rtol=1e-6, atol=1e-9):
+            data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
+            if not np.allclose(a[data], b[data], rtol=1e-6, atol=1e-9):
                 return f"the model gets other numbers in step {step + 1}"
     return ""
+
+
+def _other_rates(found: Record, own: Record) -> str:
+    """Whether other dropout rates are asked for, where dropout is off and rates were noted."""
+    for one, two in zip(found.ranks, own.ranks, strict=True):
+        mine, theirs = (each.get("rates", np.zeros(0)) for each in (one, two))
+        if len(mine) and len(theirs) and not np.array_equal(mine, theirs):
+            return f"dropout at {_listed(mine)} instead of {_listed(theirs)}"
+    return ""
+
+
+def _listed(rates: Sketch) -> str:
+    return " and ".join(f"{rate:g}" for rate in rates)
+
+
+def _other_sizes(found: Record, own: Record, floor: Record, rounding: Rounding) -> list[str]:
+    """Whether updates are larger or smaller throughout, as with another learning rate.
+
+    Rounding turns updates, but makes them neither longer nor shorter on the whole: the median over
+    all tensors of a step stays near 1, as it does for the floor.
+    """
+    keys = own.keys("update")
+    bad = []
+    for step in sorted({key[1] for key in keys}):
+        here = [key for key in keys if key[1] == step]
+        mine, disturbed = (
+            [
+                np.log(norm(update) / norm(_there(own, "update", key)))
+                for key in here
+                if (update := each.get("update", key)) is not None
+                and norm(update)
+                and norm(_there(own, "update", key))
+            ]
+            for each in (found, floor)
+        )
+        if not mine or not disturbed:
+            continue
+        size, still = float(np.median(mine)), float(np.median(disturbed))
+        spread = float(np.median(np.abs(disturbed)))
+        allowed = MARGIN * max(abs(still), spread, NOISE[rounding], SMALLEST)
+        if not abs(size) <= allowed:
+            bad.append(f"updates are {np.exp(size):.3g} times as large in step {step}")
+    return bad
 
 
 def _other_tensors(found: Record, own: Record) -> str:

@@ -92,6 +92,7 @@ class Watch:
             "counts": dict(self.counts),
             "places": self.places,
             "backwards": self.boundaries.backwards,
+            "cycle": self.boundaries.cycle(),
             "parallel": [type(m).__name__ for m in modules if "Parallel" in type(m).__name__],
             "world": int(__import__("os").environ.get("WORLD_SIZE", "1")),
             "cuda": torch.cuda.is_available(),

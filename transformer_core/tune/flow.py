@@ -21,6 +21,7 @@ from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune.certificate import Record, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
+from transformer_core.tune.order import UNOBSERVED
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
@@ -114,6 +115,10 @@ def _tried_of(found: dict[str, Any]) -> Tried:
     return Tried(**found | {"techniques": tuple(found["techniques"])})
 
 
+LEAST_STEPS = 12
+"""A session needs a few steps to compare and one for each of up to seven rounds."""
+
+
 class CannotTune(Exception):
     """A script that cannot be observed: the message says why, and what to do."""
 
@@ -139,6 +144,8 @@ class Tuning:
         self.began = time.monotonic()
         self.start_seconds = 5.0
         self.record = 6
+        self.steps: int | None = None
+        """Steps after which the script ends, if that was seen."""
 
     def run(self) -> Answer:
         """The answer. Raises CannotTune."""
@@ -160,11 +167,15 @@ class Tuning:
 
     def trust(self) -> Answer:
         """Run the script twice, and learn what it is."""
-        for _ in range(2):
+        for _ in range(3):
             try:
                 return self._run_twice()
             except SideEnded as error:
                 said = error.said
+                if not error.why and self.steps is None and said.get("step", 0) >= LEAST_STEPS:
+                    self.steps = said["step"]
+                    self.say(f"the script ends after {self.steps} steps: sessions are short")
+                    continue
                 no_step = error.why == "no step" or (not error.why and not said.get("step"))
                 if no_step and self.program.boundary == "optimizer" and said.get("backwards"):
                     self.say("no optimizer of torch steps: a step is a backward pass")
@@ -176,15 +187,24 @@ class Tuning:
     def _why(self, error: SideEnded) -> str:
         output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
         tail = "\n".join(f"    {line}" for line in output)
+        if error.why.startswith(UNOBSERVED):
+            return f"the script {error.why}"
+        if "EOFError" in error.why:
+            return (
+                "the script reads from standard input, which is empty here; remedy: give it its "
+                f"answers as arguments or in a file\n{tail}"
+            )
         if not error.why:
             step, backwards = error.said.get("step", 0), error.said.get("backwards", 0)
             if not backwards:
                 return (
-                    "the script ended without a backward pass of torch, so there is no training to "
-                    f"observe; remedy: give it the arguments with which it trains\n{tail}"
+                    "the script ended without a backward pass of torch in its own process, so there "
+                    "is no training to observe; remedy: give it the arguments with which it trains, "
+                    f"and start several processes with torchrun\n{tail}"
                 )
             return (
-                f"the script ended after {step} optimizer steps, and some 30 are needed; remedy: "
+                f"the script ended after {step} steps, and at least {LEAST_STEPS} are needed, better "
+                "some hundreds; remedy: "
                 f"let it train longer (more steps, epochs or samples)\n{tail}"
             )
         return f"the script itself fails: {error.why}; its last words, from {error.log}:\n{tail}"
@@ -202,12 +222,16 @@ class Tuning:
             first = run.steps(OWN, 1, record=True)
             # A few seconds of steps at most, and no more of them than six.
             count = max(2, min(6, 1 + int(10 / max(first, 1e-3))))
+            if self.steps is not None:
+                count = min(count, self.steps // 4)
             run.steps("twin", 1, record=True)
             for side in sides:
                 run.steps(side.name, count - 1, record=True)
             records = [Record.read(run.records(side.name)) for side in sides]
             facts = run.facts(OWN)
             timed = max(2, min(10, int(2 / max(first, 1e-3))))
+            if self.steps is not None:
+                timed = min(timed, self.steps // 4)
             step_seconds = run.steps(OWN, timed) / timed
         same, words = trust(*records)
         self.record = count
@@ -217,6 +241,7 @@ class Tuning:
         key = hashlib.sha256(text).hexdigest()
         self.sessions = Sessions(program, self.folder / "sessions", key)
         self.sessions.facts, self.sessions.step_seconds = facts, step_seconds
+        self.sessions.steps = self.steps
         self.sessions.deadline = self.began + self.budget
         return Answer(
             command=program.title,
@@ -231,9 +256,10 @@ class Tuning:
         """Names and digests of the Python files of the program's folder: what the sessions that
         are kept were made with."""
         folder = self.program.directory
+        paths = {*folder.glob("*.py"), *(folder / self.program.command[0]).parent.glob("*.py")}
         found = []
-        for path in sorted(folder.glob("*.py"))[:500]:
-            found.append((path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
+        for path in sorted(paths)[:500]:
+            found.append((str(path), hashlib.sha256(path.read_bytes()).hexdigest()))
         return found
 
     def _screen(self, answer: Answer) -> None:

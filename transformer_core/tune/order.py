@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 Boundary = Literal["optimizer", "backward"]
 
+UNOBSERVED = "cannot be observed: "
+"""Begins what a side says of a script whose training is out of its sight."""
+
 
 @dataclass(frozen=True)
 class Order:

@@ -88,6 +88,8 @@ class Sessions:
         self.program, self.folder, self.key = program, folder, key
         self.facts: dict[str, Any] = {}
         self.step_seconds = 1.0
+        self.steps: int | None = None
+        """Steps after which the script ends, once a session has seen it."""
         self.deadline = inf
         """By ``time.monotonic``: later, a session has no more rounds than it must."""
 
@@ -101,10 +103,34 @@ class Sessions:
             kept = json.loads(file.read_text(encoding="utf-8"))
             if kept["digest"] == digest:
                 return Outcome.from_json(json.dumps(kept["outcome"]))
-        found = self._run(plan, progress)
+        found = self._whole(plan, progress)
         text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
         write_text(file, text + "\n")
         return found
+
+    def _whole(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+        """The outcome of a session; once more with shorter turns if the script ended before it."""
+        for _ in range(2):
+            try:
+                found = self._run(plan, progress)
+            except SideEnded as error:
+                steps = error.said.get("step", 0)
+                if error.why or self._turn(plan, steps) == 0:
+                    raise
+                self.steps = steps
+                continue
+            if not found.ended_early or self._turn(plan, self.steps) == found.turn:
+                return found
+        return self._run(plan, progress)
+
+    def _turn(self, plan: Plan, steps: int | None) -> int:
+        """Steps of a turn: of each optimizer as many, and all turns within ``steps``; 0 if there
+        are too few."""
+        cycle = self.facts.get("cycle", 1)
+        turn = max(1, ceil(TURN_SECONDS / self.step_seconds), min(2, plan.rounds))
+        if steps is not None:
+            turn = min(turn, (steps - plan.record - 1) // (plan.rounds + 1))
+        return -(-turn // cycle) * cycle if steps is None else turn // cycle * cycle
 
     def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         found = Outcome(plan.seed)
@@ -173,7 +199,7 @@ class Sessions:
     ) -> None:
         """Take turns. The order is turned round from round to round, so that no side always
         follows the same one."""
-        found.turn = max(1, ceil(TURN_SECONDS / self.step_seconds), min(2, plan.rounds))
+        found.turn = max(1, self._turn(plan, self.steps))
         for side in [each.name for each in run.sides]:
             run.attempt(side, lambda side=side: run.steps(side, found.turn))  # type: ignore[misc]
         for number in range(plan.rounds):
@@ -186,6 +212,7 @@ class Sessions:
             late = time.monotonic() > self.deadline and number + 1 >= LEAST_ROUNDS
             if OWN in run.failed:
                 found.ended_early = not run.failed[OWN].why
+                self.steps = run.failed[OWN].said.get("step", self.steps)
                 break
             if late:
                 break

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,9 +21,9 @@ import psutil
 import torch
 from torch import nn
 
-from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
+from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import Watch
-from transformer_core.tune.order import Order, connect
+from transformer_core.tune.order import UNOBSERVED, Order, connect
 from transformer_core.tune.sketches import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques.registry import TECHNIQUES
 from transformer_core.tune.techniques.technique import Technique
@@ -49,6 +49,7 @@ class Side:
         self.inputs: list[list[float]] = []
         self._batch: list[float] = []
         self._disturbed: set[int] = set()
+        self._rates: set[float] = set()
         self._looking = True
         """Whether calls of modules are still intercepted."""
 
@@ -58,15 +59,31 @@ class Side:
         self.boundaries.on_module = self._found
         self.boundaries.on_inputs = self._note_inputs
         self.boundaries.before_first_update = self._before_first_update
+        self.boundaries.on_optimizer = self._further_optimizer
         self.boundaries.on_boundary = self._boundary
         self.boundaries.install()
         self.watch.install()
+        self._refuse_spawn()
         if not self.order.dropout:
-            without_dropout()
+            without_dropout(self._rates)
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
         self.line.send(hello=self.order.side, rank=self.rank, pid=os.getpid())
+
+    def _refuse_spawn(self) -> None:
+        """A training whose ranks are started by the script itself has them out of sight: say so
+        instead of waiting for steps that never come."""
+
+        def spawn(*args: Any, **kwargs: Any) -> NoReturn:
+            self.ended(
+                f"{UNOBSERVED}it starts its ranks by torch.multiprocessing; remedy: let it train in "
+                "one process, or start its ranks with torchrun"
+            )
+            leave()
+
+        torch.multiprocessing.spawn = spawn
+        torch.multiprocessing.start_processes = spawn
 
     def ended(self, reason: str, trace: str | None = None) -> None:
         """Say that the script is over: ``reason`` is empty if it reached its end."""
@@ -84,28 +101,37 @@ class Side:
     def _found(self, module: nn.Module) -> None:
         self.watch.found(module)
         if self.order.noise:
-            self._disturb(module)
+            self._disturb(module.parameters())
         for technique in self.techniques:
             technique.module(module)
 
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.boundaries.backwards > BACKWARDS_WITHOUT_STEP and not self.step:
+        if not self.step and self.boundaries.updated_by_hand():
             self.ended("no step")
             leave()
         if self.recording or not self.step:
             self._batch += fingerprint([args, kwargs])
 
     def _before_first_update(self) -> None:
-        for name, parameter in self.boundaries.parameters():
-            self.sketches[f"0 weight {name}"] = sketch(parameter)
+        self._further_optimizer()
         self._wait()
 
-    def _disturb(self, module: nn.Module) -> None:
-        """Change the weights of ``module`` a little, each by a random share of its size."""
+    def _further_optimizer(self) -> None:
+        """Keep the weights that an optimizer is about to change for the first time."""
+        if self.order.noise:
+            # Those of no module that was called.
+            self._disturb([parameter for _, parameter in self.boundaries.parameters()])
+        if self.recording or not self.step:
+            for name, parameter in self.boundaries.parameters():
+                if f"{self.step} weight {name}" not in self.sketches:
+                    self.sketches[f"{self.step} weight {name}"] = sketch(parameter)
+
+    def _disturb(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Change weights a little, each by a random share of its size."""
         generator = torch.Generator().manual_seed(self.order.seed + 1)
         with torch.no_grad():
-            for parameter in module.parameters():
-                if id(parameter) not in self._disturbed:
+            for parameter in parameters:
+                if id(parameter) not in self._disturbed and parameter.is_floating_point():
                     self._disturbed.add(id(parameter))
                     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                     change = torch.empty(local.shape).uniform_(-1, 1, generator=generator)
@@ -172,6 +198,7 @@ class Side:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"rank-{self.rank}.npz"
         tables = {"losses": _table(self.losses), "inputs": _table(self.inputs)}
+        tables["rates"] = np.array(sorted(self._rates))
         temporary = file.with_suffix(".tmp.npz")
         np.savez(temporary, **tables, **self.sketches)  # type: ignore[arg-type]
         temporary.replace(file)
@@ -245,24 +272,49 @@ def shift_seeds(shift: int) -> None:
         set_seed(shift)
 
 
-def without_dropout() -> None:
-    """Let nothing drop elements, so that programs can be compared that draw other masks."""
+def without_dropout(rates: set[float]) -> None:
+    """Let nothing drop elements, so that programs can be compared that draw other masks. The rates
+    at which the script would have dropped go to ``rates``."""
     functional: Any = torch.nn.functional
+
+    def note(rate: float) -> None:
+        if rate and not torch.compiler.is_compiling():
+            rates.add(float(rate))
+
+    def undropped(value: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        note(p * training)
+        return value
+
     for name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"):
-        setattr(functional, name, _identity)
-    functional.dropout3d = _identity
+        setattr(functional, name, undropped)
+    functional.dropout3d = undropped
     attention = functional.scaled_dot_product_attention
 
-    def undropped(
+    def attend(
         q: Any, k: Any, v: Any, mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
     ) -> Any:
+        if "attn_mask" in more:
+            mask = more.pop("attn_mask")
+        note(dropout_p)
         return attention(q, k, v, mask, 0.0, *args, **more)
 
-    functional.scaled_dot_product_attention = undropped
+    functional.scaled_dot_product_attention = attend
 
 
-def _identity(value: Any, *args: Any, **kwargs: Any) -> Any:
-    return value
+def as_the_user_has_it() -> None:
+    """Leave no trace of this project in the paths in which the script finds its modules, and none
+    of its modules under a name that the script may use for its own."""
+    # The first path is where ``python -m`` was started; the coordinator adds the last one given.
+    here = str(Path(__file__).resolve().parents[2])
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path.pop(0)
+    if given and given[-1] == here:
+        del given[-1]
+        if here in sys.path and here not in given:
+            sys.path.remove(here)
+        os.environ["PYTHONPATH"] = os.pathsep.join(given)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "schemas"]:
+        del sys.modules[name]
 
 
 def run(order: Order) -> None:
@@ -270,6 +322,7 @@ def run(order: Order) -> None:
     os.chdir(order.directory)
     side = Side(order)
     side.prepare()
+    as_the_user_has_it()
     script, *arguments = order.command
     gc.collect()
     try:

@@ -1,0 +1,112 @@
+"""Scripts of many kinds are observed as they are: each session has the script and its twin."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from transformer_core.tune.certificate import Record, trust
+from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
+from transformer_core.tune.flow import CannotTune, Tuning
+from transformer_core.tune.sessions import OWN
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TWIN = Side("twin")
+
+
+@contextmanager
+def started(script: str, folder: Path, *sides: Side, **more: str) -> Iterator[Session]:
+    """A session of the script and ``sides``, waiting at their first boundary."""
+    program = Program(tuple(script.split()), SCRIPTS, boundary=more.get("boundary", "optimizer"))  # type: ignore[arg-type]
+    with session(program, [Side(OWN), *sides], folder) as run:
+        for side in run.sides:
+            run.facts(side.name, 100)
+        yield run
+
+
+def recorded(run: Session, side: str, steps: int) -> Record:
+    """What a side records in ``steps`` steps."""
+    run.steps(side, steps, record=True)
+    return Record.read(run.records(side))
+
+
+def test_closures_are_a_step_whose_first_update_is_seen(tmp_path: Path) -> None:
+    with started("closure.py", tmp_path, TWIN) as run:
+        own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
+        facts = run.facts(OWN)
+    assert trust(own, twin)[0]
+    assert (facts["optimizers"], facts["modules"]) == (["LBFGS"], ["Sequential"])
+    names = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {(step, name) for _, step, name in own.keys("update")} == {
+        (step, name) for step in (1, 2) for name in names
+    }
+    # All backward passes of a step belong to it.
+    assert own.losses().shape[2] > 8
+
+
+def test_two_optimizers_are_seen_from_their_first_updates(tmp_path: Path) -> None:
+    with started("two_optimizers.py", tmp_path, TWIN) as run:
+        own, twin = (recorded(run, side, 4) for side in (OWN, "twin"))
+        facts = run.facts(OWN)
+    assert trust(own, twin)[0]
+    assert facts["cycle"] == 2
+    assert facts["modules"] == ["Sequential", "Sequential"]
+    # The generator is called first and bears no number; the critic, number 1, steps first.
+    updates = own.keys("update")
+    assert {name for _, step, name in updates if step == 1} == {
+        "1.0.weight",
+        "1.0.bias",
+        "1.2.weight",
+        "1.2.bias",
+    }
+    assert {name for _, step, name in updates if step == 2} >= {"0.weight", "2.bias"}
+
+
+def test_accumulation_with_scaler_autocast_and_workers_is_a_step(tmp_path: Path) -> None:
+    with started("accumulation.py", tmp_path, TWIN) as run:
+        own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
+        facts = run.facts(OWN)
+    assert trust(own, twin)[0]
+    assert facts["autocast"]
+    assert facts["loaders"] == [{"workers": 1, "pinned": False}]
+    assert own.losses().shape == (1, 2, 12)
+
+
+def test_weights_updated_by_hand_are_noticed(tmp_path: Path) -> None:
+    with pytest.raises(SideEnded, match="no step"), started("by_hand.py", tmp_path):
+        pass
+    with started("by_hand.py", tmp_path, boundary="backward") as run:
+        own = recorded(run, OWN, 3)
+    assert {name for *_, name in own.keys("gradient")} == {"weight", "bias"}
+
+
+def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path: Path) -> None:
+    folder = SCRIPTS / "modules"
+    program = Program(("train.py", "--name", "two words"), folder)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
+    sides = [Side(OWN), Side("bf16", ("bf16",))]
+    with session(program, sides, tmp_path) as run:
+        for side in sides:
+            run.facts(side.name, 100)
+            run.steps(side.name, 6)
+        assert not run.facts("bf16")["without_effect"]
+    assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("early", "ended after 4 steps, and at least"),
+        ("nothing", "without a backward pass"),
+        ("error", "ValueError: a wrong thing"),
+        ("question", "reads from standard input"),
+        ("spawn", "cannot be observed: it starts its ranks by torch.multiprocessing"),
+    ],
+)
+def test_an_end_is_one_sentence_with_a_remedy(how: str, words: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    tuning = Tuning(Program(("ends.py", how), SCRIPTS), tmp_path, said.append)
+    with pytest.raises(CannotTune, match=words) as caught:
+        tuning.run()
+    assert how == "error" or "remedy" in str(caught.value)

@@ -1,0 +1,135 @@
+"""Sketches, certificates of made-up records, edits of sources, and folders kept as they were."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_core.tune.certificate import Record, certify
+from transformer_core.tune.isolation import isolated
+from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
+from transformer_core.tune.source import Source
+
+
+def test_a_sketch_is_linear_and_keeps_distances() -> None:
+    generator = torch.Generator().manual_seed(1)
+    one = torch.randn(300, 400, generator=generator)
+    other = one + 0.01 * torch.randn(300, 400, generator=generator)
+    assert sketch(one).shape == (BUCKETS,)
+    assert np.allclose(sketch(one) - sketch(other), sketch(one - other), atol=1e-3)
+    # Fixed seeds, so these numbers never vary; 4.5 % is the standard error of a norm.
+    assert norm(sketch(one)) == pytest.approx(float(one.norm()), rel=0.15)
+    assert distance(sketch(one), sketch(other)) == pytest.approx(
+        float((one - other).norm()), rel=0.15
+    )
+
+
+def test_a_small_tensor_is_kept_whole() -> None:
+    tensor = torch.arange(12.0).view(3, 4)
+    assert sketch(tensor).tolist() == tensor.flatten().tolist()
+    assert distance(sketch(tensor), sketch(tensor[:2])) == float("inf")
+
+
+def test_a_fingerprint_sees_order_and_nesting() -> None:
+    batch = torch.tensor([1, 2, 3])
+    assert fingerprint({"x": batch}) == fingerprint([batch])
+    assert fingerprint(batch) != fingerprint(batch.flip(0))
+    assert fingerprint("no tensor") == []
+
+
+def record(scale: float = 1.0, noise: float = 0.0, inputs: float = 1.0, passes: int = 1) -> Record:
+    """Two steps of two tensors with updates of ``scale`` and relative noise."""
+    drawn = np.random.default_rng(0)
+    found = {"losses": np.ones((2, passes)), "inputs": np.full((2, 3), inputs)}
+    for name in ("a", "b"):
+        weight = drawn.standard_normal(500)
+        found[f"0 weight {name}"] = weight.copy()
+        for step in (1, 2):
+            gradient = drawn.standard_normal(500)
+            other = noise * np.random.default_rng(step).standard_normal(500)
+            found[f"{step} gradient {name}"] = gradient + other
+            weight = weight - 0.1 * scale * (gradient + other)
+            found[f"{step} weight {name}"] = weight.copy()
+    return Record([found])
+
+
+OWN, FLOOR = record(), record(noise=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("found", "word", "reason"),
+    [
+        (record(), "same", "equal to the last bit"),
+        (record(noise=2e-6), "same", "gradients within"),
+        (record(noise=1e-3), "different", "the gradient of"),
+        (record(scale=1.01), "different", "1.01 times as large"),
+        (record(inputs=2.0), "different", "other numbers"),
+        (record(passes=2), "different", "2 backward passes"),
+        (Record([OWN.ranks[0], OWN.ranks[0]]), "different", "2 ranks instead of 1"),
+    ],
+)
+def test_a_certificate_measures_against_the_floor(found: Record, word: str, reason: str) -> None:
+    certificate = certify(found, OWN, FLOOR, "float32")
+    assert certificate.word == word, certificate
+    assert reason in certificate.reason
+
+
+def test_data_that_rounding_decides_is_undecided() -> None:
+    # A policy whose actions change with the floor has other batches by itself.
+    certificate = certify(record(passes=2), OWN, record(noise=1e-6, passes=3), "float32")
+    assert certificate.word == "undecided"
+
+
+def test_numbers_that_weights_decide_are_no_data() -> None:
+    # What a generator hands to its critic changes with the floor: gradients judge it.
+    floor = record(noise=1e-6, inputs=1.0001)
+    assert certify(record(noise=1e-6, inputs=1.001), OWN, floor, "float32").word == "same"
+
+
+SCRIPT = """import torch
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(3):
+    for batch in loader:
+        logits = model(batch)
+        step(logits)
+"""
+
+
+def test_edits_come_back_as_a_diff_that_applies(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    places = {"optimizer": (str(script), 4), "call": (str(script), 7)}
+    source = Source(tmp_path, script, places)
+    assert source.keyword("optimizer", ["AdamW"], fused="True")
+    assert source.before_loop(["MODEL.compile()"]) == "model"
+    assert source.around_call("with low():", "RESULT = RESULT.float()")
+    assert script.read_text(encoding="utf-8") == SCRIPT
+    (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8")
+    subprocess.run(["git", "apply", "changes.diff"], cwd=tmp_path, check=True)
+    changed = script.read_text(encoding="utf-8")
+    assert source.files() == {Path("train.py"): changed}
+    assert "AdamW(model.parameters(), lr=1e-3, fused=True)" in changed
+    assert "model.compile()\nfor epoch" in changed
+    assert (
+        "        with low():\n            logits = model(batch)\n        logits = logits.float()\n"
+        in changed
+    )
+
+
+def test_a_folder_stays_as_it_was(tmp_path: Path) -> None:
+    folder, scratch = tmp_path / "user", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    (folder / "model.pt").write_text("old", encoding="utf-8")
+    write = "cat model.pt && echo new > model.pt && echo more > other && cat model.pt"
+    command, place = isolated(["sh", "-c", f"cd {folder} 2>/dev/null; {write}"], folder, scratch)
+    if place != folder:
+        command = ["sh", "-c", write]
+    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    assert ended.stdout == "oldnew\n"
+    assert [path.name for path in folder.iterdir()] == ["model.pt"]
+    assert (folder / "model.pt").read_text(encoding="utf-8") == "old"
