@@ -217,7 +217,8 @@ def _start(
         [*program.launcher, "-m", module] if program.launcher else [sys.executable, "-m", module]
     )
     if program.launcher[:1] == ("torchrun",):
-        start = [sys.executable, "-m", "torch.distributed.run", *program.launcher[1:], "-m", module]
+        options = program.launcher[1:]
+        start = [sys.executable, "-m", "torch.distributed.run", *_own_port(options), "-m", module]
     command, directory = isolated([*start, str(home / "order.json")], program.directory, home)
     if side.files:
         base = home / "upper" if (home / "upper").exists() else directory
@@ -237,6 +238,13 @@ def _start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def _own_port(options: tuple[str, ...]) -> list[str]:
+    """Options of torchrun, so that sides which run side by side do not meet at the same port."""
+    words = {option.partition("=")[0].lstrip("-").replace("_", "-") for option in options}
+    placed = {"standalone", "rdzv-endpoint", "rdzv-backend", "master-port", "nnodes"} & words
+    return list(options) if placed else ["--standalone", *options]
 
 
 def _environment(side: Side) -> dict[str, str]:
