@@ -10,7 +10,7 @@ import pytest
 
 from transformer_core.tune.certificate import Certificate, Record, certify
 from transformer_core.tune.coordinator import Program, Side, session
-from transformer_core.tune.sessions import OWN, floor_name, floors, rounding_of
+from transformer_core.tune.sessions import OWN, floor_name, floors
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
@@ -36,12 +36,12 @@ def compared(sides: list[Side], folder: Path, dropout: bool = True) -> dict[str,
             run.facts(side.name, 200)
             run.steps(side.name, STEPS, record=True)
             records[side.name] = Record.read(run.records(side.name))
-    return {
-        s.name: certify(
-            records[s.name], records[OWN], records[floor_name(rounding_of(s))], rounding_of(s)
-        )
-        for s in sides
-    }
+    found = {}
+    for side in sides:
+        rounding = side.rounding or "bfloat16"
+        floor = records[floor_name(rounding)]
+        found[side.name] = certify(records[side.name], records[OWN], floor, rounding)
+    return found
 
 
 def changed(name: str) -> Side:

@@ -82,6 +82,11 @@ def test_data_that_rounding_decides_is_undecided() -> None:
     assert certificate.word == "undecided"
 
 
+def test_a_script_that_rounding_overturns_is_undecided() -> None:
+    certificate = certify(record(noise=0.9), OWN, record(noise=1.0), "bfloat16")
+    assert certificate.word == "undecided", certificate
+
+
 def test_numbers_that_weights_decide_are_no_data() -> None:
     # What a generator hands to its critic changes with the floor: gradients judge it.
     floor = record(noise=1e-6, inputs=1.0001)

@@ -170,6 +170,9 @@ def certify(
         return Certificate(
             "different", "; ".join(reasons[:2]), worst=where, **numbers, **_size(own), **common
         )
+    if floor_there > CEILING[rounding] and _first_floor(own, floor) > CEILING[rounding]:
+        reason = f"rounding the first weights changes gradients by {floor_there:.0%}: nothing can be told"
+        return Certificate("undecided", reason, worst=where, **numbers, **_size(own), **common)
     reason = f"gradients within {worst:.1e}, floor {floor_there:.1e}"
     return Certificate("same", reason, worst=where, **numbers, **_size(own), **common)
 
@@ -333,8 +336,20 @@ def _largest(
             )
     if not relative:
         return 0.0, 0.0, "", bad
-    worst = max(relative, key=lambda key: relative[key][0])
+    # Steps in which rounding alone changes everything say nothing of a change.
+    steps = {key[1] for key in keys}
+    telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
+    worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
+
+
+def _first_floor(own: Record, floor: Record) -> float:
+    """How far the first gradients of a typical tensor move by rounding."""
+    keys = own.keys("gradient")
+    first = [key for key in keys if key[1] == min(each[1] for each in keys)]
+    pairs = [(floor.get("gradient", key), _there(own, "gradient", key)) for key in first]
+    gaps = [distance(a, b) / norm(b) for a, b in pairs if a is not None and norm(b)]
+    return float(np.median(gaps)) if gaps else 0.0
 
 
 class _Noisy:

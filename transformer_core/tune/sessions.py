@@ -129,7 +129,7 @@ class Sessions:
         cycle = self.facts.get("cycle", 1)
         turn = max(1, ceil(TURN_SECONDS / self.step_seconds), min(2, plan.rounds))
         if steps is not None:
-            turn = min(turn, (steps - plan.record - 1) // (plan.rounds + 1))
+            turn = min(turn, (steps - plan.record - plan.late - 1) // (plan.rounds + 1))
         return -(-turn // cycle) * cycle if steps is None else turn // cycle * cycle
 
     def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
