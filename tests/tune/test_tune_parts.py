@@ -82,6 +82,11 @@ def test_data_that_rounding_decides_is_undecided() -> None:
     assert certificate.word == "undecided"
 
 
+def test_rounding_of_data_is_allowed_where_weights_change_nothing() -> None:
+    assert certify(record(noise=3e-3), OWN, FLOOR, "bfloat16").word == "same"
+    assert certify(record(noise=5e-2), OWN, FLOOR, "bfloat16").word == "different"
+
+
 def test_a_script_that_rounding_overturns_is_undecided() -> None:
     certificate = certify(record(noise=0.9), OWN, record(noise=1.0), "bfloat16")
     assert certificate.word == "undecided", certificate

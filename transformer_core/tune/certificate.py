@@ -2,8 +2,9 @@
 
 Every gradient, every update and every loss of the first steps is compared, dropout on, with the
 same seeds. How far may they differ? As far as the script differs from itself when its first weights
-are changed by half a unit in the last place of the number format in question: that floor is
-measured in the same session, tensor by tensor, and grows over the steps as the differences do.
+are changed by half a unit in the last place of the number format in question, and, for formats with
+fewer bits than float32, the results of its modules too: that floor is measured in the same session,
+tensor by tensor, and grows over the steps as the differences do.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,9 @@ CEILING: dict[Rounding, float] = {"exact": 0.02, "float32": 0.02, "tf32": 0.1, "
 """Largest relative difference of a tensor's gradient, whatever the floor."""
 SMALLEST = 1e-6
 """Relative differences below this are rounding in any float32 program."""
+PRODUCT = 3
+"""A product is off by half a unit in the last place for each operand and once for its result, also
+where it does not depend on the weights, so that disturbing those shows nothing of it."""
 UPDATE_CEILING = 0.8
 """The same of an update. Without its update, or with twice of it, a tensor is 1 off."""
 NEGLIGIBLE: dict[Rounding, float] = {
@@ -326,7 +330,8 @@ def _largest(
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
     # The first step that differs tells most: later ones follow from it.
     for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
-        allowed = MARGIN * max(noise, typical[key[1]], SMALLEST)
+        least = PRODUCT * NOISE[rounding]
+        allowed = max(MARGIN * max(noise, typical[key[1]], SMALLEST), least)
         if kind == "update":
             allowed = max(allowed, MARGIN * np.sqrt(max(noise, SMALLEST)) / 3)
         allowed = min(allowed, max(ceiling, 2 * noise))

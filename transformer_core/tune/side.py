@@ -19,14 +19,14 @@ from typing import Any, NoReturn
 import numpy as np
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.order import UNOBSERVED, Order, connect
 from transformer_core.tune.sketches import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques.registry import TECHNIQUES
-from transformer_core.tune.techniques.technique import Technique
+from transformer_core.tune.techniques.technique import NOISE, Technique
 
 
 class Side:
@@ -102,6 +102,8 @@ class Side:
         self.watch.found(module)
         if self.order.noise:
             self._disturb(module.parameters())
+            if self.order.noise > NOISE["float32"] and not hasattr(module, "_orig_mod"):
+                self._disturb_results(module)
         for technique in self.techniques:
             technique.module(module)
 
@@ -136,6 +138,32 @@ class Side:
                     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                     change = torch.empty(local.shape).uniform_(-1, 1, generator=generator)
                     local.mul_(1 + self.order.noise * change.to(local.device))
+
+    def _disturb_results(self, module: nn.Module) -> None:
+        """Change the result of every inner module a little at each call, and so its gradient.
+
+        A format with few bits rounds each result anew. Where two passes nearly cancel, as those of
+        a critic for true and false samples, disturbed weights alone would cancel too.
+        """
+        generators: dict[torch.device, torch.Generator] = {}
+
+        def disturbed(part: nn.Module, inputs: Any, result: Any) -> Any:
+            if not isinstance(result, Tensor) or not result.is_floating_point():
+                return None
+            if not torch.is_grad_enabled():
+                return None
+            if result.device not in generators:
+                generators[result.device] = torch.Generator(result.device)
+                generators[result.device].manual_seed(self.order.seed + 2)
+            change = torch.empty(result.shape, device=result.device)
+            change.uniform_(-1, 1, generator=generators[result.device])
+            return result * (1 + self.order.noise * change).to(result.dtype)
+
+        for part in module.modules():
+            if id(part) not in self._disturbed and not any(part.children()):
+                self._disturbed.add(id(part))
+                with suppress(RuntimeError):
+                    part.register_forward_hook(disturbed)
 
     def _boundary(self) -> None:
         self.step += 1
