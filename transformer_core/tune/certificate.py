@@ -309,7 +309,7 @@ def _largest(
     keys = own.keys(kind)
     sizes = {key: norm(_there(own, kind, key)) for key in keys}
     largest = max(sizes.values(), default=0.0)
-    noisy = _Noisy(own, rounding) if kind == "update" else None
+    noisy = _Noisy(own, floor, rounding) if kind == "update" else None
     relative: dict[tuple[int, int, str], tuple[float, float]] = {}
     for key in keys:
         mine, theirs, disturbed = (each.get(kind, key) for each in (found, own, floor))
@@ -358,14 +358,30 @@ def _first_floor(own: Record, floor: Record) -> float:
 
 
 class _Noisy:
-    """Numbers whose gradient is rounding in a format. Adam divides by the size of a gradient, so
-    that such numbers move as far as all others, to a side that chance decides."""
+    """Numbers whose gradient is no larger than what rounding may add to it. Adam divides by the
+    size of a gradient, so that such numbers move as far as all others, to a side that chance
+    decides."""
 
-    def __init__(self, own: Record, rounding: Rounding) -> None:
+    def __init__(self, own: Record, floor: Record, rounding: Rounding) -> None:
         self._own = own
-        self._share = 4 * NOISE[rounding]
-        gradients = (_there(own, "gradient", key) for key in own.keys("gradient"))
-        self._least = NEGLIGIBLE[rounding] * max(map(_root_mean_square, gradients), default=0.0)
+        keys = own.keys("gradient")
+        gradients = {key: _there(own, "gradient", key) for key in keys}
+        self._least = NEGLIGIBLE[rounding] * max(
+            map(_root_mean_square, gradients.values()), default=0.0
+        )
+        self._shares: dict[tuple[int, int, str], float] = {}
+        for key, gradient in gradients.items():
+            disturbed = floor.get("gradient", key)
+            size = max(norm(gradient), 1e-30)
+            self._shares[key] = 0.0 if disturbed is None else distance(disturbed, gradient) / size
+        steps: dict[int, list[float]] = {}
+        for key, share in self._shares.items():
+            steps.setdefault(key[1], []).append(share)
+        typical = {step: float(np.median(shares)) for step, shares in steps.items()}
+        # Whatever the bound of a gradient allows, spread evenly over its numbers.
+        for key, share in self._shares.items():
+            allowed = min(MARGIN * max(share, typical[key[1]]), max(CEILING[rounding], 2 * share))
+            self._shares[key] = max(4 * NOISE[rounding], allowed)
 
     def without(
         self, key: tuple[int, int, str], mine: Sketch, theirs: Sketch, disturbed: Sketch | None
@@ -378,7 +394,8 @@ class _Noisy:
             gradient = self._own.get("gradient", (rank, step, name))
             if gradient is None or gradient.shape != theirs.shape or len(gradient) == BUCKETS:
                 continue
-            noisy |= np.abs(gradient) < self._share * max(_root_mean_square(gradient), self._least)
+            share = self._shares[rank, step, name]
+            noisy |= np.abs(gradient) < share * max(_root_mean_square(gradient), self._least)
         if disturbed is not None and disturbed.shape == theirs.shape:
             disturbed = np.where(noisy, 0.0, disturbed)
         return np.where(noisy, 0.0, mine), np.where(noisy, 0.0, theirs), disturbed
