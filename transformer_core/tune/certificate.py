@@ -332,7 +332,8 @@ def _largest(
     for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
         least = PRODUCT * NOISE[rounding]
         allowed = max(MARGIN * max(noise, typical[key[1]], SMALLEST), least)
-        if kind == "update":
+        if noisy is not None:
+            allowed = max(allowed, noisy.turned(key))
             allowed = max(allowed, MARGIN * np.sqrt(max(noise, SMALLEST)) / 3)
         allowed = min(allowed, max(ceiling, 2 * noise))
         if gap > allowed:
@@ -382,6 +383,14 @@ class _Noisy:
         for key, share in self._shares.items():
             allowed = min(MARGIN * max(share, typical[key[1]]), max(CEILING[rounding], 2 * share))
             self._shares[key] = max(4 * NOISE[rounding], allowed)
+
+    def turned(self, key: tuple[int, int, str]) -> float:
+        """Relative difference of an update of Adam whose gradient is off by as much as its bound
+        allows: errors of a share s of a number's size turn arctan(s) / pi of all numbers round,
+        and each of those is 2 off."""
+        rank, last, name = key
+        shares = (self._shares.get((rank, step, name), 0.0) for step in range(1, last + 1))
+        return 2 * float(np.sqrt(np.arctan(max(shares, default=0.0)) / np.pi))
 
     def without(
         self, key: tuple[int, int, str], mine: Sketch, theirs: Sketch, disturbed: Sketch | None

@@ -157,7 +157,10 @@ class Side:
                 generators[result.device].manual_seed(self.order.seed + 2)
             change = torch.empty(result.shape, device=result.device)
             change.uniform_(-1, 1, generator=generators[result.device])
-            return result * (1 + self.order.noise * change).to(result.dtype)
+            changed = result * (1 + self.order.noise * change).to(result.dtype)
+            # Numbers close to each other are rounded to the same side, and nothing averages out.
+            few = self.order.noise == NOISE["bfloat16"]
+            return changed.to(torch.bfloat16).to(result.dtype) if few else changed
 
         for part in module.modules():
             if id(part) not in self._disturbed and not any(part.children()):
