@@ -152,15 +152,16 @@ class Side:
                 return None
             if not torch.is_grad_enabled():
                 return None
+            if self.order.noise == NOISE["bfloat16"]:
+                # As the format does: equal numbers stay equal, which decides maxima, and those
+                # close to each other go to the same side, so that nothing averages out.
+                return result.to(torch.bfloat16).to(result.dtype)
             if result.device not in generators:
                 generators[result.device] = torch.Generator(result.device)
                 generators[result.device].manual_seed(self.order.seed + 2)
             change = torch.empty(result.shape, device=result.device)
             change.uniform_(-1, 1, generator=generators[result.device])
-            changed = result * (1 + self.order.noise * change).to(result.dtype)
-            # Numbers close to each other are rounded to the same side, and nothing averages out.
-            few = self.order.noise == NOISE["bfloat16"]
-            return changed.to(torch.bfloat16).to(result.dtype) if few else changed
+            return result * (1 + self.order.noise * change).to(result.dtype)
 
         for part in module.modules():
             if id(part) not in self._disturbed and not any(part.children()):
