@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def the_same_log() -> Iterator[None]:
-    """The project's logger is left as it was: a job that a test calls sends it to a file."""
+def the_same_log() -> None:
+    """Every test finds the project's logger as it is at first: a job that another test or a fixture
+    called may have sent it to a file."""
     log = logging.getLogger("transformer_core")
-    handlers, level, propagate = list(log.handlers), log.level, log.propagate
-    yield
-    for handler in set(log.handlers) - set(handlers):
+    for handler in list(log.handlers):
         handler.close()
         log.removeHandler(handler)
-    log.setLevel(level)
-    log.propagate = propagate
+    log.setLevel(logging.NOTSET)
+    log.propagate = True

@@ -69,7 +69,7 @@ def test_without_comparisons_throughputs_are_those_of_single_runs(
     assert found.throughput_from == "runs"
     (rate,) = [c for c in found.changes if (c.variant, c.quantity) == ("single", "throughput")]
     assert rate.here == read_side(folder).variants["single"].tokens_per_second
-    assert "a machine that drifts shows here" in render(found)
+    assert "drift of the machine affects these numbers" in render(found)
 
 
 def test_a_throughput_of_another_device_has_no_verdict(folder: Path, tmp_path: Path) -> None:
