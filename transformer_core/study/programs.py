@@ -7,10 +7,10 @@ _LEASE = "transformer_core.run.gpu_leases"
 _JOB = "transformer_core.run.job"
 
 
-def _sections() -> tuple[str, ...]:
-    """Modules of the report's sections, which its programs import by name."""
+def _modules(folder: str) -> tuple[str, ...]:
+    """Modules of a folder of the package, which programs find by looking into it."""
     root = Path(__file__).parents[2]
-    files = sorted(root.glob("transformer_core/report/sections/[a-z]*.py"))
+    files = sorted(root.glob(f"transformer_core/{folder}/[a-z]*.py"))
     return tuple(".".join(path.relative_to(root).with_suffix("").parts) for path in files)
 
 
@@ -50,8 +50,11 @@ PROGRAMS = MappingProxyType(
         "claims": ("transformer_core.decide.claims",),
         "search": ("transformer_core.decide.search",),
         "quality": (_JOB, "transformer_core.measure.quality"),
-        "tune": ("transformer_core.tune.job",),
-        "tune_page": ("transformer_core.report.tune_page",),
+        "tune": (
+            *("transformer_core.tune.job", "transformer_core.tune.side"),
+            *_modules("tune/techniques"),
+        ),
+        "tune_page": ("transformer_core.report.tune_page", *_modules("tune/techniques")),
         "own_training": ("transformer_core.own_training.job",),
         "own_profiles": ("transformer_core.own_training.profiled.job",),
         "own_page": ("transformer_core.report.own_training.own_page",),
@@ -59,9 +62,9 @@ PROGRAMS = MappingProxyType(
         "link_error": ("transformer_core.decide.link_error",),
         "compute_times": (_JOB, "transformer_core.measure.compute"),
         "projection": ("transformer_core.decide.projection",),
-        "tables": ("transformer_core.report.tables", *_sections()),
-        "figures": ("transformer_core.report.figures", *_sections()),
-        "page": ("transformer_core.report.page", *_sections()),
+        "tables": ("transformer_core.report.tables", *_modules("report/sections")),
+        "figures": ("transformer_core.report.figures", *_modules("report/sections")),
+        "page": ("transformer_core.report.page", *_modules("report/sections")),
         "gpu_tests": ("transformer_core.measure.gpu_check.device_tests",),
         "device_facts": ("transformer_core.measure.gpu_check.device_facts",),
         "attention_truth": ("transformer_core.measure.gpu_check.attention_truth",),
