@@ -111,10 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 @dataclass
 class Record:
     """What is known of a search, until it ends with a result."""
@@ -293,3 +289,7 @@ def recommended_yaml(result: SearchResult) -> str:
         ]
     body = yaml.safe_dump(result.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return "\n".join(lines) + "\n" + body
+
+
+if __name__ == "__main__":
+    sys.exit(main())
