@@ -103,7 +103,7 @@ def _peers(store: PairStore, folder: Path, rounds: int, seconds: float) -> Itera
 
 
 def _strategies(store: PairStore, rounds: int, seconds: float) -> Iterator[Row]:
-    """What each way to make batches pads, and how fast it is."""
+    """Padding and speed of each way to make batches."""
     packed = PackedRows(kind="packed")
     batchings: dict[str, AnyBatching] = {
         "fixed size, 64 pairs": FixedSize(kind="fixed_size", pairs=64),
@@ -207,7 +207,7 @@ def _rate(
     seconds: float,
     count: Callable[[Any], int] = lambda batch: 1,
 ) -> Contender:
-    """What comes per second, from the first batch on: workers and caches are then ready."""
+    """Items per second from the first batch on: workers and caches are then ready."""
 
     def run() -> float:
         done = 0

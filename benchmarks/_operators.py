@@ -1,5 +1,5 @@
-"""What a step of training is made of: operators by class, beside what their work would take at the
-rates that were measured on the same machine, and how many calls, FLOPs and bytes there are."""
+"""The operators of a training step by class, beside the time their work would take at the rates
+measured on the same machine, with counts of calls, FLOPs and bytes."""
 
 import json
 import math

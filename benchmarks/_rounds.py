@@ -16,7 +16,7 @@ class Row:
     """One line of the table."""
 
     part: str
-    """What is compared."""
+    """The part that is compared."""
     contender: str
     """Who does it."""
     unit: str

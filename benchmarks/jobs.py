@@ -29,10 +29,10 @@ _QUICK_START = "transformer_core.run.quick_start"
 
 @dataclass
 class Job:
-    """What was seen of a job."""
+    """The observations of a job."""
 
     module: str
-    """What Python ran."""
+    """The module that Python ran."""
     output: str
     """The first file that it was asked to write."""
     first: float
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass
 class Record:
-    """What was seen of a command."""
+    """The observations of a command."""
 
     command: list[str]
     """As it was started."""
@@ -67,7 +67,7 @@ class Record:
     disk_mb: float = 0.0
     """Most that the folders took on disk, in MB."""
     disk_end_mb: float = 0.0
-    """What they took in the end, in MB."""
+    """Disk space used at the end, in MB."""
     jobs: list[Job] = field(default_factory=list)
     """In the order in which they began."""
     machine: dict[str, str | int] = field(default_factory=dict)

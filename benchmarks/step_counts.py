@@ -1,4 +1,4 @@
-"""What there is to do in a step: ``python benchmarks/step_counts.py``, which needs no device.
+"""The work in a step: ``python benchmarks/step_counts.py``, which needs no device.
 
 The operators, FLOPs and bytes of a step on a GPU, of the published code and of all that pays
 together, counted on tensors that have shapes and no memory. An operator that makes or changes a

@@ -32,11 +32,11 @@ REMEDIES = {
     errno.ENOMEM: "free some memory",
     errno.ENOENT: "give the path of a file that is there, or make it",
 }
-"""What to do about an error of the system."""
+"""Remedies for system errors."""
 
 
 def in_words(error: Exception) -> str:
-    """What an error says; one of the system with the remedy."""
+    """Describes an error; adds the remedy to system errors."""
     if not isinstance(error, OSError):
         return str(error)
     remedy = REMEDIES.get(error.errno or 0, "see what the system says")

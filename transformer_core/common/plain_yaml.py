@@ -35,7 +35,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
 _KINDS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
 _OTHER_NUMBER = re.compile(r"[-+]?0\d|.*:")
-"""What YAML 1.1 takes for numbers to the base of 8 and of 60: 010 is 8 there, and 1:30 is 90."""
+"""Text that YAML 1.1 reads as octal or base-60 numbers: 010 is 8 there, and 1:30 is 90."""
 _MISSING = object()
 
 
@@ -247,7 +247,8 @@ class _Builder:
 
     @staticmethod
     def with_merged(section: _Open) -> dict[str, Any]:
-        """What is merged, the first of a list before the others, under what is written out."""
+        """Adds merged mappings, the first of a list taking precedence, below the section's own
+        keys."""
         result: dict[str, Any] = {}
         for sections in section.merged:
             for one in reversed(sections):

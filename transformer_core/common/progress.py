@@ -48,7 +48,7 @@ class Progress:
         self.what, self.unit, self.total = what, unit, total
         self.show, self.line_seconds = show, line_seconds
         self.note = ""
-        """What is shown behind the count."""
+        """The text shown behind the count."""
         self.bar: tqdm | None = None
         self.done = self.first = 0
         self.began = self.lined = time.monotonic()

@@ -36,7 +36,8 @@ def read_record(path: str | Path, model: type[Record]) -> Record:
 
 
 def read_as(path: str | Path, kind: Any) -> Any:
-    """What a JSON file holds, checked against its seal and any type annotation; or ConfigError."""
+    """Reads a JSON file and checks it against its seal and any type annotation; ConfigError if it
+    fails."""
     text = _read_text(path)
     try:
         return TypeAdapter(kind).validate_json(text)
@@ -61,7 +62,7 @@ def check_together(paths: Iterable[str | Path]) -> None:
 
 
 def check_option(option: str, text: str, kind: Any) -> Any:
-    """What the JSON text of a command line's ``option`` holds; ConfigError if it is not a kind."""
+    """Parses the JSON text of a command line's ``option``; ConfigError if it is not a ``kind``."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:

@@ -27,7 +27,7 @@ CHANGES_NO_RESULT = True  # it says whether a file is what it was
 
 
 class Seal(Schema):
-    """What a file is."""
+    """The identity of a file's contents."""
 
     of: str
     """Its place below results/, or its name where it lies elsewhere."""

@@ -32,7 +32,7 @@ CHANGES_NO_RESULT = True  # it says which results are made again, not what is in
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("transformer_core", "schemas")
 CACHE = Path(".snakemake/sources.json")
-"""What was read of the sources, below the working directory: a file is parsed once per content."""
+"""The cache of parsed sources, below the working directory: a file is parsed once per content."""
 MARK = "CHANGES_NO_RESULT"
 _MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+")
 
@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
 
 def read_source(content: bytes, module: str, package: bool) -> Source:
-    """What a file says as ``module``, which is a ``package`` or not. A file that is not Python, or
+    """Parses a file as ``module``, which is a ``package`` or not. A file that is not Python, or
     nested too deeply to be parsed, has the digest of its bytes and no imports."""
     try:
         tree = ast.parse(content)

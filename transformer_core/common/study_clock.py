@@ -45,7 +45,7 @@ class JobTimes(Schema):
 
 
 class Clock(Schema):
-    """What is written down."""
+    """The contents of the clock file."""
 
     spent_before: float = 0.0
     """Seconds of all commands before the last."""
@@ -69,7 +69,7 @@ class Clock(Schema):
 
 
 def read_clock(path: Path = CLOCK) -> Clock:
-    """What the clock says; a new one where there is none, or none that can be read."""
+    """Reads the clock; returns a new one where there is none, or none that can be read."""
     try:
         return Clock.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError):
@@ -96,7 +96,7 @@ class RunningClock:
 
     @property
     def clock(self) -> Clock:
-        """What it says."""
+        """The current state of the clock."""
         return self._clock
 
     def spent(self) -> float:

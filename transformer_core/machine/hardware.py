@@ -200,7 +200,7 @@ def _read(path: Path) -> str:
 
 
 def _output(command: list[str], **environment: str) -> str:
-    """What a command prints; empty if it is not there, fails or hangs."""
+    """The output of a command; empty if it is missing, fails or hangs."""
     try:
         done = subprocess.run(
             command,

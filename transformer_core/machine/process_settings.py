@@ -1,5 +1,5 @@
-"""What a process was really given beside its C allocator: cores, and torch's allocator of CUDA
-memory."""
+"""Settings that a process really received besides its C allocator: cores, and torch's allocator of
+CUDA memory."""
 
 import os
 import sys

@@ -91,7 +91,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _built() -> Mapping[str, Any]:
-    """What torch says of its version and of what it was built with, without importing it."""
+    """torch's version and build settings, without importing it."""
     if "torch.version" in sys.modules:
         return vars(sys.modules["torch.version"])
     found = find_spec("torch")
@@ -101,7 +101,7 @@ def _built() -> Mapping[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints in ``folder``; None if it cannot answer."""
+    """The output of git in ``folder``; None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],

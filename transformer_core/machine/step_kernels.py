@@ -38,7 +38,7 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
         self.end()
 
     def read(self, model: nn.Module) -> StepKernels:
-        """What worked, for the record of a training of ``model``."""
+        """The kernels that worked, for the record of a training of ``model``."""
         names = sorted(self.names)
         return StepKernels(
             operators=names,

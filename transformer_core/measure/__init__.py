@@ -1,1 +1,1 @@
-"""What a run measures: time between synchronised points, memory, the machine, provenance."""
+"""Measurements of a run: time between synchronised points, memory, the machine, provenance."""

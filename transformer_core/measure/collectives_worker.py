@@ -40,7 +40,7 @@ class Exchange:
     result: Tensor | None
     """Where its result comes; None on a rank that gets none."""
     expected: float
-    """What every element of the result must be after the first call."""
+    """The value of every element of the result after the first call."""
     buffers: list[Tensor]
     """All that it reads and writes."""
 

@@ -209,7 +209,7 @@ def _record(
 
 
 def of_two(session: Session, pair: Pair) -> Session:
-    """What a session says of two of its sides."""
+    """The part of a session that concerns two of its sides."""
     two = (pair.reference, pair.variant)
     rounds = [
         Round(windows=[window for window in rnd.windows if window.side in two])

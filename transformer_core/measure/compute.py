@@ -1,4 +1,4 @@
-"""What one device does in a step while its neighbours work too and nobody talks.
+"""Times the step of one device while its neighbours compute too and nobody communicates.
 
 Projections rest on these times. All devices of a host work at the same time, as in a run of several
 processes, because they share its memory, its power and, as processes on a CPU, its cores.
@@ -36,7 +36,8 @@ def different_work(specs: Sequence[RunSpec]) -> Iterator[RunSpec]:
 
 
 def work(spec: RunSpec) -> str:
-    """What a device computes in a step of ``spec``; equal for specs that differ in talking only."""
+    """The part of ``spec`` that a device computes in a step; equal for specs that differ only in
+    communication."""
     host = on_one_host(spec).machine
     parts = {
         "model": spec.model.model_dump(mode="json"),

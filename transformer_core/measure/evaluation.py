@@ -47,7 +47,7 @@ class EvaluationOrder(TrainingOrder):
 
 
 def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationResult:
-    """What the worker found, or why there is nothing."""
+    """Returns what the worker found, or the reason why there is nothing."""
     if run.status != "ok":
         return not_evaluated(run.variant, run.status, run.reason)
     if order.spec.evaluation.max_pairs == 0:

@@ -44,7 +44,7 @@ MOMENTS: dict[str, MilestoneName] = {
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, by whom, on what."""
+    """The run spec, process and trainer of a followed training."""
 
     spec: RunSpec
     process: Process
@@ -69,7 +69,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Unfollowed:
-    """What the steps that nothing disturbs say besides the milestones."""
+    """The record of the undisturbed steps, besides the milestones."""
 
     batch: GlobalBatch
     topology: Topology
@@ -78,12 +78,13 @@ class Unfollowed:
 
 @dataclass(frozen=True)
 class Followed:
-    """What the followed steps say of a rank."""
+    """The record of a rank's followed steps."""
 
     step: StepMemory
     peak_bytes: int
     tensor_bytes: dict[str, int | None]
-    """What torch's CPU allocator had handed out at milestones; empty on CUDA, which counts too."""
+    """Bytes that torch's CPU allocator had handed out at milestones; empty on CUDA, which counts
+    too."""
     decoding: DecodingMemory | None
 
 

@@ -185,7 +185,7 @@ def find(trials: Trials, start: int) -> dict[str, Any]:
 
 
 def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]:
-    """What bounds a process, and by how many bytes: as the study says, else the whole device."""
+    """The limit of a process and its bytes: the study's setting, else the whole device."""
     hardware = read_hardware()
     cuda = spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(hardware.gpus))
     kind: LimitKind = "torch_allocator" if cuda else "data_segment"

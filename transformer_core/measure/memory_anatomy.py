@@ -98,5 +98,5 @@ class MemoryAnatomy(TrainingJob):
 
 
 def rank_file(rank: int | str) -> str:
-    """What a rank leaves beside the result."""
+    """Name of the file that a rank writes beside the result."""
     return f"rank-{rank}.json"

@@ -92,14 +92,14 @@ def describe(
 
 
 def _untaken(seen: dict[str, Milestone]) -> dict[str, Any]:
-    """What remains to be said of a device that could not be followed."""
+    """The remaining fields for a device that could not be followed."""
     unknown = ("anatomy", "at_peak", "residual_bytes", "saved_tensor_bytes", "bytes_per_parameter")
     peak = seen["peak"].tensor_bytes
     return dict.fromkeys(unknown) | {"peak_tensor_bytes": peak, "timeline": []}
 
 
 def _taken_apart(found: Followed, parameters: int) -> dict[str, Any]:
-    """What the followed steps say of a device."""
+    """The fields that the followed steps give for a device."""
     step = found.step
     return {
         "anatomy": step.largest,
@@ -153,8 +153,8 @@ def account(milestones: dict[str, Milestone]) -> DeviceAccount | None:
 
 
 def _outside(milestone: Milestone, start: Milestone) -> int | None:
-    """What this process has on the device beside torch's allocator: by NVML for the process, else
-    for the device without what others had there at the start."""
+    """Bytes of this process on the device outside torch's allocator: from NVML for the process,
+    else for the device minus what others held there at the start."""
     used, reserved = milestone.process_bytes, milestone.reserved_bytes
     if used is None and milestone.device_bytes is not None and start.device_bytes is not None:
         used = milestone.device_bytes - start.device_bytes

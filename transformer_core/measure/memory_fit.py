@@ -70,8 +70,8 @@ def warn_before(spec: RunSpec, predicted: Path) -> None:
 
 
 Keeping = Literal["all", "state"]
-"""What a side keeps on its devices while others have their turns: everything, or only what it
-cannot do without (weights, optimizer state, buckets), so that it gives the rest back."""
+"""The memory that a side keeps on its devices while others have their turns: everything, or only
+what it cannot do without (weights, optimizer state, buckets), so that it frees the rest."""
 
 KEPT_PARTS = ("weights_bytes", "optimizer_bytes", "buckets_bytes")
 
@@ -85,7 +85,8 @@ class DoesNotFit(Exception):
 
 
 def keeping(predictions: Mapping[str, Prediction], available: int | None) -> Keeping:
-    """What sides with these predictions, the reference's first, may keep between their turns.
+    """Decides what sides with these predictions, the reference's first, may keep between their
+    turns.
 
     Where nobody knows how much memory is ``available``, or how much a side needs, it is tried.
     Raises DoesNotFit if the reference alone needs more, or not even one side fits beside what the

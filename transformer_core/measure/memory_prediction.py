@@ -64,7 +64,7 @@ VALIDATION_TOKENS = 8_192
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a rank works on: its micro-batches of one step, and a validation batch."""
+    """The shapes a rank works on: its micro-batches of one step, and a validation batch."""
 
     training: list[BatchShape]
     validation: BatchShape

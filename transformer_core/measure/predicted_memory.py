@@ -32,7 +32,7 @@ from transformer_core.measure.process_context import measured_context
 from transformer_core.run.statuses import classify
 
 Contexts = dict[str, dict[str, int | None]]
-"""What a process takes by kind of device, then by kind of run."""
+"""Bytes that a process takes, by kind of device, then by kind of run."""
 
 
 def predict(
@@ -41,7 +41,8 @@ def predict(
     stores: tuple[PairStore, PairStore] | None = None,
     contexts: Contexts | None = None,
 ) -> Prediction:
-    """What a run of ``spec`` needs on each device; a status says why where it cannot be told."""
+    """Predicts the memory that a run of ``spec`` needs on each device; a status gives the reason
+    where it cannot."""
     began = time.perf_counter()
     device = device_of(spec)
     alone = "single" if spec.world_size == 1 else "distributed"
@@ -64,7 +65,8 @@ def predict(
 
 
 def takes_memory(spec: RunSpec) -> str:
-    """What the memory of a run depends on; equal for specs that differ in other things only."""
+    """The part of ``spec`` that its memory depends on; equal for specs that differ only
+    elsewhere."""
     data = spec.model_dump(mode="json", exclude={"variant", "evaluation", "measurement"})
     for setting in ("log_every", "validate_every", "checkpoint_every", "schedule", "seed"):
         del data["training"][setting]
@@ -88,7 +90,7 @@ def capacity(spec: RunSpec, device: torch.device) -> int | None:
 
 
 def notes(spec: RunSpec, device: torch.device) -> list[str]:
-    """What is not taken from the run's own code."""
+    """Notes on what the prediction does not take from the run's own code."""
     found = []
     if isinstance(spec.parallel, Ddp):
         found.append("DDP's reducer cannot work without memory: its buckets are counted instead.")
@@ -100,8 +102,8 @@ def notes(spec: RunSpec, device: torch.device) -> list[str]:
 
 
 def _context(device: torch.device) -> dict[str, int | None]:
-    """What a process takes; nothing known where the probe fails, which is no reason to predict
-    nothing."""
+    """The memory of a process; unknown where the probe fails, which does not prevent a
+    prediction."""
     try:
         return measured_context(device)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""What a process takes before it has a tensor of any size.
+"""The memory a process takes before it has a tensor of any size.
 
 Libraries, code that is loaded when it first runs, threads and, on a GPU, the CUDA context: measured
 in a fresh process, ``python -m transformer_core.measure.process_context``, that
@@ -46,7 +46,7 @@ def measured_context(device: torch.device) -> dict[str, int | None]:
 
 
 def read(device: torch.device, before: dict[str, int]) -> int | None:
-    """What this process has now; ``before`` is what the GPUs held when it had nothing."""
+    """The memory this process holds now; ``before`` is what the GPUs held when it had nothing."""
     if device.type != "cuda":
         return int(psutil.Process().memory_info().rss)
     torch.cuda.synchronize(device)

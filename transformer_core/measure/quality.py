@@ -93,7 +93,7 @@ class Runner:
         return self.looks[-1]
 
     def record(self, goal: Quality) -> QualitySide:
-        """What is said of it."""
+        """The record of this side."""
         return QualitySide(
             name=self.side.name,
             parts=list(self.parts),
@@ -211,7 +211,7 @@ def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank reports."""
+    """The report of a rank."""
 
     loss: float
     bleu: float

@@ -1,4 +1,4 @@
-"""What the devices of this machine reach: ``python -m transformer_core.measure.roofline``.
+"""Measures the ceilings of this machine's devices: ``python -m transformer_core.measure.roofline``.
 
 Matrix products of random numbers by format, copies in memory, the overhead of an operation, copies
 between host and device. Each is repeated for a short while and the best repetition counts, as in

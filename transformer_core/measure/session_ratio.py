@@ -1,4 +1,4 @@
-"""What the rounds of a session say of a ratio: the step from windows to one number and its error.
+"""The ratio of a session: from its windows to one number and its error.
 
 Two windows of a round lie next to each other in time, so that what the machine does to both (its
 clock, other load) cancels in their ratio. Of the logarithms of the ratios of a session the trimmed

@@ -66,7 +66,7 @@ class TurnsOrder(TrainingOrder):
     coordinator: Path
     """File that tells where the coordinator is, which gives the turns."""
     keeps: Literal["all", "state"] = "all"
-    """What it keeps on its devices between its turns (predicted/sides_together.py)."""
+    """The memory it keeps on its devices between its turns (predicted/sides_together.py)."""
     planted: float | None = None
     """Share by which its steps are slowed down; null where nothing is tested."""
 
@@ -81,7 +81,7 @@ class Side:
     """Share by which its steps are slowed down; None where nothing is tested, and no step waits
     for its device."""
     order: type[TurnsOrder] = TurnsOrder
-    """What its processes are asked for."""
+    """The order that its processes receive."""
 
 
 Ask = Callable[[Side, Any], list[Any]]
@@ -121,7 +121,8 @@ class Sessions:
     provenance: dict[str, Provenance] = field(default_factory=dict)
     """By side, as its processes of the first session told."""
     keeps: Keeping | None = None
-    """What sides keep on GPUs between their turns; null until the first session begins."""
+    """The memory that sides keep on GPUs between their turns; null until the first session
+    begins."""
 
     def run(self, number: int, enough: Enough) -> Session:
         """A whole session; SessionEndedError if a side does not reach its end."""
@@ -162,7 +163,7 @@ class Sessions:
             stop_sides(children)
 
     def _in_turns(self, ask: Ask, members: Members, began: float, enough: Enough) -> dict[str, Any]:
-        """What the sides did, from their first turn to their last."""
+        """Returns what the sides did, from their first turn to their last."""
         on_gpu = any(topology.device == "cuda" for topology, _ in members.values())
         # Before the first turn: from then on a side may have fewer cores than there are.
         if not self.provenance:
@@ -250,7 +251,8 @@ class Sessions:
         return children
 
     def _keeping(self) -> Keeping:
-        """What sides keep on GPUs between turns; SessionEndedError where they cannot share them."""
+        """Decides what sides keep on GPUs between turns; SessionEndedError where they cannot share
+        them."""
         reference = self.sides[0].name
         specs = {side.name: side.spec for side in self.sides}
         try:
@@ -307,7 +309,7 @@ def _record(
     memory: Sequence[int | None],
     kernels: StepKernels | None,
 ) -> SideRecord:
-    """What is said of a side in the record of its session."""
+    """The record of a side in its session."""
     topology, ready = members
     return SideRecord(
         name=side.name,

@@ -94,11 +94,11 @@ class TurnsJob(Job):
     outputs: list[Path] = Field(min_length=1)
     """File of each comparison's record."""
     target: Path | None = None
-    """What is asked for to make the records again; null for the first output."""
+    """The target that makes the records again; null for the first output."""
     sessions: Path | None = None
     """Folder of sessions; null for the first output without its ending."""
     code: str = ""
-    """What the sources say: sessions of others do not count."""
+    """The digest of the sources: sessions of other code do not count."""
 
     def run(self, log_file: Path | None) -> None:
         outputs = self.outputs

@@ -251,8 +251,8 @@ def build_attention(spec: AnyAttention) -> Attention:
 
 
 def in_decoding(spec: AnyAttention) -> AnyAttention:
-    """What takes the place of ``spec`` where sentences of several lengths are decoded: the kernel
-    of FlashAttention has no mask for their padding."""
+    """Returns the attention that replaces ``spec`` where sentences of several lengths are decoded:
+    the kernel of FlashAttention has no mask for their padding."""
     flash = isinstance(spec, SdpaAttention) and spec.backend == "flash"
     return SdpaAttention() if flash else spec
 

@@ -22,8 +22,8 @@ def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _memory(tensor: Tensor) -> object:
-    """What two tensors have in common that are one. A state dict holds detached ones, which tells
-    nothing by their identity; parts of one parameter differ in offset or shape."""
+    """A key that is equal for two views of the same tensor. A state dict holds detached tensors,
+    whose identity tells nothing; parts of one parameter differ in offset or shape."""
     return (
         tensor.untyped_storage()._cdata,
         tensor.storage_offset(),

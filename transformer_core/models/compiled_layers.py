@@ -31,9 +31,9 @@ def compile_layers(kind: Compiling, *layers: nn.Module, backend: str = "inductor
 
 
 def compiled_or_plain(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
-    """What calls ``layer``: compiled in training, as ``kind`` says; as it is in evaluation, whose
-    caches and single tokens would be graphs of their own, and where something watches every
-    operation. Unsupported where it cannot be compiled, or graphs are not CUDA's."""
+    """Returns a function that calls ``layer``: compiled in training, as ``kind`` says; plain in
+    evaluation, whose caches and single tokens would be graphs of their own, and where every
+    operation is observed. Unsupported where it cannot be compiled, or graphs are not CUDA's."""
     if kind == "none":
         return layer
     return _compiled(kind, layer) if layer.training and not watched() else layer.forward
@@ -59,7 +59,8 @@ def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
 
 
 def compile_seconds(model: nn.Module) -> float | None:
-    """What compiling the layers of ``model`` has taken in this process; null where none are."""
+    """Seconds spent in this process compiling the layers of ``model``; null if none are
+    compiled."""
     if getattr(model, "compile_kind", "none") == "none":
         return None
     from torch._dynamo.utils import compilation_time_metrics

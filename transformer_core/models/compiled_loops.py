@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SUMS = {"reassoc", "contract", "nsz"}
-"""What the compiler may do: add in another order. It may not take it that no number is NaN."""
+"""Optimizations the compiler may make: it may reorder sums, but not assume that there are no
+NaNs."""
 LOWEST = np.float32(-3.0e38)
-"""What a maximum begins with, and what stands for an element that is hidden."""
+"""The initial value of a maximum, and the value of a hidden element."""
 _LEAST = 2**15
 """Elements below which a second thread costs more than it saves."""
 
@@ -241,7 +242,7 @@ def where_positive(gradient: Tensor, result: Tensor, p: float) -> Tensor:
 
 
 def constants(seed: int, p: float) -> tuple[np.uint32, np.uint32, np.uint32, np.float32]:
-    """What :func:`is_kept` takes beside a place, and what kept elements are multiplied by."""
+    """The arguments of :func:`is_kept` besides a place, and the factor of kept elements."""
     return (
         np.uint32(seed & 0xFFFFFFFF),
         np.uint32(seed >> 32 & 0xFFFFFFFF),

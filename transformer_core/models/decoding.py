@@ -255,7 +255,7 @@ def generate(
     max_length: int,
     sampling: Sampling | None = None,
 ) -> list[list[int]]:
-    """What follows each of ``prompts``, without its EOS: lists of token ids.
+    """Generates the continuation of each of ``prompts``, without its EOS: lists of token ids.
 
     A text ends with EOS or after ``max_length`` tokens, EOS included; it leaves the batch. Without
     ``sampling`` each token is the most probable one. What is drawn depends on the seed, the prompt

@@ -170,9 +170,9 @@ _DROPOUTS = (
     "hidden_dropout",
     "resid_pdrop",
 )
-"""What configurations of the library call the probabilities of dropout."""
+"""Names of the dropout probabilities in the library's configurations."""
 _WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
-"""What they call the width of the feed-forward layers."""
+"""Names of the feed-forward width in the library's configurations."""
 
 
 class HuggingFaceCache:

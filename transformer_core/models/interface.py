@@ -1,4 +1,4 @@
-"""What every model offers, whatever it is made of."""
+"""The interface of every model, whatever its architecture."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol

@@ -79,7 +79,7 @@ class Objective(nn.Module):
         return logits
 
     def _known(self, source: Tensor, source_full: bool) -> dict[str, Any]:
-        """What the model may make use of: on a GPU, where a mask excludes the fastest kernel."""
+        """The facts that the model can use: on a GPU, a mask excludes the fastest kernel."""
         useful = source_full and device_kind(source) == "cuda"
         return {"source_full": True} if useful and hasattr(self.model, "needs_mask") else {}
 

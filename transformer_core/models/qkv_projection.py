@@ -199,7 +199,7 @@ def build_projection(
 
 
 def project_together(projections: Sequence[Projection], x: Tensor) -> list[tuple[Tensor, ...]]:
-    """What each of ``projections`` gives of the same x [b, n, d], by one matrix product for all.
+    """Applies each of ``projections`` to the same x [b, n, d] with one matrix product for all.
 
     Weights stay with their layers and are laid side by side for the product.
     """

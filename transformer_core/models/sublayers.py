@@ -27,7 +27,7 @@ Memory = Tensor | tuple[Tensor, ...]
 
 
 class Attention(nn.Module):
-    """What self- and cross-attention share: attending, and the output projection."""
+    """The common part of self- and cross-attention: attending, and the output projection."""
 
     def __init__(self, spec: Transformer | DecoderOnly, bias: bool = True) -> None:
         super().__init__()

@@ -30,7 +30,8 @@ from transformer_core.models.sublayers import DecoderLayer, EncoderLayer, Memory
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
 
 Head = Callable[[Tensor, Tensor], Tensor]
-"""What becomes of the decoder's output [b, t, d] and the output map [v, d]; usually logits."""
+"""Maps the decoder's output [b, t, d] and the output map [v, d] to the model's result; usually
+logits."""
 
 
 class EncoderDecoder(nn.Module):
@@ -174,7 +175,7 @@ class EncoderDecoder(nn.Module):
         return DecoderCache(len(self.decoder))
 
     def _memories(self, memory: Tensor) -> Sequence[Memory]:
-        """What each decoder layer takes of memory [b, s, d]."""
+        """The memory that each decoder layer uses, from memory [b, s, d]."""
         if not self.memory_together:
             return [memory] * len(self.decoder)
         return project_together(

@@ -1,4 +1,5 @@
-"""What torch's allocators have handed out: on a CPU from the profiler's allocation events."""
+"""Memory that torch's allocators have handed out: on a CPU from the profiler's allocation
+events."""
 
 import json
 import tempfile

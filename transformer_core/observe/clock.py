@@ -115,7 +115,7 @@ class WindowClock(Observer):
         self._paused_at = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON-able values: closed windows and the warm-up time."""
+        """The state for a checkpoint, as JSON-able values: closed windows and the warm-up time."""
         return {
             "windows": [window.model_dump(mode="json") for window in self.windows],
             "warmup_seconds": self.warmup_seconds,

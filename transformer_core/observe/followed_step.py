@@ -204,7 +204,7 @@ class Interval:
 
 
 class StepMemory:
-    """What :class:`StorageTracker` saw of one step, which is divided into phases."""
+    """The memory of one step as :class:`StorageTracker` saw it, divided into phases."""
 
     def __init__(self, tracker: StorageTracker, phases: list[Interval]) -> None:
         self.start, self.end = phases[0].start, phases[-1].end
@@ -328,7 +328,7 @@ def tables(model: nn.Module) -> list[Tensor]:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """What the optimizer keeps between steps."""
+    """The tensors that the optimizer keeps between steps."""
     entries = (value for entry in optimizer.state.values() for value in entry.values())
     return [value for value in entries if isinstance(value, torch.Tensor)]
 

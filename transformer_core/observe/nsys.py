@@ -52,7 +52,7 @@ class Nsys:
 
     path: str
     version: str
-    """What ``nsys --version`` prints."""
+    """The output of ``nsys --version``."""
     help: Mapping[str, str]
     """Text of ``nsys profile --help`` by option."""
 
@@ -173,7 +173,7 @@ def telling_lines(text: str, most: int = 3) -> str:
 
 
 def _output(command: list[str], seconds: float = 60) -> str | None:
-    """What a command prints; None if it is not there, fails or hangs."""
+    """The output of a command; None if it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     except (OSError, subprocess.SubprocessError):

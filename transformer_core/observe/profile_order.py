@@ -1,4 +1,4 @@
-"""What the job of a profile asks of its workers."""
+"""The order of a profile's job to its workers."""
 
 from typing import Literal
 
@@ -36,5 +36,5 @@ class CaptureOrder(TrainingOrder):
 
 
 def rank_file(rank: int) -> str:
-    """What a worker writes last, when all went well."""
+    """The file that a worker writes last, after it succeeded."""
     return f"rank-{rank}.json"

@@ -212,7 +212,7 @@ def ddp_delay(spec: RunSpec) -> int:
 
 
 def ddp_times(setup: Setup, step: int) -> DdpTimes | None:
-    """What DistributedDataParallel's timers say of ``step``; None where they say nothing."""
+    """The times of ``step`` from DistributedDataParallel's timers; None if they have none."""
     if not isinstance(setup.module, DistributedDataParallel):
         return None
     # torch has no public way to read them.

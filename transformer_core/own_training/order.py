@@ -1,4 +1,4 @@
-"""What the job asks of the workers of a user's training."""
+"""Orders of the job to the workers of a user's training."""
 
 from transformer_core.measure.sessions import TurnsOrder
 from transformer_core.run.order import Order

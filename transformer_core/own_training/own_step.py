@@ -148,7 +148,8 @@ def without_dropout(module: nn.Module) -> None:
 
 
 def named_layers(name: str) -> Callable[[nn.Module], Iterator[nn.Module]]:
-    """What finds the modules of class ``name`` in a module; Unsupported where there is none."""
+    """Returns a function that finds the modules of class ``name`` in a module; Unsupported if it
+    has none."""
 
     def find(module: nn.Module) -> Iterator[nn.Module]:
         found = [part for part in module.modules() if type(part).__name__ == name]

@@ -100,7 +100,7 @@ def _digest(weights: dict[str, Tensor]) -> str:
 
 
 def _facts(trainer: OwnTrainer) -> StepFacts:
-    """What is to be known of the user's step; looks at a batch of its own rank."""
+    """Facts about the user's step; looks at a batch of its own rank."""
     parameters = [p for p in trainer.parts.module.parameters() if p.requires_grad]
     groups = trainer.optimizer.param_groups
     return StepFacts(

@@ -1,4 +1,4 @@
-"""What can be changed in a training without knowing its model, and how the change is judged."""
+"""Techniques that apply to a training without knowing its model, and how each change is judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class Tried:
     """A technique: how a run spec gets it, and which certificate it needs."""
 
     change: dict[str, Any]
-    """What is laid over the run spec; what else it takes, the step knows by its name."""
+    """Settings merged into the run spec; the step looks up anything further by name."""
     equivalence: Tolerance | Statistical
     group: str
     """Of those with the same group, a training has one."""
     words: str
-    """What it is, for the report."""
+    """Its description, for the report."""
 
 
 def _format(kind: str, words: str) -> Tried:

@@ -1,4 +1,4 @@
-"""What the user's function gives: module, batches, loss and optimizer, checked."""
+"""Loads and checks the parts of the user's function: module, batches, loss and optimizer."""
 
 import importlib
 import inspect
@@ -35,7 +35,8 @@ class Parts:
 
 
 def load_parts(task: ImportedTask, rank: int, world_size: int, seed: int) -> Parts:
-    """What ``task.factory`` gives for a rank; ValueError for what is missing or of a wrong type.
+    """Loads the parts that ``task.factory`` gives a rank; ValueError if one is missing or of a
+    wrong type.
 
     What the function itself raises is not caught.
     """

@@ -259,7 +259,7 @@ class DataParallelObjective(nn.Module):
 
 
 class Replica(nn.Module):
-    """What runs on each device: the model, or model and loss."""
+    """The module that runs on each device: the model, or model and loss."""
 
     def __init__(self, objective: nn.Module, local_loss: bool) -> None:
         super().__init__()

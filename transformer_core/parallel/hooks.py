@@ -244,7 +244,7 @@ def _own_random_numbers(device: torch.device) -> contextlib.AbstractContextManag
 
 
 def _parts(flat: Tensor, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """What ``flat`` has of each parameter."""
+    """Pairs each parameter with its part of ``flat``."""
     sizes = [parameter.numel() for parameter in parameters]
     return list(zip(parameters, flat.split(sizes), strict=True))
 

@@ -11,7 +11,7 @@ _BURST_BYTES, _BURST_SECONDS = 16 * 1024, 0.001
 
 
 def burst_bytes(bandwidth: float) -> int:
-    """What a limited link of ``bandwidth`` bits per second lets through at once after a rest.
+    """Bytes that a limited link of ``bandwidth`` bits per second passes at once after a rest.
 
     A rate limit needs it to be kept at all, and with little of it short messages cost what they
     should.

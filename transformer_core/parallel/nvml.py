@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs: their names, their memory, and how much of it is in use.
+"""GPUs according to NVML: their names, their memory, and how much of it is in use.
 
 The module ``pynvml`` comes with two distributions: nvidia-ml-py3 returns bytes and lacks newer
 functions, nvidia-ml-py returns str. Both work here, and so does a host without a GPU.

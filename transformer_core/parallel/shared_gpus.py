@@ -22,7 +22,7 @@ _BUSY = "busy or unavailable"
 
 
 def busy(error: BaseException) -> str | None:
-    """What is wrong and what to do, if ``error`` says that a GPU lets this process not in."""
+    """The cause and its remedy, if ``error`` says that a GPU refuses this process."""
     if not isinstance(error, RuntimeError) or _BUSY not in str(error):
         return None
     exclusive = nvml.exclusive_gpus()

@@ -93,8 +93,8 @@ class Strategy:
         return None
 
     def memory(self) -> dict[str, Tensor]:
-        """What this rank keeps of its messages from step to step, by name: a checkpoint has it, so
-        that a run goes on as if it had never stopped."""
+        """The messages that this rank keeps from step to step, by name: a checkpoint saves them, so
+        that a resumed run continues as if it had never stopped."""
         return {}
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
@@ -115,11 +115,11 @@ class Strategy:
                 torch.cuda.synchronize(device)
 
     def topology(self) -> Topology:
-        """What this run runs on."""
+        """The topology of this run."""
         return self.process.describe(self.backend, [self.process.place], None)
 
     def communication(self) -> dict[str, Any] | None:
-        """What is known of the traffic, for the report; null where there is none.
+        """Facts about the traffic, for the report; null if there is none.
 
         Called on every rank.
         """
@@ -175,7 +175,7 @@ class ProcessGroupStrategy(Strategy):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """What may have to wait for other ranks."""
+        """Context of code that may have to wait for other ranks."""
         self.progress()
         yield
         self.progress()

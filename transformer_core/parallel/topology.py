@@ -85,7 +85,7 @@ def link_in_use(machine: Machine) -> LinkUse | None:
 
 
 def emulated_link(machine: Machine) -> LinkModel | None:
-    """What the strategy must hold its messages back to; null where the link is a real one."""
+    """The link to which the strategy must slow its messages; null if the link is real."""
     use = link_in_use(machine)
     if use is None or use.kind != "emulated":
         return None

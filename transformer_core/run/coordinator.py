@@ -45,7 +45,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank reports of its turn; the counts are those of all ranks."""
+    """A rank's report of its turn; the counts are those of all ranks."""
 
     seconds: float
     tokens: int
@@ -54,7 +54,7 @@ class Report:
 
 
 class Task:
-    """What a side is asked to do. A measurement may add its own: a dataclass of JSON values."""
+    """A task for a side. A measurement may add its own: a dataclass of JSON values."""
 
     answer: ClassVar[Any] = None
     """Type of the answer of each rank."""
@@ -206,7 +206,7 @@ class Coordinator:
         return found
 
     def ask(self, side: str, task: Task, check: Callable[[], None], timeout: float) -> list[Any]:
-        """What every rank of a side answers to a task, in the order of ranks."""
+        """Sends a task to a side and returns the answer of every rank, in the order of ranks."""
         members = self._members[side]
         answers: dict[int, Any] = {}
         end = time.monotonic() + timeout

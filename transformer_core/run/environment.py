@@ -1,5 +1,5 @@
-"""What workers find in their environment that decides how fast they are and how much memory they
-keep: allocator, threads, kernels."""
+"""Environment variables that decide how fast workers are and how much memory they keep: allocator,
+threads, kernels."""
 
 import ctypes.util
 import os

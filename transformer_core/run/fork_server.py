@@ -84,7 +84,7 @@ _REQUEST_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for."""
+    """A client's request."""
 
     module: str
     options: Sequence[str]
@@ -103,7 +103,7 @@ class Request:
 
 
 def read_request(connection: socket.socket) -> Request:
-    """What a client sends; OSError or ValueError if it sends something else."""
+    """Reads a client's request; OSError or ValueError if it sends something else."""
     connection.settimeout(_REQUEST_SECONDS)
     head, streams, _, _ = socket.recv_fds(connection, 8, 3)
     try:
@@ -124,7 +124,7 @@ def read_request(connection: socket.socket) -> Request:
 
 @dataclass(frozen=True)
 class Imported:
-    """What imports have made of the server, beside its data."""
+    """The state of the server after its imports, beside its data."""
 
     environment: Mapping[str, str]
     """Variables that they have set."""

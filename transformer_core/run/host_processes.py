@@ -155,7 +155,7 @@ def _cpus_per_task() -> str | None:
 
 
 def _output(command: list[str]) -> str:
-    """What a command of Slurm prints; CalledProcessError if it fails."""
+    """The output of a Slurm command; CalledProcessError if it fails."""
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True
     ).stdout.strip()

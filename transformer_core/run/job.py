@@ -19,7 +19,7 @@ from transformer_core.run.kinds import JOBS, class_of, parse
 
 
 class Job(Schema):
-    """What a rule orders; each kind adds its files and settings."""
+    """An order that a rule writes; each kind adds its files and settings."""
 
     kind: ClassVar[str]
     """Its name among :data:`transformer_core.run.kinds.JOBS`."""
@@ -37,7 +37,7 @@ class TrainingJob(Job):
     data: Path
     """results/data/<corpus>."""
     output: Path
-    """What is written: a file, or a folder where there are several."""
+    """The output: a file, or a folder where there are several."""
 
 
 def read_job(text: str) -> Job:

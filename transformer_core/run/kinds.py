@@ -31,7 +31,7 @@ JOBS = MappingProxyType(
         "turns": "transformer_core.measure.turns.TurnsJob",
     }
 )
-"""What rules order."""
+"""Orders that rules write."""
 
 ORDERS = MappingProxyType(
     {
@@ -50,7 +50,7 @@ ORDERS = MappingProxyType(
         "turns": "transformer_core.measure.sessions.TurnsOrder",
     }
 )
-"""What jobs order of their workers."""
+"""Orders that jobs write for their workers."""
 
 
 def class_of(kind: str, kinds: Mapping[str, str], where: str) -> Any:

@@ -80,7 +80,7 @@ def _end(hosts: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _entering(namespace: Namespace | None) -> Callable[[], None]:
-    """What a host's process does between fork and exec."""
+    """Returns the function that a host's process calls between fork and exec."""
 
     def enter() -> None:
         end_with_parent()

@@ -36,7 +36,7 @@ _CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
 
 def reason_of(error: BaseException) -> str | None:
-    """What happened and what to do, if ``error`` says that memory ran out; else None."""
+    """The cause and its remedy, if ``error`` says that memory ran out; else None."""
     text = str(error)
     if isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError":  # torch's
         asked, free = _CUDA_ASKED.search(text), _CUDA_FREE.search(text)

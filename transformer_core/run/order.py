@@ -1,4 +1,4 @@
-"""What a job asks of its worker processes: one typed order, in one JSON file.
+"""The order of a job to its worker processes: one typed order, in one JSON file.
 
 The job writes the file into the folder that it works in, and every worker reads it:
 ``python -m transformer_core.run.worker FOLDER/order.json``. Of a run over several hosts each host
@@ -18,7 +18,7 @@ FILE = "order.json"
 
 
 class Order(Schema):
-    """What every worker must know; each measurement adds what it needs."""
+    """The part of an order that every worker needs; each measurement adds its own."""
 
     kind: ClassVar[str] = ""
     """Its name among :data:`transformer_core.run.kinds.ORDERS`."""
@@ -28,7 +28,7 @@ class Order(Schema):
     """Program of the processes."""
 
     spec: RunSpec
-    """What is run."""
+    """The run spec to execute."""
     output: Path
     """Folder of the results, of this order, and of what workers report that do not finish."""
     command: str
@@ -38,7 +38,7 @@ class Order(Schema):
 
     @property
     def title(self) -> str:
-        """What is under way, for the log."""
+        """The current work, for the log."""
         return self.spec.variant
 
     def write(self, node_rank: int = 0) -> Path:
@@ -58,7 +58,7 @@ class Order(Schema):
 
 
 def shard_manifests(data: Path) -> list[Path]:
-    """What a training reads of a corpus below ``data``: the manifests of its shards."""
+    """The manifests of the shards that a training reads of a corpus below ``data``."""
     return [data / "shards" / split / "manifest.json" for split in ("train", "validation")]
 
 

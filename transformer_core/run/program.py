@@ -1,4 +1,4 @@
-"""What trains, as its worker starts it."""
+"""The program that trains, as its worker starts it."""
 
 from collections.abc import Callable
 from functools import cached_property

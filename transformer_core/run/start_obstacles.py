@@ -20,8 +20,8 @@ _SECONDS = 2.0
 
 
 def obstacle(folder: Path, threads: int, files: int = 64) -> str | None:
-    """What is missing for a run that writes to ``folder`` and starts so many ``threads`` and opens
-    so many ``files`` more than this process has; None if it is all there."""
+    """Returns what a run lacks that writes to ``folder`` and starts ``threads`` more threads and
+    opens ``files`` more files than this process; None if nothing is missing."""
     found: Iterator[str | None] = (look() for look in _looks(folder, max(1, threads), files))
     return next((text for text in found if text), None)
 

@@ -91,7 +91,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
 
 
 def _last_error(error: BaseException) -> str:
-    """What NCCL adds below the first line: the cause, such as a full /dev/shm."""
+    """The cause that NCCL adds below the first line, such as a full /dev/shm."""
     _, found, cause = str(error).partition("Last error:")
     if not found or not cause.strip():
         return ""
@@ -156,7 +156,7 @@ _NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 
 def mendable_reason(error: BaseException) -> str | None:
-    """What happened and what to do, if another attempt may end otherwise; else None."""
+    """The cause and its remedy if another attempt may succeed; else None."""
     number = _number(error)
     if number is not None:
         said = str(error).strip().split("\n")[0]

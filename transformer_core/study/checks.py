@@ -311,7 +311,7 @@ def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
 
 
 def of_formats(spec: RunSpec) -> Iterator[Violation]:
-    """What cannot be computed, or kept, in 16 bits."""
+    """Violations by settings that cannot be computed, or stored, in 16 bits."""
     precision, model = spec.training.precision, spec.model
     numbers = precision.numbers
     in_bf16 = numbers.products == "bf16" and numbers.results

@@ -49,7 +49,7 @@ def members_in(family: Family, study: Study) -> list[Member]:
 
 
 def _number(study: Study, field: str) -> float | None:
-    """What the study itself says in a dotted field; None where it has no such number."""
+    """The number that the study sets in a dotted field; None if there is none."""
     found: object = study
     for name in field.split("."):
         found = getattr(found, name, None)

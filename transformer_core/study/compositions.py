@@ -108,7 +108,7 @@ def with_compositions(
 
 
 def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, str]:
-    """What is wrong with a name that is no variant, and what to write instead."""
+    """Explains why a name is not a variant, and what to write instead."""
     if name in _STEPS:
         base = "as_published" if name.startswith("published") else "written_out"
         parts = ", ".join((base, *_STEPS[name].split(JOINT)))

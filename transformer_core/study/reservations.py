@@ -1,4 +1,4 @@
-"""What a job must reserve on a cluster, as its run specs say: hosts, GPUs, memory, time.
+"""Cluster resources of a job, from its run specs: hosts, GPUs, memory, time.
 
 Memory and time are meant to be enough rather than exact. A job that runs out of either is tried
 again with more (``attempt``), and goes on from its last checkpoint.
@@ -32,7 +32,7 @@ _START_MINUTES = 10
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a job asks of a cluster."""
+    """The resources that a job requests from a cluster."""
 
     hosts: int
     gpus_per_host: int

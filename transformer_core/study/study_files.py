@@ -76,7 +76,7 @@ def guard(arguments: Sequence[str] | None = None) -> None:
 
 
 def _swallowed(files: Sequence[str]) -> str:
-    """What to do where targets stand behind --configfile, which takes every name that follows."""
+    """The remedy where targets follow --configfile, which takes every name after it."""
     targets = [file for file in files if Path(file).suffix not in _SETTINGS]
     if not targets:
         return ""

@@ -44,7 +44,7 @@ def place(name: str, variant: Variant, field: str) -> str:
 
 
 class Swept(NamedTuple):
-    """What one combination of a parent and a value yields."""
+    """The variant that one combination of a parent and a value yields."""
 
     name: str
     parent: str
@@ -112,7 +112,7 @@ def family(sweep: Sweep, curve: Curve) -> Family:
 
 
 def wrong_with(name: str, sweep: Sweep, file: str) -> Iterator[ConfigProblem]:
-    """What can be said against a sweep without knowing the variants."""
+    """Problems of a sweep that can be found without knowing the variants."""
     if sweep.field not in _fields():
         remedy = nearest(sweep.field, _fields())
         message = "is not a field that a variant can change"

@@ -60,8 +60,8 @@ def script_files(task: AnyTask) -> list[str]:
 
 
 def own_models(specs: Iterable[RunSpec]) -> list[str]:
-    """What Snakemake keeps of the users' own models and trainings in run specs: files, and digests
-    of what they say. Empty where there are none."""
+    """The identity of the users' own models and trainings in run specs, for Snakemake: files, and
+    digests of their contents. Empty if there are none."""
     sections = [section for spec in specs for section in (spec.model, spec.task)]
     found = {
         line

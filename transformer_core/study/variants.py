@@ -31,7 +31,7 @@ _OF_SWEEPS = frozenset(Sweep.model_fields) - frozenset(Variant.model_fields)
 
 
 class Declared(NamedTuple):
-    """What a variants file declares."""
+    """The declarations of a variants file."""
 
     variants: dict[str, Variant]
     """All variants by name, those of compositions and sweeps included."""

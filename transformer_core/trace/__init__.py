@@ -1,1 +1,1 @@
-"""What the device did: readers of Nsight Systems and Kineto, one event table, its breakdown."""
+"""Device events: readers of Nsight Systems and Kineto, one event table, its breakdown."""

@@ -68,7 +68,7 @@ class Difference:
     notes: list[str] = field(default_factory=list)
     """Why the two can be compared in part only."""
     unit: str = "step"
-    """What the times are of."""
+    """The unit that the times cover."""
 
     @property
     def explanation(self) -> list[Change]:
@@ -292,7 +292,7 @@ def _row(change: Change, indent: str) -> tuple[str, ...]:
 
 
 def _verdict(found: Difference, allowed: float) -> tuple[str, int]:
-    """What the comparison comes to, as a sentence and as an exit code."""
+    """The result of the comparison, as a sentence and as an exit code."""
     if found.step.ratio is None or found.unit == "trace":
         return "Nothing can be said of the length of a step", 0
     growth = 100 * (found.step.ratio - 1)

@@ -14,7 +14,7 @@ _NARROWEST, _WIDEST = 60, 160
 _COMMON = re.compile(
     r"^void |\(anonymous namespace\)::|\bat::native::|(?<=.)\((?:[^()]|\([^()]*\))*\)$"
 )
-"""What most kernels share, and their parameters."""
+"""Text without meaning in most names of kernels: return type, name spaces, parameters."""
 _BOUNDS = {
     "device": "computation on the device",
     "link": "communication that no computation hides",
@@ -234,8 +234,8 @@ def _collectives(
 def _ranks(
     devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int, top: int
 ) -> list[str]:
-    """What sets ranks apart: the share of collectives to which each came last, and how long the others
-    waited for it in a step; if not all fit, those that cost most."""
+    """How ranks differ: the share of collectives at which each came last, and how long the others
+    waited for it in a step; if not all fit, the most expensive ones."""
     if len(devices) < 2:
         return []
     late = {one.rank: one for one in found.stragglers}

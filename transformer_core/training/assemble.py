@@ -107,7 +107,8 @@ def assemble(
 
 
 def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
-    """What trains ``model``, which lies on the device of ``process``: points 4 and 5 above."""
+    """Builds the trainer of ``model``, which lies on the device of ``process``: points 4 and 5
+    above."""
     training = spec.training
     precision = build_precision(training.precision, process.device, training.clipping)
     # Before the wrapper, which looks at the format of the weights.

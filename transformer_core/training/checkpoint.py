@@ -260,7 +260,7 @@ def _load_random_state(file: Path, devices: Sequence[torch.device]) -> None:
 
 
 def _messages(file: Path) -> dict[str, Tensor]:
-    """What the strategy keeps of its messages."""
+    """The messages that the strategy keeps."""
     with safe_open(file, "pt") as tensors:
         names = [name for name in tensors.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
         return {name.removeprefix(_MESSAGES): tensors.get_tensor(name) for name in names}

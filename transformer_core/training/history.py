@@ -1,4 +1,4 @@
-"""What a training leaves behind, step by step."""
+"""The record of a training, step by step."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

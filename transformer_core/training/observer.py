@@ -29,13 +29,13 @@ class Observer:
         """A validation loss was computed."""
 
     def pause(self) -> None:
-        """What follows is not training (validation, a checkpoint)."""
+        """Pauses before work that is not training (validation, a checkpoint)."""
 
     def resume(self) -> None:
         """Training goes on."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep, as JSON."""
+        """The state for a checkpoint, as JSON."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from schemas.errors import Unsupported
 from transformer_core.parallel.sharded_weights import is_sharded, whole
 
 _EPSILON = 1e-6
-"""What torch.nn.utils.clip_grad_norm_ adds to the norm."""
+"""The constant that torch.nn.utils.clip_grad_norm_ adds to the norm."""
 
 
 class Precision:
@@ -75,11 +75,11 @@ class Precision:
         optimizer.step()
 
     def report(self) -> dict[str, Any] | None:
-        """What there is to tell after training, as JSON."""
+        """The report after training, as JSON."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep, as JSON."""
+        """The state for a checkpoint, as JSON."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -259,7 +259,7 @@ def _rounds_to_bf16() -> bool:
 
 _OPERATORS = ("mm", "mm.out", "addmm", "addmm.out", "addmm_")
 _library: list[torch.library.Library] = []
-"""What holds the kernels, while they are in place."""
+"""The libraries that hold the kernels, while they are registered."""
 
 
 def take_onednn() -> None:

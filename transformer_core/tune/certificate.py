@@ -70,7 +70,7 @@ class Certificate:
 
 @dataclass
 class Record:
-    """What the ranks of a side recorded."""
+    """The recordings of a side's ranks."""
 
     ranks: list[dict[str, Sketch]] = field(default_factory=list)
 

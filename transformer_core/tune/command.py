@@ -162,7 +162,7 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
 
 
 def _plain(error: Exception, given: argparse.Namespace) -> str:
-    """What is wrong with a command line, with the nearest names of techniques."""
+    """Explains what is wrong with a command line, with the nearest names of techniques."""
     if given.only and "techniques" in str(error):
         from transformer_core.tune.techniques.registry import TECHNIQUES
 

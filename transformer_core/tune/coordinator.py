@@ -89,7 +89,8 @@ class Session:
         """Sides that ended early, by name."""
 
     def facts(self, side: str, timeout: float | None = None) -> dict[str, Any]:
-        """What was seen of the script by rank 0 of a side, once it waits at a boundary."""
+        """Returns the facts that rank 0 of a side observed of the script, once it waits at a
+        boundary."""
         return self._ask(side, timeout, facts=True)[0]["facts"]
 
     def steps(self, side: str, count: int, record: bool = False) -> float:
@@ -101,8 +102,8 @@ class Session:
         return [Path(answer["written"]) for answer in self._ask(side, None, write=True)]
 
     def attempt(self, side: str, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns; None if the side ended: it is then in ``failed``, and the others
-        go on."""
+        """Returns the result of ``work``; None if the side ended: it is then in ``failed``, and the
+        others continue."""
         if side in self.failed:
             return None
         try:

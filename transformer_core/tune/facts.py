@@ -1,4 +1,4 @@
-"""What can be seen of a script while it trains, without knowing it."""
+"""Facts about a script that can be observed while it trains, without knowing the script."""
 
 import sys
 from collections import Counter

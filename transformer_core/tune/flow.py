@@ -38,7 +38,7 @@ MOST_SIDES = 9
 SESSIONS = 4
 """Sessions of a comparison: with four, Student's t has three degrees of freedom."""
 LEAST_GAIN = 1.005
-"""What was not even so many times as fast when it was tried is left out of combinations."""
+"""Techniques with a smaller speed-up when tried alone are left out of combinations."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Answer:
     seconds: float = 0.0
 
     def find(self, techniques: Sequence[str]) -> Tried | None:
-        """What became of a combination."""
+        """Returns the result of a combination; None if it was not tried."""
         return next((each for each in self.tried if each.techniques == tuple(techniques)), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Answer:
 
     @property
     def best(self) -> Tried | None:
-        """What is recommended; None to keep the script as it is."""
+        """The recommended combination; None to keep the script as it is."""
         return self.find(self.recommended) if self.recommended else None
 
     @classmethod
@@ -483,7 +483,7 @@ def verdict(low: float, high: float) -> str:
 
 
 def in_words(tried: Tried) -> str:
-    """What became of it, on one line."""
+    """Describes the result on one line."""
     if tried.status != "ok":
         return f"{tried.status}: {tried.reason}"
     parts = []

@@ -20,7 +20,7 @@ UNOBSERVED = "cannot be observed: "
 
 @dataclass(frozen=True)
 class Order:
-    """What one process of a side does."""
+    """The order for one process of a side."""
 
     side: str
     """Name of the side."""
@@ -37,7 +37,7 @@ class Order:
     seed: int = 0
     """Number that is added to every seed that the script sets."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What was seen of the script before, for techniques that need it."""
+    """Facts observed of the script before, for techniques that need them."""
     boundary: Boundary = "optimizer"
     """Where a step ends."""
     noise: float = 0.0

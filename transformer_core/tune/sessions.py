@@ -64,7 +64,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a session does."""
+    """The plan of a session."""
 
     name: str
     """Name of its file."""

@@ -112,7 +112,7 @@ def same(tried: Tried) -> str:
 
 
 def words(name: str) -> str:
-    """What a technique changes."""
+    """Describes the change that a technique makes."""
     return TECHNIQUES[name].words if name in TECHNIQUES else name
 
 

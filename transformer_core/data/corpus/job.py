@@ -108,7 +108,7 @@ def _write_pairs(
 
 
 def _kept(reader: Reader, schema: pa.Schema, pair_filter: PairFilter) -> Iterator[pa.RecordBatch]:
-    """What is kept of every ``BATCH_PAIRS`` rows, which may be nothing."""
+    """Yields the kept rows of every ``BATCH_PAIRS`` rows, possibly none."""
     if reader.columns is None:
         for chunk in _chunks(reader.rows()):
             yield _batch(pair_filter.keep(chunk), schema)

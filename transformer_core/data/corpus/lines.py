@@ -212,7 +212,7 @@ def _unequal(
 
 
 class _InvalidLineError(ValueError):
-    """What is wrong with a line."""
+    """A line is invalid; the message gives the reason."""
 
 
 def line_rows(

@@ -221,7 +221,7 @@ def _datasets(folder: Path, split: str, fields: tuple[str, str], limits: Reading
 
 
 def _splits(folder: Path) -> str:
-    """What could be names of splits, for people."""
+    """Names that could be splits, for an error message."""
     files = [*folder.glob("*.parquet"), *folder.glob("*.arrow"), *folder.glob("data/*.parquet")]
     names = {path.stem.partition("-")[0] for path in files}
     names |= {path.name for path in folder.glob("*") if any(path.glob("*.arrow"))}

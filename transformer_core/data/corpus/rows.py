@@ -27,7 +27,7 @@ Row = Pair | Invalid
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """What is wrong with a line whose bytes are not text."""
+    """Explains what is wrong with a line whose bytes are not text."""
     return f"is not UTF-8 (byte {error.start + 1} of the text: {error.reason})"
 
 

@@ -455,7 +455,7 @@ def _below(random: Random, low: int, high: int) -> int:
 
 
 def _amount(random: Random, group: str) -> Pair:
-    """What something of that group may cost, in euros."""
+    """A plausible price for something of that group, in euros."""
     if group == "buildings":
         return grouped(_below(random, 80, 3_000) * 1_000)
     if group == "food":

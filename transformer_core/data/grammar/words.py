@@ -251,7 +251,7 @@ def verbs() -> dict[str, list[Verb]]:
 
 @cache
 def verbs_of_doing() -> list[Verb]:
-    """What somebody can plan, promise or be asked to do."""
+    """Verbs that somebody can plan, promise or be asked to do."""
     return [verb for verb in verbs()["object"] if verb.progressive]
 
 

@@ -40,7 +40,7 @@ class Done:
     manifest: ShardManifest
     """The manifest as far as it is known."""
     work: Callable[[], str]
-    """What is being done: checksum of input, settings and code."""
+    """Identifies the work: checksum of input, settings and code."""
 
     def write(self, folder: Path) -> None:
         """Keep it in ``folder``, for a job that resumes from here."""
@@ -51,7 +51,7 @@ class Done:
 
 
 def unfinished(folder: Path, work: Callable[[], str]) -> Done | None:
-    """What an earlier job left of the same work, if its shards are as it left them."""
+    """The shards that an earlier job left of the same work, if they are unchanged."""
     for torn in folder.glob(".shard-*.tmp"):
         torn.unlink()
     try:

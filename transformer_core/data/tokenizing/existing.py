@@ -280,7 +280,7 @@ class Described:
 
     tokenizer: Tokenizer
     settings: dict[str, Any]
-    """What tokenizer.json has."""
+    """The contents of tokenizer.json."""
     vocabulary: dict[str, int]
     """Ids of all tokens, added ones included."""
 

@@ -26,7 +26,8 @@ SPACES_BEYOND_ASCII = (0xC2, 0xE1, 0xE2, 0xE3)
 # Letters (with their combining marks), numbers, other signs, or white space: never two of them in
 # one token. The contractions of the usual GPT-2 expression are English only and are left out.
 PIECES = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
-"""What this project's own tokenizer cuts after it has cut before each space."""
+"""The pieces into which this project's own tokenizer cuts text after it has cut before each
+space."""
 
 # Cut before each space at the latest: https://github.com/openai/tiktoken and the models of
 # Llama 3 and Qwen 2. A run of spaces gives its last one to the visible character that follows.

@@ -1,1 +1,1 @@
-"""What only a GPU can tell: its tests, and the truth about kernels of attention."""
+"""Checks that need a GPU: its tests, and which attention kernels really run."""

@@ -1,5 +1,5 @@
-"""What beside the GPU itself works: NVML, NCCL, compiling; and all versions:
-``python -m transformer_core.measure.gpu_check.device_facts``."""
+"""Checks everything around the GPU: NVML, NCCL and compiling, with all versions: ``python -m
+transformer_core.measure.gpu_check.device_facts``."""
 
 import argparse
 import json
@@ -37,7 +37,7 @@ Look = Callable[[], tuple[bool, str]]
 
 
 def fact(name: str, expected: str, look: Look) -> DeviceFact:
-    """What ``look`` finds, or why it finds nothing."""
+    """Returns the fact that ``look`` finds, or the reason why it finds nothing."""
     known: dict[str, Any] = {"name": name, "expected": expected}
     if reason := no_device():
         return DeviceFact(**known, status="unsupported", holds=None, found="", reason=reason)
@@ -82,7 +82,7 @@ def nvml_by(package: str) -> tuple[bool, str]:
 
 
 def ranks_of_nccl(count: int) -> list[dict[str, Any]]:
-    """What became of so many ranks of NCCL on the first GPU."""
+    """Starts ``count`` ranks of NCCL on the first GPU and returns how each ended."""
     with tempfile.TemporaryDirectory() as name:
         processes = [_run("nccl_rank", str(rank), str(count), name) for rank in range(count)]
         errors = []

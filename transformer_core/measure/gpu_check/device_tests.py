@@ -65,7 +65,7 @@ def run(folders: Sequence[str], limit: float) -> GpuTests:
 
 
 def read(report: str) -> GpuTests:
-    """What a report of pytest in JUnit's format says."""
+    """Reads a pytest report in JUnit's format."""
     root = ElementTree.fromstring(report)
     cases = list(root.iter("testcase"))
     failed = [*_with(cases, "failure"), *_with(cases, "error")]

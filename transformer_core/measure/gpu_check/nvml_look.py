@@ -1,5 +1,5 @@
-"""What NVML says of torch's first GPU, as JSON:
-``python -m transformer_core.measure.gpu_check.nvml_look``.
+"""NVML's description of torch's first GPU, as JSON: ``python -m
+transformer_core.measure.gpu_check.nvml_look``.
 
 In a process of its own: the module ``pynvml`` comes with two packages, and a process has one.
 """

@@ -1,1 +1,1 @@
-"""What a user is told: the report, and what to change in the script."""
+"""Advice for the user: the report, and what to change in the script."""

@@ -34,7 +34,7 @@ EVENTS = "events.parquet"
 
 
 def profiles(study: Study, spec: RunSpec, found: OwnTrainingResult, folder: Path) -> OwnProfiles:
-    """What the devices do in the user's step and in the recommended one, below ``folder``."""
+    """Profiles the user's step and the recommended one, below ``folder``."""
     task = study.task
     assert isinstance(task, ImportedTask)
     started, devices = datetime.now(UTC), study.machine.devices_per_node

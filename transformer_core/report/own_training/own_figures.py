@@ -63,7 +63,7 @@ def own_speeds(results: OwnResults) -> Drawing:
 
 
 def own_partition(results: OwnResults) -> Drawing:
-    """What the devices do in a step, before and after."""
+    """Draws the device time of a step, before and after."""
     return partitions(
         {
             together(profile.techniques): profile.breakdown

@@ -1,4 +1,4 @@
-"""What the page of a training of the user's own shows."""
+"""The results that the page of your own training shows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,47 +20,47 @@ class OwnResults:
     found: OwnTrainingResult
     profiles: list[OwnProfile]
     diff: str
-    """What to change in the script; may be empty."""
+    """The diff for the script; may be empty."""
 
     @property
     def task(self) -> ImportedTask:
-        """What was imported."""
+        """The imported task."""
         assert isinstance(self.study.task, ImportedTask)
         return self.study.task
 
     @property
     def best(self) -> TriedTogether | None:
-        """What is recommended; None for the step as it is."""
+        """The recommended combination; None for the step as it is."""
         named = [one for one in self.found.tried if one.techniques == self.found.recommended]
         return named[0] if named and self.found.recommended else None
 
     @property
     def stages(self) -> list[TriedTogether]:
-        """What was tried on the way to the recommendation, a technique more each time."""
+        """The combinations tried on the way to the recommendation, each with one technique more."""
         chosen = self.found.recommended
         ways = [one for one in self.found.tried if one.techniques == chosen[: len(one.techniques)]]
         return sorted((way for way in ways if way.speed), key=lambda way: len(way.techniques))
 
     @property
     def timed(self) -> list[TriedTogether]:
-        """What has a speed, the fastest first."""
+        """The combinations with a speed, the fastest first."""
         timed = [one for one in self.found.tried if one.speed]
         return sorted(timed, key=lambda one: -one.speed.median if one.speed else 0.0)
 
     @property
     def others(self) -> list[TriedTogether]:
-        """What has none."""
+        """The combinations without a speed."""
         return [one for one in self.found.tried if not one.speed]
 
     @property
     def remembered(self) -> list[TriedTogether]:
-        """What has a peak of memory, the smallest first."""
+        """The combinations with a peak of memory, the smallest first."""
         known = [one for one in self.found.tried if one.peak_memory_bytes]
         return sorted(known, key=lambda one: one.peak_memory_bytes or 0)
 
 
 def read_own_results(results: Path) -> OwnResults:
-    """What is below ``results``; ConfigError if it is missing or another one."""
+    """Reads the results below ``results``; ConfigError if they are missing or of another kind."""
     folder = results / "own_training"
     diff = folder / "changes.diff"
     return OwnResults(

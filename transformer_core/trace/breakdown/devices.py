@@ -292,7 +292,7 @@ def _layers(rows: Rows) -> list[Union]:
 
 
 def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> Partition:
-    """What a device did from ``start`` to ``end``: compute U(K), exposed communication
+    """Divides the time of a device from ``start`` to ``end``: compute U(K), exposed communication
     U(K + C) - U(K), exposed copies U(K + C + M) - U(K + C), exposed graphs likewise, and idle."""
     inside = [layer.clip(start, end) for layer in layers]
     parts = exposed(inside)

@@ -26,7 +26,7 @@ NOTHING_INSIDE = "the window of --from and --to holds no device event of the tra
 
 @dataclass(frozen=True)
 class Choice:
-    """What of some traces is broken down."""
+    """The parts of the traces to break down."""
 
     kernels: KernelChoice = LONGEST
     shapes: int = SHAPES_SHOWN

@@ -67,7 +67,7 @@ def summarise(
 
 
 def _bound(parts: Sequence[StepBound]) -> StepBound | None:
-    """What the steps wait for, summed over devices."""
+    """The waits of the steps, summed over devices."""
     if not parts:
         return None
     names = StepBound.model_fields
@@ -239,7 +239,7 @@ def _outer(path: str) -> list[str]:
 
 
 def _by_path(work: Rows) -> dict[str, _Sums]:
-    """What each module owns itself."""
+    """The time that belongs to each module itself."""
     forward = work.equal("phase", phases.FORWARD, phases.LOSS)
     backward = work.equal("phase", phases.BACKWARD)
     found = {}

@@ -19,7 +19,7 @@ COPIES = "copies"
 GRAPHS = "graphs"
 
 COLOURS = (*OPERATOR_CLASSES, COPIES, GRAPHS)
-"""What a span of a lane may be."""
+"""The kinds of span in a lane."""
 
 _STREAMS = 3
 _COLUMNS = 300

@@ -1,4 +1,4 @@
-"""What the steps of a device wait for, what ranks wait for, and the critical path of a step.
+"""Waits of a device's steps, waits between ranks, and the critical path of a step.
 
 Collectives are matched within process groups, in order: the k-th of a kind in a group is the same on
 all its ranks. Of one execution the shortest duration on any rank is the transfer, for the rank that
@@ -119,7 +119,7 @@ Key = tuple[str, str | None]
 
 @dataclass
 class Waiting:
-    """What the collectives of all devices say of one another."""
+    """Transfers and waits, from comparing the collectives of all devices."""
 
     transfers: list[dict[str, int]]
     """By device and kind of collective, nanoseconds; a kind is missing where that is unknown."""
@@ -133,7 +133,7 @@ class _Member:
     rank: int
     durations: Integers
     sizes: frozenset[int]
-    """What the events say of the size of the group."""
+    """The group sizes that the events give."""
 
 
 def waiting(devices: Sequence[Rows]) -> Waiting:
@@ -257,7 +257,7 @@ class _Path:
 
 
 class _Host:
-    """What the host did when."""
+    """The host's activity over time."""
 
     def __init__(self, ranges: Rows, waits: Rows) -> None:
         marks = ranges.where(~ranges.equal("name", phases.STEP))

@@ -83,7 +83,7 @@ class Packed:
         most = int(known.max()) if len(known) else NULL
         gaps = len(known) < len(values)
         self._null = 0 if gaps and len(known) else None
-        """What stands for null, if anything is."""
+        """The stored value that stands for null, if any."""
         self._data: Kept | None = None
         if most == self._least and self._null is None:
             return  # one value in all rows

@@ -48,7 +48,7 @@ _AS_THEY_ARE = {
 }
 """Columns that the reader has found, by theirs."""
 _NO_ID = 0
-"""What profilers write where an event has no correlation id: CUPTI counts from 1."""
+"""The id that profilers write where an event has no correlation id: CUPTI counts from 1."""
 
 
 def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
@@ -81,7 +81,8 @@ def _talks(
     thread: Integers,
     launched: Integers,
 ) -> Generator[tuple[str, Integers], None, NDArray[np.bool_]]:
-    """What the events communicate; returns which of them do."""
+    """Yields columns of the events' communication; returns a mask of the events that
+    communicate."""
     annotation = around(rows.trace.collectives, thread, launched)
     collective = _collectives(rows, kernel, _directly(rows, annotation, operator))
     talks = collective != NULL

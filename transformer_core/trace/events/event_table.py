@@ -124,7 +124,7 @@ Value = TypeVar("Value")
 
 
 class _Made(dict[str, Value]):
-    """What a function makes of names, kept."""
+    """A function's results by name, cached."""
 
     def __init__(self, make: Callable[[str], Value]) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class Union:
         return Union(t0[t0 < t1], t1[t0 < t1])
 
     def gaps(self, start: int, end: int) -> "Union":
-        """What it leaves uncovered of [start, end)."""
+        """The parts of [start, end) that it leaves uncovered."""
         inside = self.clip(start, end)
         t0 = np.concatenate([[start], inside.t1]).astype(np.int64)
         t1 = np.concatenate([inside.t0, [end]]).astype(np.int64)
@@ -66,7 +66,7 @@ def union_of(parts: Sequence[Union]) -> Union:
 
 
 def exposed(layers: Sequence[Union]) -> list[int]:
-    """What each layer covers and none before it does, in nanoseconds.
+    """The time that each layer covers and none before it does, in nanoseconds.
 
     Their sum is the length of the union of all layers.
     """

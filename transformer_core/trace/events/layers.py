@@ -16,7 +16,7 @@ from transformer_core.trace.events.phases import LAYER_PREFIX, phase_of
 from transformer_core.trace.events.process import ProcessTrace
 
 MODULE = "nn.Module: "
-"""What the profiler's own ranges of modules start with."""
+"""Prefix of the profiler's own ranges of modules."""
 
 SEPARATOR = "/"
 

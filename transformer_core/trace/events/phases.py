@@ -29,14 +29,14 @@ LOADER = "loader"
 """Where the phases are listed: what threads did that launch no kernel of the step."""
 
 PREFIX = "phase:"
-"""What the project's own ranges start with, in NVTX and in torch.profiler alike."""
+"""Prefix of the project's own ranges, in NVTX and in torch.profiler alike."""
 
 LAYER_PREFIX = "layer:"
-"""What the project's ranges of modules start with; the path of the module follows."""
+"""Prefix of the project's ranges of modules; the path of the module follows."""
 
 ALLOCATED_PREFIX = "allocated:"
-"""What the project's marks of allocated memory start with; the number of the device and the bytes
-follow, with a colon between."""
+"""Prefix of the project's marks of allocated memory; the number of the device and the bytes follow,
+with a colon between."""
 
 _FOREIGN = (
     (re.compile(r"ProfilerStep#\d+"), STEP),

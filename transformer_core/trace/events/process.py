@@ -1,5 +1,6 @@
-"""What a reader gives: the processes of a file, each with device events, launches, operators, ranges
-and collectives; what it left out, counted by reason; and the error for a file that cannot be used.
+"""The result of a reader: the processes of a file, each with device events, launches, operators,
+ranges and collectives; the events it left out, counted by reason; and the error for a file that
+cannot be used.
 
 Process groups are named by their ranks, ``0,1``, or by ``#`` and a name where those are unknown.
 """
@@ -151,12 +152,12 @@ class ProcessTrace:
     ranks: int | None = None
     """Processes of the training, likewise."""
     offset_ns: int = 0
-    """What its times are counted from, after the epoch of the clock."""
+    """The origin of its times, after the epoch of the clock."""
     usual_group: str | None = None
     """The process group of collectives that do not say theirs: its ranks, ``0,1``; ``#?`` where
     there are several; null where the trace tells nothing of groups."""
     accelerator: str = "cuda"
-    """What its devices are called before their numbers."""
+    """The word before the numbers of its devices."""
     names: Names = field(default_factory=Names)
     device: Columns = field(
         default_factory=lambda: Columns(

@@ -32,7 +32,7 @@ _PACKED = {
     b"PAR1": ("is a table of Parquet, no trace", "for trace perfetto give it alone:"),
     b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
-"""What files begin with that are read once they are something else, and how they become it."""
+"""First bytes of files that can be read only after a conversion, with the remedy."""
 _WORTH_PROCESSES = 64 << 20
 """Bytes of text that take longer to read than a process to start."""
 _COMPRESSION = 8
@@ -55,7 +55,7 @@ class ProcessTable:
 
 @dataclass
 class FileTables:
-    """What a file of a profiler holds."""
+    """The contents of a profiler's file."""
 
     format: Literal["nsys", "kineto"]
     version: str | None
@@ -220,8 +220,8 @@ def _others(paths: Sequence[Path]) -> list[str]:
 def _side_by_side(
     paths: Sequence[Path], optional: Sequence[bool], cache: Path | None
 ) -> Iterator[FileTables | NotATrace]:
-    """What the files hold, in their order; by as many processes as there are cores, if starting
-    those pays."""
+    """Reads the files and yields their contents in order; uses one process per core if that
+    pays."""
     read = partial(_read_one, cache=cache)
     workers = min(len(paths), _cores())
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:

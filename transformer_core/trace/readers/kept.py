@@ -21,7 +21,8 @@ _SOURCES = ("events", "readers")
 
 
 def kept(path: Path, folder: Path, read: Callable[[Path], FileTables]) -> FileTables:
-    """What ``read`` makes of a file, or made of one of the same content."""
+    """Returns the tables that ``read`` makes of a file, or kept ones of a file with the same
+    content."""
     try:
         place = folder / f"{_digest(path)}.parquet"
     except OSError:

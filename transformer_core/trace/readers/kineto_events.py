@@ -50,7 +50,7 @@ OTHER_RUNTIMES = {
 """Names of devices by the runtimes that launch on them; all others are called cuda, ROCm's too."""
 
 UNREAD = ("mtia_ccp_events", "mtia_workloadd", "hpu_op")
-"""What accelerators did whose events are no kernels and copies like those of GPUs."""
+"""Accelerator events that are not kernels or copies as GPUs have them."""
 
 OPERATORS = ("cpu_op", "operator")
 
@@ -104,7 +104,7 @@ class ExactEvent(Struct, gc=False):
 
 
 class Communication(Struct, gc=False, rename={"collective": "Collective name"}):
-    """What PyTorch says of a collective, on its kernel or on ``record_param_comms``."""
+    """PyTorch's description of a collective, on its kernel or on ``record_param_comms``."""
 
     collective: str | None = None
     dtype: str | None = None
@@ -350,7 +350,7 @@ class MemoryEvent(Struct, gc=False):
 
 
 class OtherEvent(Struct, gc=False):
-    """What nobody asks for."""
+    """An event that is not used."""
 
     ph: str = ""
 
@@ -442,7 +442,7 @@ class TypedDecoder:
 
 
 def communication(args: Any) -> Communication | None:
-    """What an event says of a collective; null where that is not as it should be."""
+    """The collective that an event describes; null where the description is malformed."""
     if isinstance(args, Communication):
         return args
     try:

@@ -97,7 +97,7 @@ class Window:
         return self.end - self.begin
 
     def text(self) -> bytes:
-        """What is in it."""
+        """The bytes of this value."""
         return bytes(self.memory[self.begin : self.end])
 
     def read(self, stream: BinaryIO) -> bool:

@@ -525,7 +525,7 @@ def _sequences(texts: Sequence[str], places: Integers) -> Integers:
 
 @lru_cache(maxsize=1 << 14)
 def _kind(head: str) -> int:
-    """What a range may be by the begin of its text."""
+    """The possible kind of a range, from the beginning of its text."""
     if _COLLECTIVE.fullmatch(head):
         return _TALKS
     return _OPERATES if _OPERATOR.fullmatch(head) else _MARKS

@@ -28,14 +28,14 @@ class Technique:
 
     name: ClassVar[str]
     words: ClassVar[str]
-    """What it changes, as it stands in the report."""
+    """The change it makes, in the report's words."""
     group: ClassVar[str]
     """Techniques of one group exclude each other."""
     rounding: ClassVar[Rounding] = "float32"
     slow: ClassVar[bool] = False
     """Whether its first step takes much longer than the others: it is tried last."""
     facts: dict[str, Any]
-    """What the coordinator knows of the script, in its process."""
+    """The coordinator's facts about the script, in its process."""
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         """Why it cannot be tried with a script of which :meth:`Watch.facts` are known; None if it
@@ -64,5 +64,5 @@ class Technique:
         return False
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
-        """What a user does instead of a diff: lines for the shell, or a sentence."""
+        """Instructions that replace a diff: lines for the shell, or a sentence."""
         return [f"export {name}={value}" for name, value in self.environment().items()]
