@@ -1,4 +1,4 @@
-"""The base class and the small field types that all schemas share."""
+"""The base class and the small field types shared by all schemas."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ from pydantic_core import PydanticCustomError
 
 
 class Schema(BaseModel):
-    """A checked, immutable record. Fields are described by the docstrings below them, which only
-    :mod:`schemas.generate` reads: to find them in the sources takes as long as all else that an
-    import of schemas does."""
+    """A validated, immutable record. The docstrings below its fields describe them; only
+    :mod:`schemas.generate` reads them, as finding them in the source takes as long as the rest
+    of the import."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -33,7 +33,7 @@ class Schema(BaseModel):
     )
 
     def canonical_json(self) -> str:
-        """The one JSON text of this record: sorted keys, no spaces, every default written out."""
+        """The canonical JSON text of this record: sorted keys, no spaces, all defaults included."""
         return json.dumps(
             self.model_dump(mode="json"),
             sort_keys=True,
@@ -48,11 +48,11 @@ class Schema(BaseModel):
 
 
 Kinds = Mapping[tuple[str, ...], Mapping[str, frozenset[str]]]
-"""The fields of each kind of a section, by the path of the section."""
+"""The fields of each kind of a section, by section path."""
 
 
 def refuse_less(value: float, info: ValidationInfo, least: str) -> None:
-    """Refuse the ``value`` of a field that is less than what an earlier field, ``least``, says."""
+    """Refuse a ``value`` below that of an earlier field, ``least``."""
     bound = info.data.get(least)
     if bound is not None and value < bound:
         remedy = f"take at least {bound:g}, or make {least} smaller"
@@ -66,7 +66,7 @@ def refuse_less(value: float, info: ValidationInfo, least: str) -> None:
 def kinds_of(
     model: type[Schema], path: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], dict[str, frozenset[str]]]:
-    """The :data:`Kinds` of all sections below ``model``."""
+    """Returns the :data:`Kinds` of all sections below ``model``."""
     found: dict[tuple[str, ...], dict[str, frozenset[str]]] = {}
     for name, field in model.model_fields.items():
         place = (*path, name)
@@ -101,10 +101,10 @@ def merge(
     kinds: Kinds = MappingProxyType({}),
     path: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Lay ``change`` over ``base``, section by section.
+    """Merge ``change`` into ``base``, section by section.
 
-    Of a section whose ``kind`` changes, the fields stay that the new kind has too, as ``kinds``
-    says; the others mean nothing to it.
+    If the ``kind`` of a section changes, only the fields that the new kind also has are kept,
+    according to ``kinds``.
     """
     merged = dict(base)
     for key, value in change.items():
@@ -138,16 +138,16 @@ Count = Annotated[int, Field(ge=1, le=1_000)]
 """A whole number of things that a study lists or repeats."""
 
 Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-"""Any whole number that a machine has a word for."""
+"""Any signed 64-bit integer."""
 
 Decimal = Annotated[float, Field(ge=-1e18, le=1e18)]
-"""Any number that is measured: up to those of 64 bits, in whatever unit."""
+"""Any measured number, in any unit."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 """A number from 0 up to, not including, 1."""
 
 MOST_SECONDS = 604_800.0
-"""A week: longer than anything that a study waits for."""
+"""A week: longer than a study ever waits."""
 Seconds = Annotated[float, Field(ge=0.0, le=MOST_SECONDS), Unit("seconds")]
 """A duration in seconds."""
 
@@ -156,25 +156,25 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3_600.0}
 
 
 def seconds_of(duration: str) -> float:
-    """Seconds of a text such as 90 s, 10 min or 1h; ValueError for any other."""
+    """Seconds in a text such as 90 s, 10 min or 1h; raises ValueError for anything else."""
     if not re.match(DURATION_PATTERN, duration):
-        raise ValueError(f"{duration!r} is no duration")
+        raise ValueError(f"{duration!r} is not a duration")
     number = duration.strip().rstrip("minsh ")
     return float(number) * _UNITS[duration.strip()[len(number) :].strip()]
 
 
 def _duration(value: Any) -> str:
-    """A duration in the one way to write it: 1h and 60 min are the same study."""
+    """The canonical form of a duration: 1h and 60 min are the same study."""
     remedy = "write a number and its unit: 90 s, 10 min or 1h"
     try:
         seconds = seconds_of(str(value))
     except ValueError:
-        raise PydanticCustomError("no_duration", "is no duration", {"remedy": remedy}) from None
+        raise PydanticCustomError("no_duration", "is not a duration", {"remedy": remedy}) from None
     if not 1 <= seconds <= MOST_SECONDS:
         raise PydanticCustomError(
             "duration_out_of_bounds",
             "is less than a second, or more than a week",
-            {"remedy": "give 1 s to 168 h"},
+            {"remedy": "give a duration from 1 s to 168 h"},
         )
     unit = next(unit for unit in ("h", "min", "s") if not seconds % _UNITS[unit] or unit == "s")
     return f"{seconds / _UNITS[unit]:.10g} {unit}"
@@ -188,14 +188,14 @@ Steps = Annotated[int, Field(ge=1, le=MOST_STEPS), Unit("steps")]
 StepsOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS), Unit("steps")]
 """Steps, or 0 for none."""
 Pairs = Annotated[int, Field(ge=1, le=10_000_000_000), Unit("pairs")]
-"""Sentence pairs: up to more than any corpus has."""
+"""Sentence pairs: the maximum exceeds any corpus."""
 Tokens = Annotated[int, Field(ge=1, le=1_000_000_000), Unit("tokens")]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-"""A seed that every generator of random numbers takes."""
+"""A seed that every random number generator accepts."""
 Rate = Annotated[float, Field(gt=0.0, le=100.0)]
 """A learning rate."""
 
 Line = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=LINE_PATTERN)]
-"""Text for people, in one line."""
+"""A single line of text for display."""
 PathText = Annotated[str, StringConstraints(min_length=1, max_length=4_096, pattern=LINE_PATTERN)]
 """The path of a file or folder."""

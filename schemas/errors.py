@@ -21,12 +21,12 @@ CHANGES_NO_RESULT = True  # it says what is wrong with a file
 
 
 WHOLE_FILE = "(file)"
-"""The field of a problem that is not one of a field."""
+"""The field of a problem that concerns the whole file."""
 
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """One thing that is wrong in a configuration file."""
+    """One problem in a configuration file."""
 
     file: str
     field: str
@@ -44,7 +44,7 @@ class ConfigProblem:
 
 
 class Refusal(ValueError):
-    """An input that cannot be used; the message says which one, why, and what to do."""
+    """Unusable input; the message says which, why, and what to do."""
 
 
 class ConfigError(Refusal):
@@ -55,7 +55,7 @@ class ConfigError(Refusal):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process: an error is made again from what it was made from."""
+        """Makes the error picklable by keeping its constructor arguments."""
         return type(self), (self.problems,)
 
 
@@ -64,19 +64,19 @@ class Unsupported(RuntimeError):
 
 
 class PeerLost(RuntimeError):
-    """A process of a distributed run is gone or stands still; the message names rank and host."""
+    """A process of a distributed run has exited or hangs; the message names rank and host."""
 
 
 class Diverged(RuntimeError):
-    """The loss of a training is no longer a finite number."""
+    """The loss of a training is no longer finite."""
 
 
 _LONGEST_NAME = 100
-"""Characters that are compared with known names; it takes their square in time."""
+"""Maximum characters compared with known names; the time is quadratic in them."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy for a mistyped name: the nearest known ones, else all of them."""
+    """A remedy for a mistyped name: the nearest known names, or all of them."""
     names = sorted(set(known))
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=3, cutoff=0.5)
     if close:
@@ -85,11 +85,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 _MOST_PROBLEMS = 50
-"""Mistakes of a file that are explained; nobody reads thousands, and near names take time."""
+"""Maximum mistakes explained per file; nobody reads thousands, and near names take time."""
 
 
 def from_validation(error: ValidationError, model: Any, file: str) -> ConfigError:
-    """Pydantic's errors on ``model`` (a schema, or a mapping of them) as those of ``file``."""
+    """Pydantic's errors on ``model`` (a schema, or a mapping of them) as errors of ``file``."""
     schema = _json_schema(model)
     problems = []
     for item in error.errors(include_url=False)[:_MOST_PROBLEMS]:
@@ -111,16 +111,16 @@ def _json_schema(model: Any) -> dict[str, Any]:
 def _locate(
     schema: dict[str, Any], location: tuple[int | str, ...]
 ) -> tuple[list[int | str], list[str]]:
-    """The path that a user sees in the file, and the fields that are known at its last step.
+    """The path as seen in the file, and the known fields at its last step.
 
-    Pydantic's locations also hold the tags of unions and a mark for keys, which no file has.
+    Pydantic's locations also contain union tags and key markers, which the file does not.
     """
     definitions = schema.get("$defs", {})
 
     def follow(node: dict[str, Any]) -> dict[str, Any]:
         while "$ref" in node:
             node = definitions[node["$ref"].rsplit("/", 1)[-1]]
-        # A section that may also be null, or a mere name: what it is as a section.
+        # A section that may also be null or just a name: take the section itself.
         return next((part for part in node.get("anyOf", []) if "discriminator" in part), node)
 
     node = follow(schema)
@@ -148,7 +148,7 @@ def _dotted(parts: list[int | str]) -> str:
 
 
 def _message(item: Any) -> str:
-    """Pydantic's message, but for a few that speak of its inside."""
+    """Pydantic's message, with a few internal ones reworded."""
     match item["type"]:
         case "extra_forbidden":
             return "is not a field of this section"
@@ -157,7 +157,7 @@ def _message(item: Any) -> str:
         case "union_tag_not_found":
             return "does not say its kind"
         case "union_tag_invalid":
-            return f"is of an unknown kind, {item['ctx']['tag']}"
+            return f"is of unknown kind {item['ctx']['tag']}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return "is not a section with fields"
         case _:

@@ -1,5 +1,5 @@
-"""Write the JSON Schemas that editors use, and the reference of all settings that people read:
-``python -m schemas.generate [--check]``."""
+"""Write the JSON Schemas for editors and the settings reference: ``python -m schemas.generate
+[--check]``."""
 
 import argparse
 import ast
@@ -43,18 +43,18 @@ def generated() -> dict[str, str]:
 
 
 def describe_fields() -> None:
-    """Give all fields of all schemas the docstrings below them as descriptions."""
+    """Use the docstring below each field as its description."""
     every = list(_descendants(Schema))
     for schema in every:
         for name, text in field_docstrings(schema).items():
             schema.model_fields[name].description = text
-    # Twice: what a schema holds of another is as old as that one was.
+    # Twice, because a schema embeds the other schemas as they were when it was rebuilt.
     for schema in every * 2:
         schema.model_rebuild(force=True)
 
 
 def field_docstrings(schema: type[Schema]) -> dict[str, str]:
-    """The docstrings of the fields of a schema, by field, also of those that it inherits."""
+    """The docstrings of a schema's fields by field name, including inherited ones."""
     found: dict[str, str] = {}
     for parent in reversed(schema.__mro__):
         if issubclass(parent, Schema):
@@ -68,7 +68,7 @@ def field_docstrings(schema: type[Schema]) -> dict[str, str]:
 
 
 def _descendants(schema: type[Schema]) -> Iterator[type[Schema]]:
-    """All classes below ``schema``, in the order of their definition, each once."""
+    """All subclasses of ``schema``, in order of definition, each once."""
     waiting, seen = list(schema.__subclasses__()), set()
     while waiting:
         child = waiting.pop(0)
@@ -89,7 +89,7 @@ def drifted() -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write schemas/json and docs/reference.")
-    parser.add_argument("--check", action="store_true", help="only say which files are stale")
+    parser.add_argument("--check", action="store_true", help="only list stale files")
     if parser.parse_args().check:
         stale = drifted()
         if stale:

@@ -1,6 +1,6 @@
-"""The reference of all settings, made from the schemas: docs/reference/*.md.
+"""The settings reference, generated from the schemas: docs/reference/*.md.
 
-:mod:`schemas.generate` writes it beside the JSON Schemas.
+:mod:`schemas.generate` writes it along with the JSON Schemas.
 """
 
 import types
@@ -24,7 +24,7 @@ PLAIN = {bool: "`true` or `false`", int: "whole number", float: "number", str: "
 
 
 def pages() -> dict[str, str]:
-    """File name and text of each page. Descriptions of fields must be there already."""
+    """File name and text of each page. Fields must already have their descriptions."""
     of_runs_only = {
         name: field
         for name, field in RunSpec.model_fields.items()
@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
 
 
 def by_name(file: Any) -> list[str]:
-    """What a file says that holds records by their names."""
+    """The settings in a file that holds records by name."""
     blocks = []
     records = list(schemas_in(file))
     for record in records:
@@ -54,13 +54,13 @@ def by_name(file: Any) -> list[str]:
 
 
 Wrap = Callable[[dict[str, Any]], dict[str, Any]]
-"""Puts an example at its place in the file."""
+"""Wraps an example in its place in the file."""
 
 
 def sections(
     fields: dict[str, FieldInfo], path: str = "", level: int = 2, wrap: Wrap = dict
 ) -> list[str]:
-    """The sections that fields hold, each with its kinds and with the sections below it."""
+    """The sections that fields hold, each with its kinds and the sections below it."""
     blocks: list[str] = []
     for name, field in fields.items():
         kinds = list(schemas_in(field.annotation))
@@ -76,7 +76,7 @@ def sections(
             blocks += [prose(kind.__doc__), *table(kind, place), f"```yaml\n{example}```"]
         done: set[str] = set()
         for kind in kinds:
-            # Of one name, a setting of one kind may be a word, and of another a section.
+            # The same setting may be a word in one kind and a section in another.
             new = {
                 key: below
                 for key, below in kind.model_fields.items()
@@ -89,8 +89,8 @@ def sections(
 
 
 def inner(name: str, field: FieldInfo, wrap: Wrap) -> Callable[[dict[str, Any]], Wrap]:
-    """How an example is put into a section of the file, beside other settings of that section:
-    alone, in a list, or under a name."""
+    """How an example is embedded in a section, beside its other settings: alone, in a list, or
+    under a name."""
     origins = {get_origin(part) for part in (field.annotation, *get_args(field.annotation))}
 
     def with_settings(beside: dict[str, Any]) -> Wrap:
@@ -105,7 +105,7 @@ def inner(name: str, field: FieldInfo, wrap: Wrap) -> Callable[[dict[str, Any]],
 
 
 def table(schema: type[Schema], path: str = "") -> list[str]:
-    """All settings of a schema; nothing if it has none."""
+    """All settings of a schema; empty if it has none."""
     fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
     head = ["| setting | value | unit | default | meaning |", "|---|---|---|---|---|"]
     rows = [row(name, field, path) for name, field in fields.items()]
@@ -116,7 +116,7 @@ def row(name: str, field: FieldInfo, path: str) -> str:
     """One setting."""
     value = value_text(field.annotation, field.metadata)
     if list(schemas_in(field.annotation)):
-        # As the headings of Markdown are addressed: without full stops.
+        # Markdown heading anchors contain no full stops.
         value = f"[{value}](#{path.replace('.', '')}{name})"
     cells = [
         f"`{field.alias or name}`",
@@ -129,7 +129,7 @@ def row(name: str, field: FieldInfo, path: str) -> str:
 
 
 def value_text(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
-    """What may stand there: the type and its bounds, in words."""
+    """The allowed values: the type and its bounds, in words."""
     arguments, origin = get_args(annotation), get_origin(annotation)
     if origin is Annotated:
         return value_text(arguments[0], [*metadata, *arguments[1:]])
@@ -164,7 +164,7 @@ def value_text(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> s
 
 
 def flat(metadata: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-    """Constraints, also those that an annotation below holds as a field."""
+    """All constraints, including those of fields nested in an annotation."""
     for item in metadata:
         yield from flat(item.metadata) if isinstance(item, FieldInfo) else [item]
 
@@ -178,7 +178,7 @@ def schemas_in(annotation: Any) -> Iterator[type[Schema]]:
 
 
 def unit_of(field: FieldInfo) -> str:
-    """The unit of a number, or a dash: counts of what the name says, shares, factors, texts."""
+    """The unit of a number, or a dash for counts, fractions, factors and text."""
     waiting: list[Any] = [field.annotation, *field.metadata]
     while waiting:
         item = waiting.pop(0)
@@ -189,7 +189,7 @@ def unit_of(field: FieldInfo) -> str:
 
 
 def default_text(field: FieldInfo) -> str:
-    """The default as it would be written, or that there is none."""
+    """The default as written in a file, or a note that there is none."""
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "**required**"
@@ -201,7 +201,7 @@ def default_text(field: FieldInfo) -> str:
 
 
 def settings_of(schema: type[Schema]) -> dict[str, Any]:
-    """An example of every setting of a section: what its field gives as one, or its default."""
+    """An example of every setting of a section: its field's example, or its default."""
     kinds = [name for name in schema.model_fields if name == "kind"]
     found: dict[str, Any] = {name: kind_of(schema) for name in kinds}
     for name, field in schema.model_fields.items():
@@ -223,13 +223,13 @@ def settings_of(schema: type[Schema]) -> dict[str, Any]:
 
 
 def kind_of(schema: type[Schema]) -> str:
-    """The kind that a section of this schema has."""
+    """The kind of sections with this schema."""
     (kind,) = get_args(schema.model_fields["kind"].annotation)
     return str(kind)
 
 
 def plain(value: Any) -> Any:
-    """A default as plain YAML knows it."""
+    """A default as plain YAML data."""
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value

@@ -1,1 +1,1 @@
-"""What a user writes: studies, variants, claims, and the sections of a run spec."""
+"""Files that a user writes: studies, variants, claims, and the sections of a run spec."""

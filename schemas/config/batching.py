@@ -1,4 +1,4 @@
-"""How pairs become global batches, and stand in rows."""
+"""How pairs are grouped into global batches and laid out in rows."""
 
 from typing import Annotated, Literal
 
@@ -13,21 +13,21 @@ class PaddedRows(Schema):
 
     kind: Literal["padded"] = "padded"
     width_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
-    """Widths of micro-batches are rounded up to a multiple of this, in tokens: few distinct shapes,
-    so that kernels that are made for a shape are made once, at the cost of padding."""
+    """Micro-batch widths are rounded up to a multiple of this, in tokens. Fewer distinct shapes
+    mean that kernels built for one shape are built once, at the cost of padding."""
 
 
 class PackedRows(Schema):
-    """Several pairs in a row, which do not see each other (arXiv 2107.02027): little padding,
-    whatever the lengths; attention works on longer rows."""
+    """Several pairs per row, which cannot see each other (arXiv 2107.02027): little padding
+    whatever the lengths, but attention works on longer rows."""
 
     kind: Literal["packed"]
     tokens: Annotated[int, Unit("tokens")] = Field(default=128, ge=1, le=1_000_000)
-    """Length of a row that is aimed at on either side, in tokens; a longer sentence makes all
-    rows of its micro-batch as long."""
+    """Target length of a row on either side, in tokens; a longer sentence makes every row of its
+    micro-batch as long."""
     width_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
-    """Widths of micro-batches are rounded up to a multiple of this, in tokens: few distinct shapes,
-    so that kernels that are made for a shape are made once, at the cost of padding."""
+    """Micro-batch widths are rounded up to a multiple of this, in tokens. Fewer distinct shapes
+    mean that kernels built for one shape are built once, at the cost of padding."""
 
 
 AnyRows = Annotated[PaddedRows | PackedRows, Field(discriminator="kind")]
@@ -38,16 +38,16 @@ class TokenBudget(Schema):
 
     kind: Literal["token_budget"] = "token_budget"
     tokens: Tokens = 4_096
-    """Most tokens in a global batch, source and target with padding, over all devices."""
+    """Maximum tokens in a global batch, source and target with padding, over all devices."""
     scale: float = Field(default=1.0, ge=1e-6, le=1e6)
-    """Multiplies tokens: for variants that sweep the batch size of any study."""
+    """Multiplies tokens, for variants that sweep the batch size of any study."""
     rows: AnyRows = PaddedRows()
-    """How the pairs of a micro-batch stand in rows. It changes no global batch: tokens counts as
-    if they were padded."""
+    """How the pairs of a micro-batch are laid out in rows. This does not change any global
+    batch: tokens are counted as if the pairs were padded."""
 
     @property
     def scaled_tokens(self) -> int:
-        """Most tokens in a global batch."""
+        """Maximum tokens in a global batch."""
         return max(1, round(self.tokens * self.scale))
 
 
@@ -58,9 +58,10 @@ class FixedSize(Schema):
     pairs: Annotated[int, Unit("pairs")] = Field(default=64, ge=1, le=100_000_000)
     """Sentence pairs in a global batch, over all devices."""
     scale: float = Field(default=1.0, ge=1e-6, le=1e6)
-    """Multiplies pairs: for variants that sweep the batch size of any study."""
+    """Multiplies pairs, for variants that sweep the batch size of any study."""
     rows: AnyRows = PaddedRows()
-    """How the pairs of a micro-batch stand in rows. It changes no global batch."""
+    """How the pairs of a micro-batch are laid out in rows. This does not change any global
+    batch."""
 
     @property
     def scaled_pairs(self) -> int:

@@ -1,4 +1,4 @@
-"""Claims of a study about its techniques, and how each of them is tested."""
+"""Claims of a study about its techniques, and how each is tested."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ from schemas.base import Count, Decimal, Fraction, Name, Schema
 from schemas.results.common import Quantity
 
 FILE_PATTERN = r"^results(/[\w{}-][\w.{}-]*)+\.json$"
-"""A target below results/, without a way out of it."""
+"""A target below results/ that cannot escape it."""
 _PLACE = "{variant}"
 
 ClaimId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=32)]
@@ -22,7 +22,7 @@ OneSided = Literal["more", "less", "not_more", "not_less"]
 
 
 class Needs(Schema):
-    """What the runs of a study must have had for a test to say something."""
+    """Requirements on the runs of a study for a test to be meaningful."""
 
     device: Literal["cpu", "cuda"] | None = None
     """Kind of device; null for any."""
@@ -31,14 +31,14 @@ class Needs(Schema):
 
 
 class Expected(Schema):
-    """What every test may expect of its number beside the direction."""
+    """Expectations on a test's number besides its direction."""
 
     needs: Needs = Needs()
-    """Without this the test says nothing of the claim."""
+    """Requirements; unless they are met, the test says nothing about the claim."""
     at_least: Decimal | None = None
-    """Smallest size that agrees with the claim; null for any."""
+    """Smallest value that agrees with the claim; null for any."""
     at_most: Decimal | None = None
-    """Largest size that agrees with the claim; null for any."""
+    """Largest value that agrees with the claim; null for any."""
 
     @model_validator(mode="after")
     def _bounds_are_a_range(self) -> "Expected":
@@ -53,7 +53,8 @@ class Expected(Schema):
 
 
 class ComparisonTest(Expected):
-    """One variant against another, in one quantity; the size is the ratio, variant over other."""
+    """One variant against another in one quantity; the value is the ratio of variant to
+    reference."""
 
     kind: Literal["comparison"]
     variant: Name = Field(examples=["amp_bf16"])
@@ -61,34 +62,34 @@ class ComparisonTest(Expected):
     reference: Name = Field(examples=["single"])
     """The variant that it is compared with."""
     quantity: Quantity = "throughput"
-    """What is compared."""
+    """The quantity compared."""
     direction: Direction
-    """How the variant stands to the reference, as the verdict on the comparison says it: not_more
-    holds for less and for the same."""
+    """How the variant compares with the reference, as in the comparison's verdict; not_more
+    covers both less and the same."""
 
 
 class CertificateTest(Schema):
-    """Whether a variant trains the same model as the reference of the certificates."""
+    """Whether a variant trains the same model as the certificates' reference."""
 
     kind: Literal["certificate"]
     variant: Name = Field(examples=["amp_bf16"])
     """The variant."""
     needs: Needs = Needs()
-    """Without this the test says nothing of the claim."""
+    """Requirements; unless they are met, the test says nothing about the claim."""
 
 
 class Number(Schema):
     """A number, a list of numbers (repeats) or an interval in a result."""
 
     file: str = Field(pattern=FILE_PATTERN, examples=["results/memory/{variant}.json"])
-    """The result as a target of Snakemake; {variant} stands for the variant."""
+    """The result, as a Snakemake target; {variant} stands for the variant."""
     variant: Name | None = Field(default=None, examples=["amp_bf16"])
-    """The variant, where the file has a place for it."""
+    """The variant, if the file name contains {variant}."""
     value: str = Field(min_length=1, examples=["max(ranks[].peak_tensor_bytes)"])
-    """Where in the file: an expression of JMESPath (jmespath.org)."""
+    """Location in the file, as a JMESPath expression (jmespath.org)."""
     uncertainty: Fraction = 0.0
-    """Share by which the number may be another when it is measured again, added to both ends of its
-    interval; 0 for what is counted, and for a result that tells its own interval."""
+    """Relative uncertainty of the number when measured again, added to both ends of its
+    interval; 0 for counts and for results that state their own interval."""
 
     @field_validator("value")
     @classmethod
@@ -99,7 +100,7 @@ class Number(Schema):
             message = " ".join(str(error).split())
             raise PydanticCustomError(
                 "not_jmespath",
-                "is no expression of JMESPath: {message}",
+                "is not a JMESPath expression: {message}",
                 {"message": message, "remedy": "write it as jmespath.org says: repeats[0].steps"},
             ) from None
         return value
@@ -110,7 +111,7 @@ class Number(Schema):
             missing = self.variant is None
             raise PydanticCustomError(
                 "place_of_variant",
-                "has a place for a variant and none to put there"
+                "has a place for a variant, but no variant is given"
                 if missing
                 else "names a variant for which the file has no place",
                 {"remedy": "add variant" if missing else f"write {_PLACE} in the file"},
@@ -119,22 +120,22 @@ class Number(Schema):
 
     @property
     def target(self) -> str:
-        """The file, with the variant in its place."""
+        """The file, with the variant filled in."""
         return self.file.replace(_PLACE, self.variant or "")
 
 
 class MeasurementTest(Expected):
-    """A number that some job has measured, against a number of the claim."""
+    """A number measured by some job, against a number from the claim."""
 
     kind: Literal["measurement"]
     what: str = Field(min_length=1, examples=["Peak of tensor memory"])
-    """What the number is, as the report shows it."""
+    """Name of the number, as shown in the report."""
     number: Number
     """The number."""
     direction: OneSided | None = Field(default=None, examples=["less"])
-    """On which side of ``than`` it lies; null if the claim is its size alone."""
+    """Which side of ``than`` the number lies on; null if the claim is about size alone."""
     than: Decimal | None = Field(default=None, examples=[1e9])
-    """What the direction is seen from."""
+    """The number that the direction is relative to."""
 
     @model_validator(mode="after")
     def _expects_something(self) -> "MeasurementTest":
@@ -154,16 +155,16 @@ class RatioTest(Expected):
 
     kind: Literal["ratio"]
     what: str = Field(min_length=1, examples=["Peak of tensor memory"])
-    """What the ratio is, as the report shows it."""
+    """Name of the ratio, as shown in the report."""
     numerator: Number
-    """The number that is divided."""
+    """The numerator."""
     denominator: Number
-    """The number that it is divided by."""
+    """The denominator."""
     factor: Number | None = None
-    """A number that the ratio is multiplied by, such as a bandwidth, which makes FLOPs per second
-    of FLOPs per byte; null for none."""
+    """A factor for the ratio, such as a bandwidth that turns FLOPs per byte into FLOPs per
+    second; null for none."""
     direction: OneSided | None = Field(default=None, examples=["less"])
-    """On which side of 1 the ratio lies; null if the claim is its size alone."""
+    """Which side of 1 the ratio lies on; null if the claim is about size alone."""
 
     @model_validator(mode="after")
     def _expects_something(self) -> "RatioTest":
@@ -181,13 +182,14 @@ class TrendTest(Schema):
     family: Name = Field(examples=["batch_size"])
     """The family: the curve of a sweep in config/variants.yaml."""
     quantity: FamilyQuantity = "throughput"
-    """What is followed: ratios to the reference, or all-reduces per optimizer step."""
+    """The quantity followed: ratios to the reference, or all-reduces per optimizer step."""
     direction: Literal["rises", "falls"]
-    """Where it ends, seen from where it starts. It may stay level on the way, but not turn back."""
+    """Where the curve ends relative to its start. It may stay level on the way, but not turn
+    back."""
     until_best: bool = False
-    """Follow it to its largest value only: what lies beyond may be anything."""
+    """Follow the curve only up to its largest value; anything may happen beyond."""
     needs: Needs = Needs()
-    """Without this the test says nothing of the claim."""
+    """Requirements; unless they are met, the test says nothing about the claim."""
 
 
 ClaimTest = Annotated[
@@ -200,13 +202,13 @@ class Claim(Schema):
     """One sentence, and the tests that it must pass."""
 
     statement: str = Field(min_length=1)
-    """What is claimed."""
+    """The claim, in a sentence."""
     source: str = Field(min_length=1, examples=["data/corpus.en.gz"])
-    """Who says so, and where."""
+    """Who makes the claim, and where."""
     needs: Needs = Needs()
-    """Without this no test says anything of the claim."""
+    """Requirements; unless they are met, no test says anything about the claim."""
     tests: list[ClaimTest] = Field(min_length=1)
-    """What must hold for the claim to be true."""
+    """Tests that must pass for the claim to hold."""
 
 
 Claims = dict[ClaimId, Claim]
@@ -249,6 +251,6 @@ def _expect(test: Expected, direction: OneSided | None) -> None:
     if direction is None and test.at_least is None and test.at_most is None:
         raise PydanticCustomError(
             "nothing_expected",
-            "expects nothing of its number, so that nothing could refute it",
+            "expects nothing of its number, so nothing could refute it",
             {"remedy": "add direction, at_least or at_most"},
         )

@@ -1,4 +1,4 @@
-"""Corpora, and what happens to sentence pairs that cannot be used."""
+"""Corpora, and how unusable sentence pairs are handled."""
 
 from typing import Annotated, Literal
 
@@ -15,38 +15,38 @@ Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
 
 
 class ReadingLimits(Schema):
-    """The most that a file may be. What is more is refused while it is read, with the place, before
-    it fills memory or disk: a few kilobytes can be decompressed for hours."""
+    """Limits on the size of a file. Anything larger is refused while it is read, naming the
+    place, before it fills memory or disk: a few kilobytes can decompress for hours."""
 
     line: Size = Field(default=2**20, ge=2**18)
-    """Longest line in bytes, or as text (4MiB); memory is taken for one at a time."""
+    """Longest line in bytes, or as text (4MiB); one line is held in memory at a time."""
     file: Size = 2**40
     """Largest file in bytes, after decompression."""
     ratio: float = Field(default=200.0, ge=2.0, le=1e6)
-    """Largest ratio of a file's text to its compressed form, beyond its first 64 MiB. Text has 3 to
-    10."""
+    """Largest ratio of a file's text to its compressed size, beyond the first 64 MiB. Text
+    compresses 3 to 10 times."""
     memory: Size = Field(default=2**31, ge=2**26)
-    """Most memory in bytes that reading a piece of a Parquet or Arrow file may take, on Linux: its
-    pages and record batches are compressed, and are in memory as a whole."""
+    """Maximum memory in bytes for reading one piece of a Parquet or Arrow file, on Linux: its
+    pages and record batches are compressed, and are held in memory whole."""
     download: Size = 2**38
     """Largest download in bytes."""
 
 
 class Corpus(Schema):
-    """What every kind of corpus has."""
+    """Fields common to all kinds of corpora."""
 
     name: Name = Field(examples=["my_corpus"])
     """Name of the corpus: its folder below results/data."""
     source_language: str = Field(default="en", min_length=1, max_length=35)
-    """Language translated from, as an ISO 639-1 code."""
+    """Source language, as an ISO 639-1 code."""
     target_language: str = Field(default="de", min_length=1, max_length=35)
-    """Language translated into, as an ISO 639-1 code."""
+    """Target language, as an ISO 639-1 code."""
     limits: ReadingLimits = ReadingLimits()
-    """The most that its files may be."""
+    """Limits on the size of its files."""
 
 
 class GrammarCorpus(Corpus):
-    """The embedded English-German generator: any number of pairs, from a seed."""
+    """The built-in English-German generator: any number of pairs, from a seed."""
 
     kind: Literal["grammar"] = "grammar"
     name: Name = "grammar"
@@ -60,13 +60,13 @@ class GrammarCorpus(Corpus):
     seed: Seed = 1
     """Seed of the generator."""
     names: int = Field(default=0, ge=0, le=200_000)
-    """Invented names of persons and places in place of the lexicon's, frequent and rare ones by
-    Zipf's law. The lexicon has some 5,000 words; 60,000 names make a vocabulary of 30,000 pieces
-    possible, as in real text."""
+    """Number of invented names of people and places used instead of the lexicon's, with
+    Zipf-distributed frequencies. The lexicon has some 5,000 words; 60,000 names allow a
+    vocabulary of 30,000 pieces, as in real text."""
 
 
 class TextPair(Schema):
-    """Two files that are aligned line by line."""
+    """Two files aligned line by line."""
 
     source: PathText = Field(examples=["data/corpus.en.gz"])
     """Path of the source sentences, one per line; plain, .gz, .xz or .zst."""
@@ -130,8 +130,8 @@ class ParquetCorpus(OneFileCorpus):
 
 
 class DatasetsCorpus(Corpus):
-    """A folder of the library datasets: written by save_to_disk, or with Parquet or Arrow files for
-    each split, as on the Hugging Face Hub."""
+    """A folder of the datasets library: written by save_to_disk, or with Parquet or Arrow files
+    per split, as on the Hugging Face Hub."""
 
     kind: Literal["datasets"]
     folder: PathText = Field(examples=["data/wmt"])
@@ -154,13 +154,13 @@ class RemoteFile(Schema):
     url: str = Field(
         pattern=URL_PATTERN, max_length=4_096, examples=["https://example.org/train.en.gz"]
     )
-    """Address of the file; the end of its path says how it is compressed."""
+    """URL of the file; the end of its path gives its compression."""
     sha256: Sha256 = Field(examples=[64 * "0"])
     """SHA-256 of the file as downloaded."""
 
 
 class RemotePair(Schema):
-    """Two remote files that are aligned line by line."""
+    """Two remote files aligned line by line."""
 
     source: RemoteFile
     """The source sentences, one per line."""
@@ -179,16 +179,16 @@ class UrlCorpus(Corpus):
     test: RemotePair
     """Files for BLEU."""
     folder: PathText | None = None
-    """A local folder that holds the same file names (checked alike): nothing is downloaded."""
+    """A local folder with files of the same names, verified the same way: nothing is downloaded."""
     retries: int = Field(default=5, ge=0, le=100)
-    """How often a broken download is taken up again."""
+    """Number of times an interrupted download is resumed."""
     timeout: Annotated[float, Unit("seconds")] = Field(default=60.0, gt=0, le=86_400)
-    """Seconds without a byte after which a download counts as broken."""
+    """Seconds without data after which a download counts as interrupted."""
 
 
 class TextsCorpus(Schema):
-    """Texts in one language, for a language model: one file per split, read by its ending: .jsonl
-    or .parquet, else plain text; plain, .gz, .xz or .zst."""
+    """Texts in one language, for a language model: one file per split, read by extension: .jsonl
+    or .parquet, otherwise plain text; plain, .gz, .xz or .zst."""
 
     kind: Literal["documents"]
     name: Name = Field(examples=["my_texts"])
@@ -200,17 +200,17 @@ class TextsCorpus(Schema):
     validation: PathText = Field(examples=["data/validation.txt"])
     """Path of the file for the validation loss."""
     test: PathText = Field(examples=["data/test.txt"])
-    """Path of the file for the loss of the trained model and its continuations."""
+    """Path of the file for the trained model's loss and its continuations."""
     field: PathText = "text"
     """Key (.jsonl) or column (.parquet) of the text; dots reach into objects and structs."""
     ends: Literal["line", "blank_line"] = "line"
-    """What ends a text in a file of plain text: its line, or a line without text after it."""
+    """Where a text ends in a plain-text file: at the end of its line, or at a blank line."""
     limits: ReadingLimits = ReadingLimits()
-    """The most that its files may be."""
+    """Limits on the size of its files."""
 
 
 class GrammarTexts(Schema):
-    """The embedded generator's sentences of one language, some of them to a text: any number of
+    """The built-in generator's sentences in one language, several to a text: any number of
     texts, from a seed."""
 
     kind: Literal["grammar_documents"] = "grammar_documents"
@@ -223,19 +223,20 @@ class GrammarTexts(Schema):
     validation_texts: Pairs = 100
     """Texts for the validation loss."""
     test_texts: Pairs = 100
-    """Texts for the loss of the trained model and its continuations."""
+    """Texts for the trained model's loss and its continuations."""
     sentences: int = Field(default=8, ge=1, le=10_000)
-    """Sentences of a text on average: 1 to twice as many less 1."""
+    """Average sentences per text; a text has 1 to twice this number less 1."""
     seed: Seed = 1
     """Seed of the generator."""
     names: int = Field(default=0, ge=0, le=200_000)
-    """Invented names of persons and places in place of the lexicon's, as in the kind grammar."""
+    """Number of invented names of people and places used instead of the lexicon's, as for the
+    kind grammar."""
     limits: ReadingLimits = ReadingLimits()
-    """The most that its files may be: it has none."""
+    """Limits on the size of its files; unused, as it has none."""
 
 
 TEXT_KINDS = ("documents", "grammar_documents")
-"""Kinds of corpora that hold texts in one language, not pairs."""
+"""Kinds of corpora that hold texts in one language instead of pairs."""
 
 AnyCorpus = Annotated[
     GrammarCorpus
@@ -252,15 +253,15 @@ AnyCorpus = Annotated[
 
 
 class Filter(Schema):
-    """What happens to sentence pairs that cannot be used."""
+    """How unusable sentence pairs are handled."""
 
     empty: Problem = "error"
-    """A pair with an empty or blank side: error names file and line, skip counts it."""
+    """A pair with an empty or blank side: error stops, naming file and line; skip counts it."""
     too_long: Problem = "skip"
-    """A pair with a side of more than max_characters or max_tokens: error or skip."""
+    """A pair with a side longer than max_characters or max_tokens: error or skip."""
     invalid: Problem = "error"
-    """A line that is not UTF-8, not JSON or lacks a column: error or skip."""
+    """A line that is not UTF-8, is not JSON or lacks a column: error or skip."""
     max_characters: Annotated[int, Unit("characters")] = Field(default=2_000, ge=1, le=10_000_000)
-    """Longest sentence that is kept, in characters."""
+    """Longest sentence kept, in characters."""
     max_tokens: Annotated[int, Unit("tokens")] = Field(default=128, ge=1, le=1_000_000)
-    """Longest sentence that is kept, in tokens, without begin and end."""
+    """Longest sentence kept, in tokens, excluding begin and end."""

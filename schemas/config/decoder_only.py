@@ -1,4 +1,4 @@
-"""Language models: what ``transformer_core.models`` builds of decoders alone."""
+"""Language models: decoder-only models built by ``transformer_core.models``."""
 
 from typing import Annotated, Literal
 
@@ -24,7 +24,7 @@ Elements = Annotated[int, Field(ge=1, le=1_048_576), Unit("elements")]
 
 
 class RotaryPositions(Schema):
-    """Queries and keys are turned by angles that grow with their place (arXiv 2104.09864)."""
+    """Queries and keys are rotated by angles that grow with position (arXiv 2104.09864)."""
 
     kind: Literal["rotary"] = "rotary"
     base: float = Field(default=10_000.0, ge=2.0, le=1e12)
@@ -32,11 +32,11 @@ class RotaryPositions(Schema):
 
 
 class LearnedPositions(Schema):
-    """A trained vector for each place, added to the embedding, as in GPT-2."""
+    """A trained vector per position, added to the embedding, as in GPT-2."""
 
     kind: Literal["learned"]
     length: Annotated[int, Field(ge=1, le=16_777_216), Unit("tokens")] = 1_024
-    """Places that there are: no row may be longer."""
+    """Number of positions; no row may be longer."""
 
 
 class SinusoidalPositions(Schema):
@@ -52,7 +52,7 @@ AnyPositions = Annotated[
 
 
 class RmsNorm(Schema):
-    """Divided by the root of the mean square (arXiv 1910.07467); no mean, no bias."""
+    """Division by the root mean square (arXiv 1910.07467); no mean, no bias."""
 
     kind: Literal["rms"] = "rms"
     eps: float = Field(default=1e-6, ge=1e-30, le=1.0)
@@ -71,7 +71,7 @@ AnyDecoderNorm = Annotated[RmsNorm | LayerNorm, Field(discriminator="kind")]
 
 
 class SwiGlu(Schema):
-    """A linear map times the SiLU of another (arXiv 2002.05202): three matrices in place of two."""
+    """A linear map times the SiLU of another (arXiv 2002.05202): three matrices instead of two."""
 
     kind: Literal["swiglu"] = "swiglu"
 
@@ -81,7 +81,7 @@ class Gelu(Schema):
 
     kind: Literal["gelu"]
     approximate: Literal["none", "tanh"] = "tanh"
-    """Exact, or by a hyperbolic tangent, as in GPT-2."""
+    """Exact, or approximated by a hyperbolic tangent, as in GPT-2."""
 
 
 class Relu(Schema):
@@ -94,28 +94,29 @@ AnyFeedForward = Annotated[SwiGlu | Gelu | Relu, Field(discriminator="kind")]
 
 
 class DecoderOnly(Schema):
-    """A decoder alone, each layer of which normalizes what goes into its sub-layers."""
+    """A decoder-only model that normalizes the input of each sub-layer."""
 
     kind: Literal["decoder_only"] = "decoder_only"
     layers: Count = 4
-    """Layers."""
+    """Number of layers."""
     d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream, in elements."""
     d_ff: Elements = 512
     """Width of the feed-forward layers, in elements."""
     heads: Count = 4
-    """Heads of the queries; must divide d_model."""
+    """Query heads; must divide d_model."""
     kv_heads: Count | None = Field(default=None, examples=[2])
-    """Heads of keys and values, each of which serves as many heads of queries
-    (arXiv 2305.13245); must divide heads. Null: as many as heads."""
+    """Key and value heads, each shared by the same number of query heads (arXiv 2305.13245);
+    must divide heads. Null: as many as heads."""
     dropout: Fraction = 0.0
     """Probability that an activation or an attention weight is dropped in training."""
     tied_embeddings: bool = True
-    """Whether embedding and output projection are one matrix."""
+    """Whether the embedding and the output projection share one matrix."""
     bias: bool = False
-    """Whether linear maps and layer normalizations have a bias. The output projection has none."""
+    """Whether linear maps and layer normalizations have a bias. The output projection never
+    does."""
     positions: AnyPositions = RotaryPositions()
-    """How the model knows where a token stands."""
+    """How positions are encoded."""
     norm: AnyDecoderNorm = RmsNorm()
     """Normalization before each sub-layer and after the last layer."""
     feed_forward: AnyFeedForward = SwiGlu()
@@ -129,18 +130,18 @@ class DecoderOnly(Schema):
     dropout_method: AnyDropout = SharedDraws()
     """How activations are dropped."""
     residual: ResidualFormat = "as_computed"
-    """Number format of the residual stream: see the same of the Transformer."""
+    """Number format of the residual stream, as for the Transformer."""
     compile: Compiling = "none"
-    """torch.compile in training: with layers, once for all layers and any lengths, which takes a
-    minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or with
-    DDP. With graphs, on CUDA, each layer is also recorded as a CUDA graph and launched at once. In
-    one process, without accumulation."""
+    """torch.compile in training: with layers, compiled once for all layers and any lengths,
+    which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
+    process or with DDP. With graphs, on CUDA, each layer is also recorded as a CUDA graph and
+    launched at once; in one process, without accumulation."""
     initial_std: float = Field(default=0.02, gt=0, le=10.0)
-    """Standard deviation of the initial weights; that of the maps whose output is added to the
-    residual stream is smaller by sqrt(2 layers), as in GPT-2."""
+    """Standard deviation of the initial weights; maps that write to the residual stream use a
+    value smaller by sqrt(2 layers), as in GPT-2."""
     checkpoint: Literal["none", "layers"] = "none"
-    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps the input
-    of each layer only, and the backward pass computes the layer a second time."""
+    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps only the
+    input of each layer, and the backward pass recomputes the layer."""
 
     @field_validator("heads")
     @classmethod
@@ -169,7 +170,7 @@ class DecoderOnly(Schema):
             raise PydanticCustomError(
                 "odd_width",
                 "come in pairs, but there is an odd number of elements",
-                {"remedy": "take a d_model that is even, for rotary also when divided by heads"},
+                {"remedy": "choose an even d_model; with rotary, d_model / heads must be even too"},
             )
         return positions
 
@@ -179,7 +180,7 @@ class HuggingFaceCausal(Schema):
 
     kind: Literal["huggingface_causal"]
     architecture: str = Field(pattern=r"^[a-z][a-z0-9_\-.]*$", max_length=64, examples=["gpt2"])
-    """The library's name of the type of model: gpt2, llama, qwen3, ..."""
+    """The library's name for the model type: gpt2, llama, qwen3, ..."""
     layers: Count = 4
     """Layers: the library's num_hidden_layers."""
     d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
@@ -189,28 +190,28 @@ class HuggingFaceCausal(Schema):
     heads: Count = 4
     """Attention heads: num_attention_heads."""
     dropout: Fraction = 0.0
-    """Probability that an activation is dropped in training: of every kind of dropout that the
-    type of model has."""
+    """Probability that an activation is dropped in training, for every kind of dropout that the
+    model type has."""
     tied_embeddings: bool = True
-    """Whether embedding and output projection are one matrix: tie_word_embeddings."""
+    """Whether the embedding and the output projection share one matrix: tie_word_embeddings."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """The library's implementation of attention: torch's fused one, or step by step."""
     options: dict[str, bool | Whole | Decimal | str] = Field(
         default_factory=dict, examples=[{"num_key_value_heads": 2}]
     )
-    """Anything else of the library's configuration, by its own names."""
+    """Any other settings of the library's configuration, by the library's names."""
 
 
 AnyLanguageModel = Annotated[DecoderOnly | HuggingFaceCausal, Field(discriminator="kind")]
 
 
 class Sampling(Schema):
-    """Text that is drawn, not the most probable."""
+    """Sampling of text, instead of taking the most probable token."""
 
     temperature: float = Field(default=1.0, gt=0, le=100.0)
-    """Logits are divided by this: below 1, probable tokens become more probable."""
+    """Divides the logits: below 1, probable tokens become more probable."""
     top_k: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Tokens to draw from, the most probable ones; null for all."""
+    """Number of most probable tokens to draw from; null for all."""
     seed: Seed = 1
     """Seed of the draws."""
 

@@ -1,46 +1,46 @@
-"""Facts that techniques state with their settings, for whatever measures, predicts or checks them.
+"""Facts that techniques state with their settings, for measurements, predictions and checks.
 
-Nothing else asks which technique it is: a new one that states its facts is known everywhere.
+Nothing else asks which technique it is: a new one that states its facts works everywhere.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 NumberFormat = Literal["fp32", "tf32", "bf16", "fp16"]
-"""What the operands of a matrix product are rounded to."""
+"""Format that the operands of a matrix product are rounded to."""
 
 MatmulMode = Literal["ieee", "onednn", "tf32", "bf16"]
-"""How products of 32-bit tensors are computed inside: in 32 bits by torch's choice of library or
-by oneDNN, or in a shorter format."""
+"""How products of 32-bit tensors are computed internally: in 32 bits by torch's default library
+or by oneDNN, or in a shorter format."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Number formats of a training step, and bytes of each number that it keeps."""
+    """Number formats of a training step, and bytes per stored number."""
 
     products: NumberFormat = "fp32"
     """Format of the operands of matrix products, forward and backward."""
     results: bool = False
-    """Whether products give tensors of 16 bits."""
+    """Whether products return 16-bit tensors."""
     everything: bool = False
-    """Whether what lies between products has 16 bits, too."""
+    """Whether values between products are 16-bit, too."""
     rounded_weights: bool = False
-    """Whether all weights are rounded to 16 bits before they are used, also those that no product
-    takes: of normalizations, biases and embeddings."""
+    """Whether all weights are rounded to 16 bits before use, including those that no product
+    takes: normalizations, biases and embeddings."""
     matmul: MatmulMode = "ieee"
-    """How products of 32-bit tensors are computed inside: a switch of the whole process."""
+    """How products of 32-bit tensors are computed internally: a process-wide switch."""
     device: Literal["cpu", "cuda"] | None = None
-    """The one kind of device that has it; null for any."""
+    """The only kind of device that supports it; null for any."""
     loss_scaled: bool = False
-    """Whether the loss is scaled, and a step is skipped whose gradients overflow."""
+    """Whether the loss is scaled, and steps with overflowing gradients are skipped."""
     weights: float = 4.0
-    """Bytes of a weight that the model keeps."""
+    """Bytes per weight of the model."""
     copies: float = 0.0
-    """Bytes of its copies that layers compute with."""
+    """Bytes per weight of the copies that layers compute with."""
     gradients: float = 4.0
-    """Bytes of its gradient, in messages too."""
+    """Bytes per gradient element, in messages too."""
     masters: float = 0.0
-    """Bytes of the weight of 32 bits that the optimizer keeps beside one of fewer."""
+    """Bytes per 32-bit master weight that the optimizer keeps beside a shorter one."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class AdamRule:
 
 @dataclass(frozen=True)
 class MomentumRule:
-    """Gradient descent with momentum; the first step takes the gradient as the velocity."""
+    """Gradient descent with momentum; the first step uses the gradient as the velocity."""
 
     momentum: float
     rate_factor: float
@@ -65,13 +65,13 @@ UpdateRule = AdamRule | MomentumRule
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer keeps for each parameter beside it."""
+    """State that an optimizer keeps for each parameter."""
 
     bytes: float
     moment_bits: Literal[8, 32] = 32
-    """Of each number: 8 in blocks with a scale of their own (arXiv 2110.02861)."""
+    """Bits per number: 8 in blocks with their own scales (arXiv 2110.02861)."""
     takes_masters: bool = False
-    """Whether it can keep weights of 32 bits beside those of 16, and update these."""
+    """Whether it can keep 32-bit weights beside 16-bit ones and update those."""
 
 
 class LossFacts:
@@ -80,22 +80,22 @@ class LossFacts:
     of_hidden: ClassVar[bool] = False
     """Whether it takes the decoder's output and the output map, and never holds all logits."""
     computed_twice: ClassVar[bool] = False
-    """Whether the backward pass computes logits once more, to save memory."""
+    """Whether the backward pass recomputes logits to save memory."""
     smooths_other_tokens_only: ClassVar[bool] = False
-    """Whether padding and label take no share of the smoothing."""
+    """Whether padding and the label get no share of the smoothing."""
     only_32_bits: ClassVar[str] = ""
-    """What it does that 16 bits are too few for; empty where it takes any format."""
+    """Why 16 bits are too few for it; empty if it takes any format."""
 
 
 class StrategyFacts:
     """Facts of a parallel strategy."""
 
     one_process: ClassVar[bool] = False
-    """Whether one process does everything."""
+    """Whether a single process does everything."""
     central: ClassVar[bool] = False
-    """Whether one process reads each batch for all devices and updates for them."""
+    """Whether one process reads each batch and updates the weights for all devices."""
     sharded: ClassVar[bool] = False
-    """Whether each process keeps a part of the weights, gradients and optimizer state."""
+    """Whether each process keeps a shard of the weights, gradients and optimizer state."""
     buckets: ClassVar[bool] = False
     """Whether gradients are all-reduced in buckets."""
 
@@ -114,27 +114,27 @@ class HookFacts:
     """Facts of a communication hook."""
 
     payload: ClassVar[float | None] = 1.0
-    """Bytes on the wire for each byte of gradients; null where that is not a constant."""
+    """Bytes on the wire per byte of gradients; null if not constant."""
     by_backend: ClassVar[bool] = False
-    """Whether the backend's own all-reduce takes what the hook makes of a bucket."""
+    """Whether the backend's own all-reduce sends what the hook makes of a bucket."""
     keeps_errors: ClassVar[bool] = False
-    """Whether what a message leaves out is kept and added to the next one."""
+    """Whether the error of a message is kept and added to the next one."""
 
     @property
     def steps_before(self) -> int:
-        """Steps that pass before it works."""
+        """Steps before the hook takes effect."""
         return 0
 
     @property
     def rounds_to(self) -> NumberFormat | None:
-        """Shorter format in which gradients travel and are summed."""
+        """Shorter format in which gradients are sent and summed."""
         return None
 
     @property
     def link(self) -> Any:
-        """The link that it emulates; null for the real one."""
+        """The emulated link; null for the real one."""
         return None
 
     def at_once(self) -> Self:
-        """The same from the first steps on, for short trainings."""
+        """The same hook taking effect from the first steps on, for short trainings."""
         return self

@@ -1,4 +1,4 @@
-"""Families, as sweeps yield them: variants that differ in one number, such as a bucket's size."""
+"""Families, as defined by sweeps: variants that differ in one number, such as the bucket size."""
 
 from typing import Literal
 
@@ -12,33 +12,33 @@ class Member(Schema):
     """One variant of a family."""
 
     value: float = Field(gt=0, le=1e18, examples=[0.5])
-    """The number in which the members differ."""
+    """The number that differs between members."""
     variant: Name = Field(examples=["batch_half"])
-    """The variant that has it."""
+    """The variant with this number."""
     reference: Name | None = None
-    """Variant that this member is compared with; null for the reference of the family."""
+    """Variant that this member is compared with; null for the family's reference."""
 
 
 class Family(Schema):
     """Variants that differ in one number, compared over its values."""
 
     title: str = Field(min_length=1)
-    """What the number is, as the label of an axis."""
+    """Name of the number, as an axis label."""
     unit: str = ""
     """Unit of the number; empty for a count."""
     summary: str = Field(min_length=1)
-    """What is asked of the family, in a sentence."""
+    """The question that the family answers, in a sentence."""
     scale: Literal["log", "linear"] = "log"
     """Scale of the axis."""
     reference: Name | None = None
-    """Variant that the members are compared with; null if every member has one of its own."""
+    """Variant that the members are compared with; null if each member has its own."""
     field: str = ""
-    """Field of the run spec that holds the number; empty if it is not told."""
+    """Run spec field that holds the number; empty if not given."""
     as_in_study: list[Name] = Field(default_factory=list)
-    """Members that have the number because studies have it by default: in a study that says
-    another they are none."""
+    """Members that have their number by the study's default: they drop out if the study sets a
+    different one."""
     members: list[Member] = Field(min_length=2)
-    """The variants, each with its number."""
+    """The variants with their numbers."""
 
     @field_validator("members")
     @classmethod

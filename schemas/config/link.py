@@ -1,4 +1,4 @@
-"""The link between two hosts, real or imagined."""
+"""The link between two hosts, real or simulated."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -14,7 +14,8 @@ _PATTERN = re.compile(r"\s*(\d{1,18}(?:\.\d{0,18})?)\s*([kMG]?bit/s)\s*")
 
 
 def bits_per_second(value: Any) -> Any:
-    """A bandwidth such as ``100Mbit/s`` as a number; what is no text stays as it is."""
+    """A bandwidth such as ``100Mbit/s`` as a number; values other than text are returned
+    unchanged."""
     if not isinstance(value, str):
         return value
     found = _PATTERN.fullmatch(value)
@@ -33,11 +34,11 @@ Bandwidth = Annotated[
     BeforeValidator(bits_per_second, json_schema_input_type=_BitsPerSecond | str),
     Unit("bits per second"),
 ]
-"""Bits per second; in a file also as text with a unit, such as 1Gbit/s."""
+"""Bits per second; files may also give text with a unit, such as 1Gbit/s."""
 
 
 def show_bandwidth(bits: float) -> str:
-    """A bandwidth with the unit that suits it, such as 100 Mbit/s."""
+    """A bandwidth in a suitable unit, such as 100 Mbit/s."""
     unit = max(
         (u for u in _UNITS.items() if bits >= u[1]), key=lambda u: u[1], default=("bit/s", 1)
     )
@@ -45,40 +46,40 @@ def show_bandwidth(bits: float) -> str:
 
 
 class Link(Schema):
-    """A rate-limited connection between two hosts that are made on this machine.
+    """A rate-limited connection between two hosts simulated on this machine.
 
     Each host is a network namespace, and a pair of virtual network devices joins them. Where that
-    is not allowed, the link is emulated (parallel.hook of kind emulated_link), and the results
+    is not permitted, the link is emulated (parallel.hook of kind emulated_link), and the results
     say so.
     """
 
     bandwidth: Bandwidth = Field(examples=["100Mbit/s"])
-    """Bits per second in each direction, headers included: a number, or text such as 100Mbit/s."""
+    """Bits per second in each direction, including headers: a number, or text such as 100Mbit/s."""
     emulate: bool = False
-    """Emulate the link even where it could be made."""
+    """Emulate the link even if it could be created."""
 
 
 LinkKind = Literal["namespaces", "emulated"]
-"""How a run's link was made."""
+"""How a run's link was created."""
 
 Algorithm = Literal["ring", "tree"]
-"""How an all-reduce goes over a link."""
+"""How an all-reduce uses a link."""
 
 
 class LinkModel(Schema):
-    """A link as the alpha-beta model sees it: every message costs a latency and its bytes."""
+    """A link in the alpha-beta model: every message costs a latency plus time for its bytes."""
 
     bandwidth: Bandwidth = Field(examples=["100Mbit/s"])
-    """Bits per second that a device can send, and as many that it can receive at the same time."""
+    """Bits per second that a device can send, and can receive at the same time."""
     latency: Seconds = 0.0
-    """Seconds that a message takes however short it is."""
+    """Seconds that any message takes, however short."""
     algorithm: Algorithm = "ring"
-    """ring: 2(p - 1) steps with 1/p of the bytes each; tree: reduced up a binomial tree and
-    broadcast down again, 2 log2(p) steps with all bytes."""
+    """ring: 2(p - 1) steps, each with 1/p of the bytes; tree: a reduction up a binomial tree and
+    a broadcast back down, 2 log2(p) steps with all bytes."""
 
 
 LINK_VARIABLE = "RUN_LINK"
-"""Environment of a worker: the :data:`LinkKind` of its link."""
+"""Environment variable of a worker: the :data:`LinkKind` of its link."""
 
 HOST_VARIABLE = "RUN_HOST"
-"""Environment of a worker: the name of its host, where that is not the host's own."""
+"""Environment variable of a worker: the name of its host, if it differs from the real one."""

@@ -1,4 +1,4 @@
-"""What a study asks of the memory of its variants."""
+"""Memory settings of a study."""
 
 import re
 from typing import Annotated, Any
@@ -32,28 +32,28 @@ Size = Annotated[
 
 
 class LargestBatch(Schema):
-    """The search for the largest batch that fits: doubling, then halving the interval.
+    """The search for the largest batch that fits: doubling, then bisection.
 
-    Every size is tried in fresh processes on batches of the longest sentences that the corpus has.
+    Every size is tried in fresh processes on batches of the corpus's longest sentences.
     """
 
     variants: list[Name] = Field(default_factory=list)
     """Variants of the study to search for."""
     limit: Size | None = None
-    """Memory that each process may have, in bytes or as text (2GiB): on a CPU everything that it
-    can write to, on a GPU what torch's allocator may reserve. Null is the whole device, or an even
+    """Memory available to each process, in bytes or as text (2GiB): on a CPU all writable
+    memory, on a GPU what torch's allocator may reserve. Null is the whole device, or an equal
     share of the host."""
     margin: Fraction = 0.05
-    """Share of the limit that must stay free."""
+    """Fraction of the limit that must stay free."""
     resolution: float = Field(default=0.02, ge=1e-4, le=0.5)
-    """Largest step between the answer and the size that fails, as a share of the answer; at least
-    one pair for each micro-batch of each device."""
+    """Largest gap between the answer and the size that fails, as a fraction of the answer; at
+    least one pair per micro-batch of each device."""
 
 
 class MemoryUse(Schema):
-    """What is found out about the memory of the variants. It is predicted for all of them."""
+    """Memory measurements. Memory is predicted for all variants."""
 
     anatomy: bool = True
-    """Measure where the memory of every variant goes: a few steps in processes of their own."""
+    """Measure how every variant uses memory: a few steps in separate processes."""
     largest_batch: LargestBatch = LargestBatch()
-    """The search for the largest batch that fits, of which variants."""
+    """The search for the largest batch that fits, and its variants."""

@@ -1,4 +1,4 @@
-"""Models: what ``transformer_core.models`` builds."""
+"""Models built by ``transformer_core.models``."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -15,7 +15,7 @@ class ReferenceAttention(Schema):
 
 
 AttentionBackend = Literal["auto", "flash", "efficient", "cudnn", "math"]
-"""Which of CUDA's kernels computes attention."""
+"""CUDA kernel that computes attention."""
 
 
 class SdpaAttention(Schema):
@@ -23,23 +23,24 @@ class SdpaAttention(Schema):
 
     kind: Literal["sdpa"] = "sdpa"
     backend: AttentionBackend = "auto"
-    """Kernel on CUDA. auto takes flash where it can (16 bits, no mask), else efficient, else math,
-    and never cuDNN's, which torch would take in validation and certificates, and another with
-    dropout. A kernel that is named is taken or the run is unsupported: flash takes no mask, so it
-    wants tokens: unpadded, in validation too; decoding, which pads, takes auto in its place."""
+    """Kernel on CUDA. auto uses flash where possible (16 bits, no mask), otherwise efficient,
+    otherwise math, but never cuDNN's, which torch would use in validation and certificates, and
+    a different one with dropout. A named kernel is used or the run is unsupported: flash takes
+    no mask, so it needs tokens: unpadded, in validation too; decoding, which pads, uses auto
+    instead."""
 
 
 class PublishedAttention(Schema):
-    """Explicit softmax(QK^T)V as the Annotated Transformer has it: the scores scaled after the
-    product, and masks of padding and of what comes later made once for each batch."""
+    """Explicit softmax(QK^T)V as in the Annotated Transformer: scores scaled after the product,
+    and padding and causal masks built once per batch."""
 
     kind: Literal["published"]
 
 
 class FusedSoftmaxAttention(Schema):
-    """Explicit softmax(QK^T)V, with mask, softmax and dropout of the scores in one compiled loop on
-    a CPU, in 32 bits or bfloat16; masks of dropout are made anew in the backward pass. Elsewhere,
-    and where nothing is dropped, as reference."""
+    """Explicit softmax(QK^T)V, with mask, softmax and dropout of the scores in one compiled loop
+    on a CPU, in 32 bits or bfloat16; the backward pass regenerates dropout masks. Elsewhere, and
+    without dropout, same as reference."""
 
     kind: Literal["fused_softmax"]
 
@@ -51,20 +52,20 @@ AnyAttention = Annotated[
 
 
 class TorchDropout(Schema):
-    """torch's own dropout: on a CPU, a floating-point number is drawn for every element."""
+    """torch's own dropout: on a CPU, it draws a floating-point number for every element."""
 
     kind: Literal["torch"]
 
 
 class SharedDraws(Schema):
-    """Four elements share a random number of 64 bits on a CPU; elsewhere torch's own dropout."""
+    """Four elements share a 64-bit random number on a CPU; elsewhere torch's own dropout."""
 
     kind: Literal["shared_draws"] = "shared_draws"
 
 
 class FusedDropout(Schema):
     """On a CPU in 32 bits or bfloat16, one compiled loop draws, drops, and adds the residual or
-    takes the ReLU; masks are made anew in the backward pass. Elsewhere torch's own."""
+    applies the ReLU; the backward pass regenerates masks. Elsewhere torch's own."""
 
     kind: Literal["fused"]
 
@@ -81,9 +82,9 @@ class FusedNorm(Schema):
 
 
 class PublishedNorm(Schema):
-    """Layer normalization step by step as the Annotated Transformer has it: divided by the sample's
-    standard deviation (of d - 1 degrees of freedom) plus eps, not by the root of variance plus eps,
-    so that its result is smaller by sqrt((d - 1) / d)."""
+    """Layer normalization step by step as in the Annotated Transformer: divided by the sample
+    standard deviation (d - 1 degrees of freedom) plus eps instead of the root of variance plus
+    eps, so the result is smaller by sqrt((d - 1) / d)."""
 
     kind: Literal["published"]
 
@@ -110,12 +111,12 @@ class StreamsQkv(Schema):
 
     kind: Literal["streams"]
     device_synchronise: bool = False
-    """As published in the original study: streams made anew and the whole device synchronised
-    before and after, at every call."""
+    """As published in the original study: every call creates new streams and synchronises the
+    whole device before and after."""
 
 
 class LayoutQkv(Schema):
-    """One matrix product whose result is split in one of the two layouts of the original study."""
+    """One matrix product whose result is split in one of the original study's two layouts."""
 
     kind: Literal["layout"]
     outermost: Literal["batch", "qkv"]
@@ -126,21 +127,21 @@ AnyQkv = Annotated[SeparateQkv | FusedQkv | StreamsQkv | LayoutQkv, Field(discri
 
 
 class PaddedTokens(Schema):
-    """Padding is computed like any token, and counts nothing in the loss."""
+    """Padding is computed like any other token, but excluded from the loss."""
 
     kind: Literal["padded"] = "padded"
 
 
 class UnpaddedTokens(Schema):
-    """The real tokens of a batch in one list: padding is not computed. Attention takes the
+    """The real tokens of a batch in one list: padding is not computed. Attention processes the
     sentences in blocks of similar lengths, each padded to its longest."""
 
     kind: Literal["unpadded"]
     blocks: Count = 4
-    """Blocks of a batch: more of them pad less, in smaller matrix products."""
+    """Blocks per batch: more blocks mean less padding but smaller matrix products."""
     row_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
-    """The list is filled up to a multiple of this, in tokens: few distinct shapes, so that kernels
-    that are made for a shape (oneDNN's in bfloat16) are made once, at the cost of a little
+    """The list is padded to a multiple of this, in tokens. Fewer distinct shapes mean that
+    kernels built for one shape (oneDNN's in bfloat16) are built once, at the cost of a little
     padding."""
 
 
@@ -168,40 +169,41 @@ class Transformer(Schema):
     dropout: Fraction = 0.1
     """Probability that an activation is dropped in training."""
     tied_embeddings: bool = True
-    """Whether source embedding, target embedding and output projection are one matrix."""
+    """Whether the source embedding, target embedding and output projection share one matrix."""
     norm: Literal["pre", "post"] = "pre"
-    """Layer normalization before (Annotated Transformer) or after (the paper) each sub-layer."""
+    """Layer normalization before (Annotated Transformer) or after (original paper) each
+    sub-layer."""
     attention: AnyAttention = SdpaAttention()
     """How attention is computed."""
     qkv: AnyQkv = FusedQkv()
     """How queries, keys and values are projected."""
     memory_products: Literal["per_layer", "together"] = "per_layer"
-    """Whether each decoder layer projects the encoder's output into its keys and values by itself,
-    or one matrix product does it for all layers before the first (together), which needs the
-    weights of all layers at once: not with FSDP."""
+    """Whether each decoder layer projects the encoder's output to keys and values itself, or one
+    matrix product does so for all layers up front (together). The latter needs the weights of
+    all layers at once: not with FSDP."""
     dropout_method: AnyDropout = SharedDraws()
     """How activations are dropped."""
     norm_method: AnyNorm = FusedNorm()
     """How layer normalization is computed."""
     tokens: AnyTokens = PaddedTokens()
-    """What is computed of padding in training."""
+    """How padding is treated in training."""
     residual: ResidualFormat = "as_computed"
     """Number format of the residual stream: that of the weights (32 bits under autocast), or
-    bfloat16, which halves what is read and written between matrix products; this needs
-    training.precision bf16 or bf16_weights."""
+    bfloat16, which halves memory traffic between matrix products; needs training.precision bf16
+    or bf16_weights."""
     compile: Compiling = "none"
-    """torch.compile in training: with layers, once for each kind of layer and any lengths, which
-    takes a minute or two on a CPU and is kept on disk; it needs a C++ compiler. In one process or
-    with DDP, on padded rows. With graphs, on CUDA, each layer is also recorded as a CUDA graph and
-    launched at once, for every shape that comes: batching.rows.width_multiple keeps shapes few. In
-    one process, without accumulation."""
+    """torch.compile in training: with layers, compiled once per kind of layer for any lengths,
+    which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
+    process or with DDP, on padded rows. With graphs, on CUDA, each layer is also recorded as a
+    CUDA graph for every shape and launched at once; batching.rows.width_multiple limits the
+    number of shapes. In one process, without accumulation."""
     checkpoint: Literal["none", "layers"] = "none"
-    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps the input
-    of each layer only, and the backward pass computes the layer a second time."""
+    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps only the
+    input of each layer, and the backward pass recomputes the layer."""
 
 
 class SizedModel(Schema):
-    """The sizes that models of other libraries share with the Transformer."""
+    """Sizes that models from other libraries share with the Transformer."""
 
     encoder_layers: Count = 2
     """Layers of the encoder."""
@@ -216,11 +218,11 @@ class SizedModel(Schema):
     dropout: Fraction = 0.1
     """Probability that an activation is dropped in training."""
     tied_embeddings: bool = True
-    """Whether source embedding, target embedding and output projection are one matrix."""
+    """Whether the source embedding, target embedding and output projection share one matrix."""
 
 
 class TorchTransformer(SizedModel):
-    """torch.nn.Transformer between the embeddings and projection of the Transformer."""
+    """torch.nn.Transformer between the Transformer's embeddings and projection."""
 
     kind: Literal["torch_nn"]
     norm: Literal["pre", "post"] = "pre"
@@ -234,13 +236,13 @@ class HuggingFace(SizedModel):
 
 
 class ImportedModel(SizedModel):
-    """A model of the user's own."""
+    """A user-defined model."""
 
     kind: Literal["import"]
     factory: str = Field(pattern=FACTORY_PATTERN, max_length=500, examples=["my_module:build"])
-    """package.module:function that takes this section and the vocabulary and gives the model."""
+    """package.module:function that takes this section and the vocabulary and returns the model."""
     options: dict[str, bool | Whole | Decimal | str] = Field(default_factory=dict)
-    """What else the function wants to know."""
+    """Additional arguments for the function."""
 
 
 AnyModel = Annotated[

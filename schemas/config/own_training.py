@@ -1,4 +1,4 @@
-"""A training of the user's own: what makes it faster is looked for as for any other."""
+"""Your own training step: searched for speed-ups like any other program."""
 
 from typing import Annotated, Literal
 
@@ -22,7 +22,7 @@ Technique = Literal[
     "ddp_fp16_messages",
     "fsdp",
 ]
-"""What can be changed in a training without knowing its model."""
+"""Changes to a training that need no knowledge of its model."""
 
 _USUAL: tuple[Technique, ...] = (
     "fused_optimizer",
@@ -40,27 +40,28 @@ MODULE_PATTERN = r"^[A-Za-z_][\w]*(\.\w+)*$"
 
 
 class ImportedTask(Schema):
-    """A training step of the user's own, which a function gives as module, batches and loss."""
+    """Your own training step: a function that returns module, batches and loss."""
 
     kind: Literal["import"]
     factory: str = Field(pattern=FACTORY_PATTERN, max_length=500, examples=["my_training:build"])
-    """package.module:function that takes rank, world_size, seed and the options by name, and gives
-    a dictionary of module, batches, loss and optimizer (docs/own-training.md)."""
+    """package.module:function that takes rank, world_size, seed and the options by name, and
+    returns a dictionary of module, batches, loss and optimizer (docs/own-training.md)."""
     options: dict[Annotated[str, Field(pattern=NAME_PATTERN)], bool | Whole | Decimal | str] = (
         Field(default_factory=dict)
     )
-    """What else the function wants to know."""
+    """Additional arguments for the function."""
     head: str | None = Field(
         default=None, pattern=MODULE_PATTERN, max_length=500, examples=["head"]
     )
-    """Name of the linear layer within the module that gives the logits, for chunked_loss."""
+    """Name of the linear layer in the module that computes the logits, for chunked_loss."""
     layers: str | None = Field(
         default=None, pattern=r"^[A-Za-z_]\w*$", max_length=500, examples=["Block"]
     )
-    """Class of the layers that FSDP gathers one by one. Null: what is in a torch.nn.ModuleList."""
+    """Class of the layers that FSDP gathers one by one. Null: the members of any
+    torch.nn.ModuleList."""
     techniques: tuple[Technique, ...] = Field(default=_USUAL, max_length=64)
-    """What is tried, each by itself and then the best together."""
+    """Techniques to try, first individually and then the best together."""
     steps: Annotated[int, Field(ge=3, le=100_000), Unit("steps")] = 12
     """Optimizer steps of the short trainings that certificates compare."""
     applied: tuple[Technique, ...] = Field(default=(), max_length=64)
-    """What is changed in the user's step before anything is tried: the baseline has it too."""
+    """Techniques applied to your step before anything is tried: the baseline has them too."""

@@ -24,18 +24,18 @@ class DataParallel(StrategyFacts, Schema):
 
     kind: Literal["data_parallel"]
     local_loss: bool = False
-    """Compute the loss where the logits are, and gather the losses only."""
+    """Compute the loss where the logits are, and gather only the losses."""
 
     one_process: ClassVar = True
     central: ClassVar = True
 
 
 class Central(StrategyFacts, Schema):
-    """The scheme of DataParallel on process groups: rank 0 hands out, gathers and updates."""
+    """The scheme of DataParallel on process groups: rank 0 scatters, gathers and updates."""
 
     kind: Literal["central"]
     local_loss: bool = False
-    """Compute the loss where the logits are, and gather the losses only."""
+    """Compute the loss where the logits are, and gather only the losses."""
 
     central: ClassVar = True
 
@@ -68,7 +68,7 @@ class PowerSgdHook(HookFacts, Schema):
     rank: Count = 2
     """Rank of the approximation."""
     start_step: Annotated[int, Unit("steps")] = Field(default=10, ge=2, le=MOST_STEPS)
-    """Steps that all-reduce the plain gradients first."""
+    """Steps that all-reduce uncompressed gradients first."""
 
     payload: ClassVar = None
     keeps_errors: ClassVar = True
@@ -82,14 +82,14 @@ class PowerSgdHook(HookFacts, Schema):
 
 
 class EmulatedLinkHook(HookFacts, LinkModel):
-    """The backend's all-reduce, held back as long as a slower link would take, beside backward.
+    """The backend's all-reduce, delayed as long as a slower link would take, overlapping backward.
 
-    A limited link on any machine, also between the devices of one host.
+    A limited link on any machine, even between devices of one host.
     """
 
     kind: Literal["emulated_link"]
     devices: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Devices that the link is imagined to join; null for those of the run."""
+    """Devices that the simulated link joins; null for those of the run."""
 
     @property
     def link(self) -> "EmulatedLinkHook":
@@ -110,7 +110,7 @@ class Ddp(StrategyFacts, Schema):
     bucket_view: bool = False
     """Whether gradients are views into the buckets (torch: gradient_as_bucket_view)."""
     overlap: bool = True
-    """Reduce buckets during backward; without, all gradients are reduced before the update."""
+    """Reduce buckets during backward; if false, all gradients are reduced before the update."""
     hook: AnyHook | None = None
     """How a bucket is reduced; null for the backend's own all-reduce."""
 
@@ -133,7 +133,8 @@ class Fsdp(StrategyFacts, Schema):
 
     kind: Literal["fsdp"]
     reshard_after_forward: bool = True
-    """Free the gathered parameters of a layer after its forward, and gather them again."""
+    """Free a layer's gathered parameters after its forward pass, and gather them again for
+    backward."""
     bf16: bool = False
     """Gather parameters and compute in bfloat16 (MixedPrecisionPolicy), reduce in float32."""
 
@@ -144,40 +145,40 @@ AnyParallel = Annotated[Single | DataParallel | Central | Ddp | Fsdp, Field(disc
 
 
 Allocator = Literal["default", "kept", "huge_pages", "tcmalloc", "jemalloc"]
-"""Memory allocator of a host's processes."""
+"""Memory allocator of host processes."""
 CudaAllocator = Literal["expandable_segments", "default"]
-"""How torch takes memory from a CUDA device."""
+"""How torch allocates memory on a CUDA device."""
 Affinity = Literal["none", "cores"]
-"""Which cores threads run on."""
+"""Cores that threads run on."""
 
 
 class Machine(Schema):
-    """The devices that a run asks for. Whether they exist is found out inside the run."""
+    """The devices that a run asks for. Their availability is checked inside the run."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Kind of device; auto takes CUDA where there is a GPU, else the CPU."""
+    """Kind of device; auto uses CUDA if a GPU is available, otherwise the CPU."""
     nodes: Count = 1
     """Hosts of a distributed run; a single run takes one."""
     devices_per_node: Annotated[int, Field(ge=1, le=128)] = 2
     """Devices (processes) on each host of a distributed run; a single run takes one."""
     threads: int = Field(default=0, ge=0, le=1_024)
-    """CPU threads per process; 0 shares the cores of the host evenly."""
+    """CPU threads per process; 0 divides the host's cores evenly."""
     allocator: Allocator = "kept"
-    """How host memory is allocated: by the C library as it comes (default), keeping what is freed
-    (kept), also in transparent huge pages (huge_pages), or by a library that is installed."""
+    """How host memory is allocated: by the C library with its defaults (default), keeping freed
+    memory (kept), also in transparent huge pages (huge_pages), or by an installed library."""
     cuda_allocator: CudaAllocator = "expandable_segments"
-    """How torch takes memory from a CUDA device: in segments that grow, which batches of many
-    shapes do not leave in pieces (expandable_segments), or in segments of fixed size, as it comes
-    (default), which is unsupported where a run is not on CUDA."""
+    """How torch allocates memory on a CUDA device: in growing segments, which do not fragment
+    with batches of many shapes (expandable_segments), or in fixed-size segments, torch's default
+    (default), which is unsupported for runs without CUDA."""
     affinity: Affinity = "none"
-    """Which cores threads run on: wherever the system puts them (none), or each process on cores
-    that no other process of the run takes, and each of torch's threads on one (cores)."""
+    """Cores that threads run on: wherever the system places them (none), or each process on
+    cores of its own, with each of torch's threads pinned to one (cores)."""
     kept_kernels: Annotated[int, Field(ge=1, le=100_000)] | None = 256
-    """Kernels that each process keeps of those that oneDNN makes on a CPU, one for every shape of
-    a product in bfloat16; each takes about 1 MiB. Null is what torch keeps by itself, some 2,000,
-    or what the environment says."""
+    """oneDNN kernels that each process caches on a CPU, one for every shape of a bfloat16
+    product, at about 1 MiB each. Null is torch's default, some 2,000, or the environment's
+    setting."""
     timeout: Annotated[float, Unit("seconds")] = Field(default=600.0, gt=0, le=MOST_SECONDS)
-    """Seconds after which a silent peer ends a distributed run."""
+    """Seconds after which an unresponsive peer ends a distributed run."""
     link: Link | None = None
-    """Make the two hosts on this machine, joined by a link of limited bandwidth; null for hosts
-    and links as they are."""
+    """Simulate the two hosts on this machine, joined by a link of limited bandwidth; null for
+    real hosts and links."""

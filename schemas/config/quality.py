@@ -1,4 +1,4 @@
-"""Time to quality: how long the baseline and what is recommended take to translate well."""
+"""Time to quality: how long the baseline and the recommendation take to translate well."""
 
 from typing import Annotated
 
@@ -10,21 +10,21 @@ from schemas.config.training import AnySchedule
 
 
 class Quality(Schema):
-    """A training of the baseline and one of what is recommended, in turns, until both translate as
-    well as asked: results/quality.json.
+    """Trains the baseline and the recommendation, in turns, until both reach the requested quality:
+    results/quality.json.
 
-    Not a part of the run spec: it changes no other training.
+    Not part of the run spec: it does not affect other trainings.
     """
 
     bleu: Annotated[float, Field(gt=0.0, lt=100.0)] = 50.0
-    """BLEU on the validation split, 0 to 100, at which a training has arrived."""
+    """Target BLEU on the validation split, 0 to 100."""
     steps: Steps = 2_000
-    """Steps of the trainings, if they do not arrive before."""
+    """Maximum steps of each training."""
     schedule: AnySchedule | None = None
-    """How the learning rate changes during so many steps; null for the schedule of the study."""
+    """Learning rate schedule over these steps; null for the study's schedule."""
     every: Steps = 100
-    """Steps of a turn, and between two looks at how well a training translates."""
+    """Steps per turn, and between two evaluations of translation quality."""
     max_pairs: Annotated[int, Field(ge=10, le=100_000), Unit("pairs")] = 50
-    """Pairs of the validation split that are translated at a look, greedily."""
+    """Validation pairs translated per evaluation, greedily."""
     budget: Seconds = 300.0
-    """Seconds for both trainings and all looks. A turn that has begun ends."""
+    """Seconds for both trainings and all evaluations. A turn that has started is finished."""

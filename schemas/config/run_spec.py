@@ -22,29 +22,29 @@ AnyTrained = Annotated[AnyModel | AnyLanguageModel, Field(discriminator="kind")]
 
 
 class Sections(Schema):
-    """What a study says for all its variants, and a run spec for one."""
+    """Sections that a study sets for all its variants, and a run spec for one."""
 
-    # Left out where it is the default: run specs from before there were tasks keep their hashes.
+    # Omitted if it is the default, so that run specs older than tasks keep their hashes.
     task: AnyTask = Field(default=Translation(), exclude_if=lambda task: task == Translation())
-    """What is trained: translation of sentence pairs, or a language model of texts."""
+    """The task: translation of sentence pairs, or a language model of texts."""
     corpus: AnyCorpus = GrammarCorpus()
     """The sentence pairs, or the texts of a language model."""
     filter: Filter = Filter()
-    """What happens to pairs or texts that cannot be used."""
+    """How unusable pairs or texts are handled."""
     tokenizer: AnyTokenizer = Tokenizer()
     """How sentences become tokens."""
     batching: AnyBatching = TokenBudget()
-    """How pairs become global batches."""
+    """How pairs are grouped into global batches."""
     model: AnyTrained = Transformer()
     """The network."""
     training: Training = Training()
     """How it is trained."""
     machine: Machine = Machine()
-    """The devices that distributed variants ask for; a single one takes one."""
+    """The devices that distributed variants use; a single-device variant uses one."""
     measurement: Measurement = Measurement()
-    """What is timed."""
+    """The timed part of a run."""
     evaluation: Evaluation = Evaluation()
-    """How the trained models are judged."""
+    """How trained models are evaluated."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,28 +60,28 @@ class Sections(Schema):
 
     @property
     def longest(self) -> int:
-        """Most tokens of a pair with both its ends, or of a row of texts."""
+        """Maximum tokens of a pair including begin and end, or of a row of texts."""
         if isinstance(self.task, LanguageModel):
             return self.task.context
         return 2 * (self.filter.max_tokens + 1)
 
 
 class RunSpec(Sections):
-    """A variant fully resolved against its study: all that a run depends on, nothing else."""
+    """A variant fully resolved against its study: everything a run depends on, and nothing else."""
 
     variant: Name
     """Name of the variant."""
     parallel: AnyParallel = Single()
-    """How the work is divided over devices."""
-    # Left out where there is none: run specs from before keep their hashes.
+    """How the work is distributed over devices."""
+    # Omitted if there is none, so that older run specs keep their hashes.
     no_meaning: str | None = Field(default=None, exclude_if=lambda reason: reason is None)
-    """Why the change of the variant means nothing for the task. It is not trained then: everything
+    """Why the variant's change does not apply to the task. It is then not trained: everything
     that would run it is unsupported, for this reason."""
 
     @model_validator(mode="before")
     @classmethod
     def _single_takes_one_device(cls, data: Any) -> Any:
-        # So that a change of the device count reruns the distributed variants only.
+        # Changing the device count then reruns only the distributed variants.
         if not isinstance(data, dict):
             return data
         parallel, machine = _plain(data.get("parallel", {})), _plain(data.get("machine", {}))
@@ -92,13 +92,13 @@ class RunSpec(Sections):
         return data
 
     def refuse_without_meaning(self) -> None:
-        """Unsupported if the change of the variant means nothing for the task."""
+        """Raise Unsupported if the variant's change does not apply to the task."""
         if self.no_meaning is not None:
             raise Unsupported(self.no_meaning)
 
     @property
     def processes_per_node(self) -> int:
-        """Processes on each host: one per device, but DataParallel drives all from one."""
+        """Processes on each host: one per device, except that DataParallel drives all from one."""
         return 1 if self.parallel.kind == "data_parallel" else self.machine.devices_per_node
 
     @property
@@ -114,8 +114,8 @@ class RunSpec(Sections):
 
     @property
     def numbers(self) -> Numbers:
-        """Number formats of a step: those of its precision, where strategy or model round no more
-        than that."""
+        """Number formats of a step: those of its precision, unless the strategy or model rounds
+        more."""
         found = self.training.precision.numbers
         gathered = isinstance(self.parallel, Fsdp) and self.parallel.bf16
         if not gathered and getattr(self.model, "residual", "") != "bf16":
@@ -127,5 +127,5 @@ class RunSpec(Sections):
 
 
 def _plain(section: Any) -> Any:
-    """A section as a mapping, whether it comes from a file or from code."""
+    """A section as a mapping, whether from a file or from code."""
     return section.model_dump() if isinstance(section, Schema) else section

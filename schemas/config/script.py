@@ -1,4 +1,4 @@
-"""A training script of the user's own: what makes it faster is looked for as for any other."""
+"""Your own training script: searched for speed-ups like any other program."""
 
 from typing import Annotated, Literal
 
@@ -31,17 +31,17 @@ ScriptTechnique = Literal[
 
 
 class ScriptTask(Schema):
-    """A training script as it stands, which is run unedited."""
+    """A training script, run unedited."""
 
     kind: Literal["script"]
     command: tuple[Annotated[str, Field(max_length=10_000)], ...] = Field(
         min_length=1, max_length=1_000, examples=[["train.py", "--batch-size", "8"]]
     )
-    """Script and its arguments, as after python; ``-m`` and a module works too, and so does
-    torchrun with its options before them."""
+    """Script and arguments, as they follow python; ``-m`` and a module works too, as does
+    torchrun with its options."""
     directory: PathText | None = Field(default=None, examples=["/home/me/nanoGPT"])
     """Working directory of the script. Null: the folder in which Snakemake is started."""
     techniques: tuple[ScriptTechnique, ...] | None = Field(default=None, max_length=64)
-    """Changes to try. Null: all that have a meaning for the script on this machine."""
+    """Changes to try. Null: all that apply to the script on this machine."""
     verify: bool = True
     """Whether the changed script is run against the original."""

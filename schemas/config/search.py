@@ -1,4 +1,4 @@
-"""How the best combination of techniques is searched for."""
+"""Search for the best combination of techniques."""
 
 from typing import Annotated
 
@@ -8,21 +8,21 @@ from schemas.base import Schema, Seconds
 
 
 class Search(Schema):
-    """The search for the fastest combination whose certificate holds: results/recommended.yaml.
+    """The search for the fastest combination with a valid certificate: results/recommended.yaml.
 
-    It starts from all techniques at once as well as from those that pay alone, leaves out and adds
-    one technique after the other where it stands, and goes on from what is faster.
+    It starts from all techniques at once and from those that pay off individually, removes or adds
+    one technique at a time, and continues from any combination that is faster.
 
-    Not a part of the run spec: it changes no training.
+    Not part of the run spec: it does not affect training.
     """
 
     budget: Seconds = 60.0
-    """Seconds for sessions of the search and for the final comparison; 0 searches nothing. A session
-    that would not end within it does not begin."""
+    """Seconds for the search's sessions and the final comparison; 0 disables the search. No
+    session starts that would not finish in time."""
     candidates: Annotated[int, Field(ge=1, le=64)] = 6
-    """Combinations that it starts from, two at least where there are as many."""
+    """Number of starting combinations, at least two if that many exist."""
     largest: Annotated[int, Field(ge=1, le=64)] = 64
-    """Techniques in a combination at most."""
+    """Maximum techniques in a combination."""
     together: Annotated[int, Field(ge=3, le=256)] = 9
-    """Trainings that may be alive at the same time, taking turns. All of them must fit into the
-    memory of the device."""
+    """Trainings that may run at the same time, taking turns. All of them must fit into device
+    memory."""

@@ -1,4 +1,4 @@
-"""Studies: what all variants share, and which of them to run."""
+"""Studies: settings shared by all variants, and the variants to run."""
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -17,52 +17,53 @@ from schemas.errors import nearest
 
 
 class Study(Sections):
-    """One study file: what all variants share, and the variants to run."""
+    """One study file: settings shared by all variants, and the variants to run."""
 
     name: Name = Field(examples=["my_study"])
-    """Name of the study. Results of another study are not overwritten silently."""
+    """Name of the study. Results of a different study are never overwritten silently."""
     title: Line = "Transformer training, measured"
     """Heading of the report."""
     time: Duration | None = Field(default=None, examples=["10 min"])
-    """How long the study may take in all, as a number with s, min or h. What must run, runs; then
-    comparisons that are undecided go on, those that matter most first, until the time is spent.
-    Null: every comparison has its own budget, and nothing else."""
+    """Total time for the study, as a number with s, min or h. Required jobs always run; then
+    undecided comparisons continue, most important first, until the time is up. Null: each
+    comparison has its own budget, and nothing more."""
     repeats: Count = 1
-    """Runs of each variant, each in fresh processes: for its quality, memory and throughput."""
+    """Runs of each variant, each in fresh processes: for quality, memory and throughput."""
     comparison: Comparing = Comparing()
     """How variants are timed against their reference."""
     comparisons: list[tuple[Name, Name]] = Field(default_factory=list, max_length=10_000)
-    """Further comparisons, each as [variant, reference]. Every variant is compared with the
+    """Additional comparisons, each as [variant, reference]. Every variant is compared with the
     baseline anyway."""
     self_test: SelfTest = SelfTest()
-    """How the protocol of comparisons is tested."""
+    """How the comparison protocol is tested."""
     profiling: Profiling = Profiling()
     """How variants are profiled."""
     limits: Limits = Limits()
     """How the limits of the machine are measured."""
     certificate: Certification = Certification()
-    """How it is shown that variants train the same model."""
+    """How variants are shown to train the same model."""
     search: Search | None = Search()
     """The search for the best combination of techniques; null for none."""
     quality: Quality | None = None
-    """How long the baseline and what is recommended take to translate well; null if not asked."""
+    """Measures how long the baseline and the recommendation take to translate well; null to
+    skip."""
     link_check: LinkCheck | None = None
-    """Whether the emulated link is held against a real one, and how; null for not."""
+    """How the emulated link is checked against a real one; null to skip."""
     projection: Projecting | None = Projecting()
-    """How step times are projected to more devices; null for not."""
+    """How step times are projected to more devices; null to skip."""
     variants: list[VariantName] = Field(min_length=1, max_length=1_000)
     """Names from config/variants.yaml, and compositions: {with: [as_published, qkv_fused]} takes
-    all of the first and the own change of the others, and is called as_published_with_qkv_fused
-    wherever else the study names it."""
+    the first one whole and only the own changes of the others; elsewhere the study calls it
+    as_published_with_qkv_fused."""
     baseline: VariantName = "single"
-    """The variant that the others are compared with; one of variants."""
+    """The variant that the others are compared with; must be one of variants."""
     memory: MemoryUse | None = MemoryUse()
-    """What is found out about memory; null for nothing."""
+    """Memory measurements; null for none."""
     traces: dict[Name, list[PathText]] = Field(default_factory=dict)
-    """Profiles of your own, by a name for each: SQLite exports of Nsight Systems or Kineto traces
-    of torch.profiler (.json, .json.gz), one file per rank. They are read, not made."""
+    """Your own profiles, by name: SQLite exports of Nsight Systems or Kineto traces of
+    torch.profiler (.json, .json.gz), one file per rank. They are only read."""
     replace_results: bool = False
-    """Allow results/ to be overwritten when it holds another study."""
+    """Allow results/ to be overwritten if it holds another study."""
 
     @field_validator("memory")
     @classmethod

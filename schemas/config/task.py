@@ -1,4 +1,4 @@
-"""Tasks: what is trained on a corpus, and how quality is judged."""
+"""Tasks: what is trained on a corpus, and how quality is measured."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,33 +11,34 @@ from schemas.config.own_training import ImportedTask
 from schemas.config.script import ScriptTask
 
 MOST_CHARACTERS = 10_000_000
-"""The longest text that is kept where nothing else is said: long ones are cut into rows."""
+"""Default maximum length of a text: long ones are cut into rows."""
 
 
 class Translation(Schema):
-    """Sentence pairs: an encoder-decoder learns to give the target of a source, judged by BLEU."""
+    """Sentence pairs: an encoder-decoder learns to produce the target for a source, scored by
+    BLEU."""
 
     kind: Literal["translation"] = "translation"
 
 
 class LanguageModel(Schema):
-    """Texts: a decoder learns to give the next token, judged by loss, perplexity and bits per
+    """Texts: a decoder learns to predict the next token, scored by loss, perplexity and bits per
     byte."""
 
     kind: Literal["language_model"]
     context: Annotated[int, Unit("tokens")] = Field(default=256, ge=2, le=1_000_000)
-    """Tokens of a row. Texts stand in rows one after the other, each with an end; what does not fit
-    into a row goes on in the next one, which does not see what was before."""
+    """Tokens per row. Rows hold consecutive texts, each with an end token; a text that does not
+    fit continues in the next row, which cannot see the earlier part."""
     texts: Literal["masked", "joined"] = "masked"
-    """Whether attention keeps within a text (masked), or goes over all of a row (joined), which
+    """Whether attention stays within a text (masked) or spans the whole row (joined), which
     needs no mask. Either way every text begins with the same token."""
     prompt: Annotated[int, Unit("tokens")] = Field(default=16, ge=1, le=1_000_000)
-    """Tokens at the beginning of test texts that the trained model goes on with, for the report;
+    """Leading tokens of test texts that the trained model continues, for the report; must be
     fewer than context."""
     continuation: Annotated[int, Unit("tokens")] = Field(default=32, ge=1, le=1_000_000)
-    """Most tokens that it adds; with the prompt at most context."""
+    """Maximum tokens in a continuation; with the prompt at most context."""
     sampling: Sampling = Sampling(temperature=0.8)
-    """How tokens are drawn where they are not the most probable ones."""
+    """How tokens are sampled for the drawn continuations."""
 
 
 AnyTask = Annotated[
@@ -46,9 +47,9 @@ AnyTask = Annotated[
 
 
 def defaults_of(task: Any) -> dict[str, dict[str, Any]]:
-    """What a task has as defaults in other sections of a study, where it has its own.
+    """The task-specific defaults for other sections of a study.
 
-    ``task`` is the section as it was written; what is wrong with it, its schema says.
+    ``task`` is the section as written; its schema reports any errors.
     """
     if isinstance(task, Schema):
         task = task.model_dump()

@@ -1,4 +1,4 @@
-"""Tokenizers: trained on the corpus, or there already."""
+"""Tokenizers: trained on the corpus, or already existing."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,29 +15,29 @@ class Tokenizer(Schema):
     vocabulary: Annotated[int, Unit("tokens")] = Field(default=2_000, ge=300, le=1_000_000)
     """Size of the joint vocabulary, special tokens included, in tokens."""
     sample_pairs: Pairs = 1_000_000
-    """At most this many training pairs, evenly spaced, are used to train the tokenizer."""
+    """Maximum number of training pairs, evenly spaced, used to train the tokenizer."""
 
 
 class TokenizerFile(Schema):
-    """A tokenizer that is there already, as the Hugging Face library writes it."""
+    """An existing tokenizer, in the format of the Hugging Face library."""
 
     kind: Literal["file"]
     path: PathText = Field(examples=["data/tokenizer.json"])
     """Path of its tokenizer.json."""
     vocabulary: Annotated[int, Unit("tokens")] = Field(ge=5, le=1_000_000, examples=[32_000])
-    """Size of its vocabulary in tokens, with padding, begin, end and unknown, which are added where
-    it lacks them."""
+    """Vocabulary size in tokens, including padding, begin, end and unknown, which are added if
+    missing."""
 
 
 class SentencePieceModel(Schema):
-    """A SentencePiece model that is there already, of type unigram or bpe."""
+    """An existing SentencePiece model, of type unigram or bpe."""
 
     kind: Literal["sentencepiece"]
     path: PathText = Field(examples=["data/sentencepiece.model"])
     """Path of its .model file."""
     vocabulary: Annotated[int, Unit("tokens")] = Field(ge=5, le=1_000_000, examples=[32_000])
-    """Size of its vocabulary in tokens, with padding, begin, end and unknown, which are added where
-    it lacks them."""
+    """Vocabulary size in tokens, including padding, begin, end and unknown, which are added if
+    missing."""
 
 
 def _trained_unless_said(section: Any) -> Any:

@@ -26,9 +26,8 @@ class Fp32(Schema):
 
 
 class Fp32Onednn(Schema):
-    """32-bit floating point throughout, matrix products by oneDNN instead of MKL, which torch takes
-    for 32 bits; on CPUs only. Where a CPU has registers of 512 bits and is not Intel's, MKL leaves
-    half of each unused."""
+    """32-bit floating point throughout, with matrix products by oneDNN instead of torch's
+    default MKL; CPU only. On non-Intel CPUs with 512-bit registers, MKL uses only half of each."""
 
     kind: Literal["fp32_onednn"]
 
@@ -44,9 +43,9 @@ class Bf16(Schema):
 
 
 class Bf16Weights(Schema):
-    """Weights, activations and gradients in bfloat16: nothing is cast on the way. The optimizer,
-    adamw alone, keeps the weights in 32 bits too and updates those (arXiv 1710.03740, 3.1). In one
-    process or with DDP, whose messages then have 16 bits."""
+    """Weights, activations and gradients in bfloat16, with no casts between them. The optimizer,
+    adamw only, also keeps 32-bit weights and updates those (arXiv 1710.03740, 3.1). In one
+    process or with DDP, whose messages are then 16-bit."""
 
     kind: Literal["bf16_weights"]
 
@@ -62,11 +61,11 @@ class Bf16Weights(Schema):
 
 
 class Fp16(Schema):
-    """float16 autocast over 32-bit weights, with a loss scale that adapts (arXiv 1710.03740)."""
+    """float16 autocast over 32-bit weights, with an adaptive loss scale (arXiv 1710.03740)."""
 
     kind: Literal["fp16"]
     initial_scale: float = Field(default=65536.0, ge=2.0**-24, le=2.0**64)
-    """Loss scale at the start; it doubles after growth_interval good steps."""
+    """Initial loss scale; it doubles after growth_interval good steps."""
     growth_interval: Steps = 2_000
     """Steps without overflow after which the loss scale doubles."""
 
@@ -82,8 +81,8 @@ class Tf32(Schema):
 
 
 class Bf16Matmul(Schema):
-    """32-bit weights and activations, matrix products in bfloat16 inside; needs a CPU with AMX:
-    with AVX-512 BF16 alone, torch leaves them in 32 bits."""
+    """32-bit weights and activations, with matrix products internally in bfloat16; needs a CPU
+    with AMX: with AVX-512 BF16 alone, torch keeps them in 32 bits."""
 
     kind: Literal["bf16_matmul"]
 
@@ -107,7 +106,7 @@ class AdamW(Schema):
     weight_decay: float = Field(default=0.0, ge=0, le=100.0)
     """Decoupled weight decay."""
     fused: bool = True
-    """One fused kernel per step where torch has one for the device."""
+    """Use a single fused kernel per step if torch has one for the device."""
 
     state: ClassVar = OptimizerState(8.0, takes_masters=True)
 
@@ -117,8 +116,8 @@ class AdamW(Schema):
 
 
 class Adam(Schema):
-    """Adam (arXiv 1412.6980) as the published code takes it: many small operations for each
-    parameter, 8 bytes of state."""
+    """Adam (arXiv 1412.6980) as in the published code: many small operations per parameter, 8
+    bytes of state."""
 
     kind: Literal["adam"]
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
@@ -138,9 +137,9 @@ class Sgd(Schema):
 
     kind: Literal["sgd"]
     momentum: Fraction = 0.9
-    """Share of the previous update."""
+    """Fraction of the previous update that is kept."""
     rate_factor: float = Field(default=10.0, gt=0, le=1e6)
-    """Multiplies the schedule's learning rate, which is made for Adam's normalised updates."""
+    """Multiplies the schedule's learning rate, which is tuned for Adam's normalised updates."""
 
     @property
     def state(self) -> OptimizerState:
@@ -179,22 +178,22 @@ class WholeLoss(LossFacts, Schema):
 
 
 class ChunkedLoss(LossFacts, Schema):
-    """Output map and loss a few target tokens at a time, and once more in the backward pass: the
-    logits of a micro-batch never exist together."""
+    """Computes the output map and loss for a few target tokens at a time, and again in the
+    backward pass: the logits of a micro-batch never exist all at once."""
 
     kind: Literal["chunked"]
     rows: Annotated[int, Field(ge=1, le=100_000_000), Unit("tokens")] | None = None
-    """Target tokens, padding included, whose logits exist at a time. Null: 256 on a CPU; on a GPU
-    so many that kernels are large, of which all together hold 2^26 logits."""
+    """Number of target tokens, including padding, whose logits exist at a time. Null: 256 on a
+    CPU; on a GPU enough for large kernels, with at most 2^26 logits in total."""
 
     of_hidden: ClassVar = True
     computed_twice: ClassVar = True
 
 
 class KlDivergence(LossFacts, Schema):
-    """The published loss: log-softmax over the whole vocabulary, smoothed targets written out, and
-    their Kullback-Leibler divergence. Padding and label take no share of the smoothing. The entropy
-    of the targets is added, a constant, so that losses compare with those of the other kinds."""
+    """The published loss: log-softmax over the whole vocabulary, explicit smoothed targets, and
+    their Kullback-Leibler divergence. Padding and the label get no share of the smoothing. The
+    targets' entropy, a constant, is added so that losses compare with those of the other kinds."""
 
     kind: Literal["kl_divergence"]
 
@@ -202,8 +201,8 @@ class KlDivergence(LossFacts, Schema):
 
 
 class OnePassLoss(LossFacts, Schema):
-    """Output map, loss and gradients in one pass over chunks of logits, whose gradient is written
-    in their place: no logits are kept, and none computed twice. On a CPU, padding is left out."""
+    """Computes output map, loss and gradients in one pass over chunks of logits, whose gradient
+    overwrites them: no logits are kept or recomputed. On a CPU, padding is skipped."""
 
     kind: Literal["one_pass"]
 
@@ -217,7 +216,7 @@ AnyLoss = Annotated[
 
 
 Clipping = Literal["apart", "folded"]
-"""Where gradients that are too large are scaled down."""
+"""Where overly large gradients are scaled down."""
 
 
 class Noam(Schema):
@@ -264,12 +263,12 @@ AnySchedule = Annotated[Noam | Linear | Cosine | Constant, Field(discriminator="
 
 
 class Accumulation(Schema):
-    """Splitting a global batch into micro-batches whose gradients add up."""
+    """Splits a global batch into micro-batches whose gradients are summed."""
 
     micro_batches: Count = 1
     """Micro-batches per optimizer step."""
     synchronise: Literal["last", "every"] = "last"
-    """Reduce gradients over devices after the last micro-batch only (no_sync), or after each."""
+    """Reduce gradients over devices only after the last micro-batch (no_sync), or after each."""
 
 
 class Training(Schema):
@@ -290,13 +289,13 @@ class Training(Schema):
     loss: AnyLoss = WholeLoss()
     """How the loss is computed from the decoder's output."""
     label_smoothing: Fraction = 0.1
-    """Probability mass that the loss gives to the other tokens of the vocabulary."""
+    """Probability mass that the loss assigns to the other tokens of the vocabulary."""
     clip_norm: float = Field(default=1.0, ge=0, le=1e9)
     """Largest gradient norm; larger gradients are scaled down. 0 does not clip."""
     clipping: Clipping = "apart"
-    """Whether gradients are scaled down in a pass of its own (apart), or by the optimizer as it
-    reads them (folded), which torch's fused kernels can; apart with fp16, whose loss scale they
-    take out, and with shards."""
+    """Whether gradients are scaled in a separate pass (apart), or by the optimizer as it reads
+    them (folded), which torch's fused kernels can do. fp16, where those kernels unscale the
+    loss, and shards always use apart."""
     log_every: Steps = 10
     """Steps between two readings of the loss on the host."""
     validate_every: StepsOrNone = 100
@@ -306,16 +305,16 @@ class Training(Schema):
 
 
 class Evaluation(Schema):
-    """How the trained model is judged on the test split."""
+    """How the trained model is evaluated on the test split."""
 
     beam_size: Annotated[int, Field(ge=1, le=256)] = 4
     """Hypotheses per sentence in beam search; 1 is greedy decoding."""
     length_penalty: float = Field(default=0.6, ge=0, le=10.0)
     """Exponent alpha of the length penalty (arXiv 1609.08144, equation 14)."""
     max_pairs: Annotated[int, Field(ge=0, le=10_000_000_000), Unit("pairs")] = 1_000
-    """At most this many test pairs are translated; 0 for none, where the trainings of a study are
-    too short to translate anything."""
+    """Maximum number of test pairs translated; 0 for none, for studies whose trainings are too
+    short to translate anything."""
     batch_pairs: Annotated[int, Field(ge=1, le=65_536), Unit("pairs")] = 64
-    """Sentences that are translated together."""
+    """Sentences translated together."""
     samples: int = Field(default=5, ge=0, le=1_000)
     """Translations shown in the report."""

@@ -1,4 +1,4 @@
-"""Variants: one change each, several of these composed, or many values of one as a sweep."""
+"""Variants: single changes, compositions of several, or sweeps over many values."""
 
 from string import Formatter
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import nearest
 
 DATA_SECTIONS = frozenset({"task", "corpus", "filter", "tokenizer"})
-"""Sections that all variants of a study share, so that they train on the same sentences."""
+"""Sections shared by all variants of a study, so that they train on the same sentences."""
 
 
 def _of_a_run(change: dict[str, Any]) -> dict[str, Any]:
@@ -49,62 +49,62 @@ class Variant(Schema):
     """One change to a parent variant."""
 
     parent: Name | None = None
-    """Variant that this one changes; null for the study as it stands."""
+    """Variant that this one changes; null for the study itself."""
     change: Change = Field(default_factory=dict)
     """Sections and fields of the run spec, as in a study, with their new values."""
     equivalence: AnyEquivalence
     """How closely it must train the same model as the single-device fp32 reference: a class with
-    its bounds, or the name of a class for the usual bounds."""
+    its bounds, or just its name for the default bounds."""
     tests: list[str] = Field(default_factory=list)
-    """Rows of the original study that it bears on: techniques A1-A19, claims C1-C16."""
+    """Items of the original study that it relates to: techniques A1-A19, claims C1-C16."""
     summary: str = Field(min_length=1)
-    """What it changes and why one would, in a sentence."""
+    """The change and its purpose, in a sentence."""
 
 
 class Composition(Schema):
-    """Several variants at once: all of the first, and the own change of each of the others."""
+    """Several variants at once: all of the first, and the own change of each other one."""
 
     parts: list[Name] = Field(alias="with", min_length=1, examples=[["ddp", "amp_bf16"]])
-    """Variants: the first is taken whole, and of the others what each changes of its parent, one
-    after the other. Two of the others must not set the same field differently."""
+    """Variants: the first one whole, and from each other one its change to its parent, applied
+    in order. No two of the others may set the same field differently."""
     change: Change = Field(default_factory=dict)
-    """What changes beside, laid over the parts."""
+    """Additional changes, applied on top of the parts."""
     equivalence: AnyEquivalence | None = None
-    """How closely it must train the same model; null for what its parts promise."""
+    """How closely it must train the same model; null to derive it from its parts."""
     tests: list[str] | None = None
-    """Rows of the original study that it bears on; null for those of its parts."""
+    """Items of the original study that it relates to; null for those of its parts."""
     summary: str | None = Field(default=None, min_length=1)
-    """What it changes and why one would, in a sentence; null for the summaries of its parts."""
+    """The change and its purpose, in a sentence; null for the summaries of its parts."""
 
 
 def _joined(value: Any) -> Any:
-    """The name of a composition that is written as {with: [...]}."""
+    """The name of a composition written as {with: [...]}."""
     if isinstance(value, dict) and set(value) == {"with"} and isinstance(value["with"], list):
         return JOINT.join(map(str, value["with"]))
     return value
 
 
 JOINT = "_with_"
-"""Joins the names of variants to the name of their composition."""
+"""Joins variant names into the name of their composition."""
 
 VariantName = Annotated[
     Name, BeforeValidator(_joined, json_schema_input_type=Name | dict[Literal["with"], list[Name]])
 ]
-"""A name in config/variants.yaml, or a composition of some: {with: [as_published, qkv_fused]},
-whose name is as_published_with_qkv_fused."""
+"""A name in config/variants.yaml, or a composition: {with: [as_published, qkv_fused]}, whose
+name is as_published_with_qkv_fused."""
 
 
 class SweepValue(Schema):
-    """One value of a sweep, and how names and texts write it."""
+    """One value of a sweep, and how it is written in names and text."""
 
     value: Decimal | Whole | str = Field(examples=[25])
     """The value of the field."""
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")] | None = None
-    """The value in names, such as 256kb; null for the number as it is."""
+    """The value in names, such as 256kb; null for the number itself."""
     text: str | None = None
-    """The value in the summary; null for the number as it is."""
+    """The value in the summary; null for the number itself."""
     at: Annotated[float, Field(gt=0, le=1e18)] | None = None
-    """The value on the axis of a curve; null for the number as it is."""
+    """The value on the axis of a curve; null for the number itself."""
 
 
 def _number_alone(value: Any) -> Any:
@@ -112,7 +112,7 @@ def _number_alone(value: Any) -> Any:
 
 
 def _with(*known: str) -> AfterValidator:
-    """A check that a text has no other placeholders than those ``known``."""
+    """A check that a text contains no placeholders other than those ``known``."""
 
     def check(text: str) -> str:
         try:
@@ -120,7 +120,7 @@ def _with(*known: str) -> AfterValidator:
         except ValueError as error:
             raise PydanticCustomError(
                 "unbalanced",
-                "has a brace without its other half",
+                "has an unmatched brace",
                 {"remedy": f"write {' or '.join(f'{{{name}}}' for name in known)}"},
             ) from error
         for field in found:
@@ -139,42 +139,42 @@ class Curve(Schema):
     """A curve over the values of a sweep: a family of variants that differ in one number."""
 
     title: str = Field(min_length=1, examples=["Size of a bucket"])
-    """What the number is, as the label of an axis."""
+    """Name of the number, as an axis label."""
     unit: str = ""
     """Unit of the number; empty for a count."""
     summary: str = Field(min_length=1, examples=["How large should a bucket be?"])
-    """What is asked of the family, in a sentence."""
+    """The question that the family answers, in a sentence."""
     scale: Literal["log", "linear"] = "log"
     """Scale of the axis."""
     parent: Name | None = None
-    """Of the parents of the sweep, the one whose variants it follows; null for the first."""
+    """Which of the sweep's parents the curve uses; null for the first."""
     reference: Annotated[str, _with("value")] = Field(min_length=1, examples=["ddp"])
-    """Variant that the members are compared with; with {value}, for each the one of its value."""
+    """Variant that the members are compared with; with {value}, the one with the same value."""
     others: list[Member] = Field(default_factory=list)
-    """Variants for values that the sweep does not make, or in place of what it makes."""
+    """Variants for values that the sweep does not create, or replacing those it does."""
 
 
 class Sweep(Schema):
     """One technique with several values: the variants of a field, and the curves over them."""
 
     parents: list[Name] = Field(min_length=1)
-    """Variants that are changed: each of them with each value."""
+    """Variants to change: each one with each value."""
     names: Annotated[str, _with("parent", "value")]
     """Names of the variants: {value} stands for the value, {parent} for the parent."""
     field: str = Field(pattern=r"^\w+(\.\w+)+$")
     """Field of the run spec that takes the values, such as parallel.bucket_mb."""
     values: list[Annotated[SweepValue, BeforeValidator(_number_alone)]] = Field(min_length=1)
-    """The values: numbers, or sections with how they are written."""
+    """The values: numbers, or sections that say how they are written."""
     change: Change = Field(default_factory=dict)
-    """What changes beside the field, the same in all of them."""
+    """Additional changes, the same for all values."""
     equivalence: AnyEquivalence | None = None
-    """How closely they must train the same model; null for what their parents promise."""
+    """How closely they must train the same model; null to derive it from their parents."""
     tests: list[str] | None = None
-    """Rows of the original study that they bear on; null for those of their parents."""
+    """Items of the original study that they relate to; null for those of their parents."""
     summary: Annotated[str, _with("parent", "value")] = Field(min_length=1)
-    """What they change and why one would; {parent} stands for the summary of the parent."""
+    """The change and its purpose; {parent} stands for the summary of the parent."""
     curves: dict[Name, Curve] = Field(default_factory=dict)
-    """Curves of the report over the values, by the name of the family."""
+    """Curves of the report over the values, by family name."""
 
     @field_validator("names")
     @classmethod
@@ -205,4 +205,4 @@ class Sweep(Schema):
 
 
 Variants = dict[Name, Variant | Composition | Sweep]
-"""config/variants.yaml: variants and compositions by name, and sweeps by a name for each."""
+"""config/variants.yaml: variants and compositions by name, and sweeps by name."""

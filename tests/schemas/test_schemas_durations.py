@@ -40,7 +40,7 @@ def test_what_is_no_duration_is_refused_with_what_to_write(text: object) -> None
     with pytest.raises(ValidationError) as caught:
         study(text)
     (problem,) = from_validation(caught.value, Study, "study.yaml").problems
-    assert (problem.field, problem.message) == ("time", "is no duration")
+    assert (problem.field, problem.message) == ("time", "is not a duration")
     assert "10 min" in problem.remedy
 
 
@@ -49,10 +49,10 @@ def test_durations_have_bounds(text: str) -> None:
     with pytest.raises(ValidationError) as caught:
         study(text)
     (problem,) = from_validation(caught.value, Study, "study.yaml").problems
-    assert problem.remedy == "give 1 s to 168 h"
+    assert problem.remedy == "give a duration from 1 s to 168 h"
 
 
 def test_without_one_there_is_none() -> None:
     assert study(None).time is None
-    with pytest.raises(ValueError, match="no duration"):
+    with pytest.raises(ValueError, match="not a duration"):
         seconds_of("soon")
