@@ -1,6 +1,7 @@
 """Two hosts without a cluster: the line of docs/clusters.md, started once on each of them."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -44,17 +45,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def documented_line() -> str:
-    """What docs/clusters.md says to type on the second host."""
-    text = (ROOT / "docs/clusters.md").read_text().replace("\\\n", " ")
-    lines = re.findall(r"^(NODE_RANK=1 .*transformer_core\.measure\.alone\.job.*)$", text, re.M)
+def documented_line(**fields: str) -> str:
+    """The line of docs/clusters.md for the second host, with ``fields`` changed in its order."""
+    text = (ROOT / "docs/clusters.md").read_text()
+    lines = re.findall(r"^(NODE_RANK=1 .*transformer_core\.run\.job.*)$", text, re.M)
     assert len(lines) == 1, lines
-    return str(lines[0])
+    orders = re.findall(r"^ORDER='(.*)'$", text, re.M)
+    assert len(orders) == 1, orders
+    order = json.dumps(json.loads(orders[0]) | fields)
+    return str(lines[0]).replace('"$ORDER"', shlex.quote(order))
 
 
-def start(project: Project, node: int, port: int, *more: str) -> subprocess.Popen[str]:
-    """Start the documented line as host ``node``, in a process group of its own."""
-    words = shlex.split(documented_line())
+def start(
+    project: Project, node: int, port: int, log: str = "", **fields: str
+) -> subprocess.Popen[str]:
+    """Start the documented line as host ``node``, in a process group of its own, with ``fields``
+    changed in its order; ``log`` stands for its log file."""
+    words = shlex.split(documented_line(**fields))
+    more = ["--log-file", log] if log else []  # the last of two equal options counts
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     command = [word for word in words if not re.match(r"[A-Z_]+=", word)]
     assert command[0] == "python"
@@ -112,9 +120,8 @@ def test_a_host_that_is_gone_is_named(project: Project, end: signal.Signals) -> 
     spec = (project.folder / "results/runs/ddp/spec.json").read_text()
     long.write_text(spec.replace('"steps":200', '"steps":1000000'))
     assert '"steps":1000000' in long.read_text()
-    # The last of two equal options counts.
-    options = ("--spec", str(long), "--output", output, "--log-file", f"{output}.log")
-    hosts = [start(project, node, port, *options) for node in (0, 1)]
+    log = f"{output}.log"
+    hosts = [start(project, node, port, log, spec=str(long), output=output) for node in (0, 1)]
     try:
         wait_for_training(project.folder / f"{output}.log", hosts[0])
         for process in processes_of(hosts[1]):
