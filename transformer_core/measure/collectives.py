@@ -22,7 +22,7 @@ from transformer_core.study.reservations import on_all_devices
 
 
 class CollectivesOrder(Order):
-    """To time collective operations between the processes of a run."""
+    """Order to time collective operations between the processes of a run."""
 
     kind = "collectives"
     work = "transformer_core.measure.collectives_worker"
@@ -38,7 +38,7 @@ class CollectivesOrder(Order):
 
 
 def supervise(order: CollectivesOrder) -> None:
-    """Run the workers and make sure that the table says how they ended."""
+    """Runs the workers, and makes sure that the table says how they ended."""
     outcome = attempt(order, order.table)
     if outcome is None:
         return
@@ -57,8 +57,8 @@ def supervise(order: CollectivesOrder) -> None:
 
 
 class Collectives(Job):
-    """To measure collective operations by message size, between the processes that a distributed
-    run has."""
+    """Measures collective operations by message size, between the processes of a distributed
+    run."""
 
     kind = "collectives"
 

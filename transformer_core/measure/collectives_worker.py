@@ -27,7 +27,7 @@ from transformer_core.parallel.strategy import ProcessGroupStrategy
 from transformer_core.run.program import Program
 
 READINGS = 3
-"""Readings of the clock for each size; the best counts."""
+"""Timings for each size; the best counts."""
 _MOST_CALLS = 200
 
 
@@ -36,13 +36,13 @@ class Exchange:
     """One collective operation on buffers of one size."""
 
     run: Callable[[], object]
-    """Do it. A second call does it again, on what the first one left."""
+    """Runs the operation. A second call repeats it on the result of the first."""
     result: Tensor | None
-    """Where its result comes; None on a rank that gets none."""
+    """Holds the result; None on a rank that receives none."""
     expected: float
     """The value of every element of the result after the first call."""
     buffers: list[Tensor]
-    """All that it reads and writes."""
+    """All buffers that it reads and writes."""
 
 
 Make = Callable[[int, int, int, torch.device], Exchange]
@@ -180,7 +180,7 @@ def _error(exchange: Exchange) -> float:
 
 
 def work(order: CollectivesOrder, program: Program) -> None:
-    """Measure; the main rank writes the table."""
+    """Measures; the main rank writes the table."""
     if order.spec.world_size < 2:
         raise Unsupported("A single process has nobody to talk to: the study asks for one device.")
     # Newer torch has other names for two of them; older has only these.

@@ -92,7 +92,7 @@ class Kept:
         self.key = hashlib.sha256(text.encode()).hexdigest()
 
     def read(self) -> Iterator[Session]:
-        """The sessions from the first on, as far as there is one after the other."""
+        """The sessions from the first one up to the first gap."""
         for number in range(1, sys.maxsize):
             try:
                 check(self._path(number))
@@ -104,17 +104,17 @@ class Kept:
                 return
 
     def add(self, session: Session) -> None:
-        """Keep a session."""
+        """Saves a session."""
         kept = {"key": self.key, "session": session.model_dump(mode="json")}
         write_sealed(self._path(session.number), json.dumps(kept))
 
     def recorded(self, comparing: Comparing) -> bool:
-        """Whether the last comparison here came to its end, with these very settings."""
+        """Whether the last comparison here finished with exactly these settings."""
         file = self.folder / _RECORDED
         return file.exists() and file.read_text() == comparing.canonical_json()
 
     def forget(self) -> None:
-        """Keep none of them."""
+        """Deletes all of them."""
         for path in self.folder.glob(_SESSIONS):
             path.unlink()
 
@@ -167,7 +167,7 @@ def _until_enough(
     kept: Kept,
     done: list[Session],
 ) -> Stopped:
-    """Make sessions, keep them and add them to ``done``; why there are no more of them."""
+    """Runs sessions, saves them and adds them to ``done``; returns why it stopped."""
     judge = enough(pairs, sessions.comparing)
     while not (stopped := stop(done, pairs, sessions.comparing)):
         lines.session = len(done) + 1
@@ -222,7 +222,7 @@ def of_two(session: Session, pair: Pair) -> Session:
 
 
 def _provenance(sides: Sequence[Side], command: str, started: datetime) -> dict[str, Provenance]:
-    """As the workers would have told: this process imports torch for it."""
+    """The provenance that workers would have reported: this process imports torch for it."""
     return {side.name: collect(side.spec, command, started) for side in sides}
 
 
@@ -239,12 +239,12 @@ _HOW_MANY = {
     "margin",
     "together",
 }
-"""Settings that say how many sessions and rounds there are, or what is made of them."""
+"""Settings that decide the number of sessions and rounds, or how they are analysed."""
 
 
 def leave_sessions(folder: Path, comparing: Comparing) -> None:
-    """Empty the folder of a comparison that has been recorded, but for what another one, with other
-    settings of how many sessions there are, goes on from."""
+    """Empties the folder of a recorded comparison, except what a comparison with other settings for
+    the number of sessions can resume from."""
     write_text(folder / _RECORDED, comparing.canonical_json())
     for path in folder.iterdir():
         if path.is_dir():
@@ -256,7 +256,7 @@ def leave_sessions(folder: Path, comparing: Comparing) -> None:
 def stop(
     sessions: Sequence[Session], pairs: Sequence[Pair], comparing: Comparing
 ) -> Stopped | None:
-    """Why no further session is needed for ``pairs``; None if one is.
+    """The reason why no further session is needed for ``pairs``; None if one is.
 
     Only the error within the sessions decides, never how far sessions are apart: to stop where two
     happen to agree would make all intervals too narrow.
@@ -274,7 +274,7 @@ def stop(
 
 
 def enough(pairs: Sequence[Pair], comparing: Comparing) -> Enough:
-    """When a session has its part of the precision, or of the budget."""
+    """Decides when a session has its share of the precision, or of the budget."""
     part = _budget(comparing, pairs) / comparing.sessions_least
 
     def precise(rounds: Sequence[Round], pair: Pair) -> bool:

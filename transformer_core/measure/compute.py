@@ -26,7 +26,7 @@ from transformer_core.study.reservations import on_one_host
 
 
 def different_work(specs: Sequence[RunSpec]) -> Iterator[RunSpec]:
-    """The first spec of each kind of work: how devices talk makes no difference here."""
+    """The first spec of each kind of work, regardless of how devices communicate."""
     seen = set()
     for spec in specs:
         found = work(spec)
@@ -52,7 +52,7 @@ def work(spec: RunSpec) -> str:
 
 
 class ComputeOrder(TrainingOrder):
-    """To time the parts of some steps, side by side with the other devices of this host."""
+    """Order to time the parts of some steps, in parallel with the other devices of this host."""
 
     kind = "compute"
     work = "transformer_core.measure.compute_worker"
@@ -69,7 +69,8 @@ class ComputeOrder(TrainingOrder):
 
 
 def measure(order: ComputeOrder, target: Path) -> ComputeTimes:
-    """Run the workers of one spec for the record ``target``; the times, or how that ended."""
+    """Runs the workers of one spec for the record ``target``; returns the times, or how the run
+    ended."""
     started = datetime.now(UTC)
     log.info("compute times: %s", order.spec.variant)
     result = order.output / RESULT
@@ -97,7 +98,7 @@ def measure(order: ComputeOrder, target: Path) -> ComputeTimes:
 
 
 class ComputeTimesJob(Job):
-    """To time what one device computes in a step, without communication."""
+    """Times the computation of one device in a step, without communication."""
 
     kind = "compute_times"
 

@@ -39,7 +39,7 @@ class Timeline:
         self.device = device
 
     def now(self) -> Moment:
-        """This moment, on CUDA as the device will reach it."""
+        """The current moment; on CUDA, when the device reaches it."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -55,7 +55,7 @@ class Timeline:
         return second - first
 
     def wait(self) -> None:
-        """Let the device reach all moments."""
+        """Waits until the device has reached all moments."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -114,7 +114,7 @@ class StepTimes:
         ]
 
     def unfollow(self) -> Times:
-        """Let no hook disturb the steps from now on; the times of those before."""
+        """Removes all hooks; returns the times of the steps so far."""
         followed, self.times = self.times, Times()
         for hook in self._hooks:
             hook.remove()

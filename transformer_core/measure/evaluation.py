@@ -18,7 +18,7 @@ from transformer_core.run.supervisor import attempt
 
 
 def not_evaluated(variant: str, status: Status, reason: str | None) -> EvaluationResult:
-    """The evaluation of a run that left no model, or one that could not or need not be used."""
+    """The evaluation of a run whose model is missing, unusable or not needed."""
     return EvaluationResult(
         variant=variant,
         status=status,
@@ -33,7 +33,7 @@ def not_evaluated(variant: str, status: Status, reason: str | None) -> Evaluatio
 
 
 class EvaluationOrder(TrainingOrder):
-    """To translate the test split with a trained model."""
+    """Order to translate the test split with a trained model."""
 
     kind = "evaluation"
     work = "transformer_core.measure.evaluation_worker"

@@ -7,11 +7,11 @@ from transformer_core.run.program import Program
 from transformer_core.training import continue_texts, translate
 
 JUDGES = {"translation": translate.evaluate, "language_model": continue_texts.evaluate}
-"""How a trained model is judged, by the kind of its task."""
+"""The evaluation of a trained model, by the kind of its task."""
 
 
 def work(order: EvaluationOrder, program: Program) -> None:
-    """Judge the model, and write what was found."""
+    """Evaluates the model, and writes the result."""
     device = program.process.device
     store = open_shards(order.data / "shards/test/manifest.json")
     tokenizer = order.data / "tokenizer.json"

@@ -1,6 +1,5 @@
 """A few training steps on the batch that needs most memory: undisturbed, or with every tensor
-followed.
-"""
+tracked."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -89,7 +88,7 @@ class Followed:
 
 
 def unfollowed(training: Training, milestones: Milestones) -> Unfollowed:
-    """The steps that nothing disturbs; the milestones are taken."""
+    """Runs the undisturbed steps, and records the milestones."""
 
     def take(moment: str) -> None:
         milestones.take(MOMENTS[moment])
@@ -109,8 +108,8 @@ def unfollowed(training: Training, milestones: Milestones) -> Unfollowed:
 
 
 def followed(training: Training, translate: bool = True) -> Followed:
-    """The same steps with every tensor followed; the last of them is taken apart. Then, on request,
-    a batch is translated."""
+    """Runs the same steps with every tensor tracked, and analyses the last one. Then, on request,
+    translates a batch."""
     device = training.process.device
     counted: CudaAllocations | CpuAllocations
     deaths: list[tuple[int, int]] = []
@@ -143,8 +142,9 @@ def followed(training: Training, translate: bool = True) -> Followed:
 
 @contextlib.contextmanager
 def _callbacks_here(device: torch.device) -> Iterator[None]:
-    """On a CPU, what is to follow a message (as in hooks of DDP) happens in the thread that asks
-    for it, once the message is there. Threads of gloo would do it, and nothing follows those."""
+    """On a CPU, runs the callbacks of a message (as in DDP's hooks) in the thread that requests
+    them, once the message has arrived. Otherwise gloo's threads would run them, where nothing is
+    tracked."""
     if device.type != "cpu":
         yield
         return

@@ -1,4 +1,4 @@
-"""Which batch of a training needs most memory."""
+"""The batch of a training that needs most memory."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -69,14 +69,14 @@ def expected_shape(spec: RunSpec, parts: int) -> BatchShape:
 
 
 def longest_rows(spec: RunSpec, rows: int) -> BatchShape:
-    """So many rows of the longest sentences, or of texts; at least one."""
+    """``rows`` rows of the longest sentences, or of texts; at least one."""
     target = spec.longest
     source = 0 if isinstance(spec.task, LanguageModel) else target // 2
     return BatchShape(rows=max(1, rows), source_tokens=source, target_tokens=target - source)
 
 
 def weight(model: AnyTrained, vocabulary: int, shape: BatchShape) -> float:
-    """About how many numbers a micro-batch keeps for its backward pass: good for comparing batches.
+    """Roughly how many numbers a micro-batch keeps for its backward pass, for comparing batches.
 
     A token keeps some 14 vectors of the residual stream's width and two of the feed-forward's in an
     encoder layer, half as many again in a decoder layer; attention weights go with the square of

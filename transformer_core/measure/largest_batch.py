@@ -38,7 +38,7 @@ STEPS_MORE = 4
 
 
 class NoAnswerError(Exception):
-    """A trial that ended otherwise than by running out of memory."""
+    """A trial failed for another reason than running out of memory."""
 
     def __init__(self, trial: BatchTrial) -> None:
         super().__init__(trial.reason)
@@ -46,7 +46,8 @@ class NoAnswerError(Exception):
 
 
 def search(fits: Callable[[int], bool], start: int, resolution: float) -> tuple[int, int] | None:
-    """The largest size that fits and the smallest that was found not to; None if 1 does not fit.
+    """Finds the largest size that fits and the smallest tried that does not; None if 1 does not
+    fit.
 
     They are at most ``resolution`` of the first apart, or 1.
     """
@@ -72,12 +73,12 @@ def search(fits: Callable[[int], bool], start: int, resolution: float) -> tuple[
 
 
 def step_of(size: int, resolution: float) -> int:
-    """The largest step from ``size`` to one that does not fit."""
+    """The largest allowed step from ``size`` to one that does not fit."""
     return max(1, int(resolution * size))
 
 
 class BatchTrialOrder(Order):
-    """To take a few optimizer steps on batches of one size under a limit of memory."""
+    """Order to take a few optimizer steps on batches of one size under a memory limit."""
 
     kind = "batch_trial"
     work = "transformer_core.measure.largest_batch_worker"
@@ -98,7 +99,7 @@ class Trials:
     of every device."""
 
     order: BatchTrialOrder
-    """Of whatever size."""
+    """An order of any size."""
     settings: LargestBatch
     trials: list[BatchTrial]
 
@@ -108,7 +109,7 @@ class Trials:
         return self.order.spec
 
     def fits(self, size: int, purpose: Purpose = "search") -> bool:
-        """Whether a batch of this size trains; NoAnswerError if that cannot be told."""
+        """Whether a batch of this size trains; NoAnswerError if that cannot be determined."""
         pairs = size * self.spec.parts
         clear_outcomes(self.order.output)
         (self.order.output / RESULT).unlink(missing_ok=True)
@@ -207,7 +208,7 @@ def first_size(spec: RunSpec, tokens: int) -> int:
 def measure(
     spec: RunSpec, settings: LargestBatch, manifest: ShardManifest, output: Path
 ) -> LargestBatchResult:
-    """Search, in the folder beside the ``output``."""
+    """Searches, in the folder beside the ``output``."""
     started = datetime.now(UTC)
     kind, limit = memory_limit(spec, settings)
     source_tokens, target_tokens = (
@@ -242,7 +243,7 @@ def measure(
 
 
 class LargestBatchJob(TrainingJob):
-    """To find the largest batch of a variant that fits into memory."""
+    """Finds the largest batch of a variant that fits into memory."""
 
     kind = "largest_batch"
 

@@ -21,12 +21,12 @@ from transformer_core.run.program import Program
 from transformer_core.training.assemble import equip
 
 STEPS = 3
-"""The optimizer makes its state in the first, DDP its buckets anew in the second."""
+"""The optimizer creates its state in the first, and DDP rebuilds its buckets in the second."""
 
 
 def limit_memory(device: torch.device, limit: int) -> None:
-    """Let this process have no more than ``limit`` bytes: of memory that it can write to, or of the
-    device, for torch's allocator. Asking for more fails as on a full device.
+    """Limits this process to ``limit`` bytes: of memory that it can write to, or of the device, for
+    torch's allocator. Asking for more fails as on a full device.
 
     On a device that holds contexts, NCCL's buffers or other processes, what they leave is less.
     """
@@ -40,7 +40,7 @@ def limit_memory(device: torch.device, limit: int) -> None:
 
 
 def work(order: BatchTrialOrder, program: Program) -> None:
-    """Take the steps; the main rank writes the largest use of any rank."""
+    """Takes the steps; the main rank writes the largest use of any rank."""
     spec = order.spec
     process = program.process
     device, training = process.device, spec.training

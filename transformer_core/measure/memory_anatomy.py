@@ -1,4 +1,4 @@
-"""Where the memory of a variant goes.
+"""The memory of a variant by purpose.
 
 A few steps in fresh processes, never the timed run: memory at every milestone, by rank, and what it
 is for. Like a timed run it always has a result, with a status that says why there is nothing else.
@@ -24,14 +24,14 @@ from transformer_core.run.supervisor import attempt, lend_processes
 
 
 def steps_of(spec: RunSpec) -> int:
-    """Steps until a step is like all that follow: DDP makes its buckets anew in the second, the
-    optimizer its state in the first, and PowerSGD starts late."""
+    """Steps until all further steps are alike: DDP rebuilds its buckets in the second, the
+    optimizer creates its state in the first, and PowerSGD starts late."""
     hook = spec.parallel.message_hook
     return 3 if hook is None else hook.steps_before + 3
 
 
 class AnatomyOrder(TrainingOrder):
-    """To train a few steps on the heaviest batch, and to follow their memory."""
+    """Order to train a few steps on the heaviest batch, and to track their memory."""
 
     kind = "anatomy"
     work = "transformer_core.measure.memory_anatomy_worker"
@@ -44,7 +44,7 @@ class AnatomyOrder(TrainingOrder):
 
 
 def measure(order: AnatomyOrder) -> MemoryResult:
-    """Run the workers; what they found, or how they ended."""
+    """Runs the workers; returns what they found, or how they ended."""
     started = datetime.now(UTC)
     spec, folder = order.spec, order.output
     for file in folder.glob(rank_file("*")):
@@ -79,7 +79,7 @@ class MemoryAnatomy(TrainingJob):
     kind = "memory"
 
     steps: int = Field(default=0, ge=0)
-    """Training steps; 0 for as many as it takes."""
+    """Training steps; 0 for as many as needed."""
 
     def run(self, log_file: Path | None) -> None:
         spec = read_record(self.spec, RunSpec)

@@ -1,4 +1,4 @@
-"""Where the memory of a variant goes, in each of its processes.
+"""The memory of a variant by purpose, in each of its processes.
 
 It trains a few steps on the batch that needs most memory, twice. The first time nothing follows
 them, and the memory of process and device is read at every milestone. The second time every tensor
@@ -133,7 +133,7 @@ def per_parameter(parts: Parts, parameters: int) -> BytesPerParameter:
 
 
 def account(milestones: dict[str, Milestone]) -> DeviceAccount | None:
-    """NVML's number after the last step, divided up; None where NVML tells nothing."""
+    """NVML's number after the last step by purpose; None where NVML reports nothing."""
     steady, peak = milestones["steady"], milestones["peak"].tensor_bytes
     moments = ("first_kernel", "weights", "wrapped", "steady")
     outside = [_outside(milestones[moment], milestones["start"]) for moment in moments]

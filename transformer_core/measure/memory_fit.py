@@ -25,7 +25,7 @@ CHANGES_NO_RESULT = True  # it warns in the log
 
 def doubt(prediction: Prediction, available: int | None) -> str | None:
     """A warning if a process of the run needs more than ``available`` bytes of its device; None if
-    it fits, or nobody knows."""
+    it fits or its need is unknown."""
     needed = prediction.process_bytes or prediction.peak_bytes
     if needed is None or available is None or needed <= available:
         return None
@@ -36,8 +36,8 @@ def doubt(prediction: Prediction, available: int | None) -> str | None:
 
 
 def available_bytes(spec: RunSpec, device: str) -> int | None:
-    """Memory that each process of a run could take now on a ``device`` of this kind; None where it
-    is not known."""
+    """Memory that each process of a run can take now on a ``device`` of this kind; None where
+    unknown."""
     if device == "cpu":
         return free_bytes() // spec.processes_per_node
     visible = visible_gpus()
@@ -50,8 +50,8 @@ def available_bytes(spec: RunSpec, device: str) -> int | None:
 
 
 def warn_before(spec: RunSpec, predicted: Path) -> None:
-    """Say in the log and on the terminal if ``spec`` does not fit by the prediction in a file, if
-    there is one. A file that cannot be read is no reason to stop a run."""
+    """Warns in the log and on the terminal if ``spec`` does not fit according to the prediction in
+    a file. A missing or unreadable file does not stop a run."""
     if not predicted.exists():
         return
     try:
@@ -77,7 +77,7 @@ KEPT_PARTS = ("weights_bytes", "optimizer_bytes", "buckets_bytes")
 
 
 class DoesNotFit(Exception):
-    """The side ``side`` needs more memory than there is."""
+    """The side ``side`` needs more memory than is available."""
 
     def __init__(self, side: str, reason: str) -> None:
         super().__init__(reason)
@@ -125,7 +125,7 @@ def keeping_here(sides: Mapping[str, RunSpec], data: Path, folder: Path) -> Keep
 def _predicted(
     sides: Mapping[str, RunSpec], data: Path, folder: Path
 ) -> dict[str, Prediction] | None:
-    """In a process of its own, since this one does not import torch; None if that fails."""
+    """Predicts in a separate process, since this one does not import torch; None if that fails."""
     files = [folder / f"{side}.spec.json" for side in sides]
     for file, spec in zip(files, sides.values(), strict=True):
         write_text(file, spec.canonical_json())

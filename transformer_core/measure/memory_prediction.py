@@ -73,8 +73,8 @@ class Shapes:
 def shapes(
     spec: RunSpec, vocabulary: int, stores: tuple[PairStore, PairStore] | None, shares: int
 ) -> Shapes:
-    """The heaviest batches: of the training and validation pairs, where they are there, else those
-    that the settings of the corpus allow."""
+    """The heaviest batches: of the training and validation pairs if they exist, else those that the
+    corpus settings allow."""
     micro_batches = spec.training.accumulation.micro_batches
     if stores is None:
         return Shapes(
@@ -93,8 +93,8 @@ def predict_ranks(
     device: torch.device,
     stores: tuple[PairStore, PairStore] | None = None,
 ) -> tuple[list[PredictedRank], int]:
-    """The memory of rank 0, and of rank 1 where the others do other work; and the parameters of the
-    whole model.
+    """The memory of rank 0, and of rank 1 where other ranks do different work; and the parameters
+    of the whole model.
 
     Where there is no GPU, that of a CUDA ``device`` is imitated. Unsupported where that cannot be,
     or there is nothing to train.
@@ -123,8 +123,8 @@ def predict_ranks(
 
 
 def _on_a_cpu(spec: RunSpec) -> RunSpec:
-    """``spec`` with products of 32 bits, which take the same memory, in place of those of a format
-    that only CUDA devices have."""
+    """``spec`` with 32-bit products, which take the same memory, instead of a format that only CUDA
+    devices have."""
     if spec.numbers.device != "cuda":
         return spec
     training = spec.training.model_copy(update={"precision": Fp32()})
@@ -163,7 +163,7 @@ def _predict_rank(
 
 @contextlib.contextmanager
 def _silent_group(spec: RunSpec, process: Process) -> Iterator[None]:
-    """A process group for the strategies that need one; messages in it go nowhere."""
+    """A process group for the strategies that need one; its messages are not sent."""
     if spec.parallel.one_process:
         yield
         return
@@ -291,7 +291,7 @@ class ExpectedEightBit(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Make the state, and change nothing."""
+        """Creates the state, and changes no weight."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -309,7 +309,7 @@ class ExpectedEightBit(Optimizer):
 
 @contextmanager
 def imitated_cuda() -> Iterator[None]:
-    """Take the memory that CUDA's kernels would."""
+    """Allocates the memory that CUDA's kernels would."""
     with laid_out_for("cuda"), _CudaKernels():
         yield
 

@@ -82,7 +82,7 @@ def device_of(spec: RunSpec) -> torch.device:
 
 
 def capacity(spec: RunSpec, device: torch.device) -> int | None:
-    """Memory that each process may fill; null where there is no such device here."""
+    """Memory that each process may fill; null if this host has no such device."""
     hardware = read_hardware()
     if device.type == "cpu":
         return hardware.memory_bytes // spec.processes_per_node

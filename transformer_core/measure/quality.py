@@ -1,4 +1,4 @@
-"""How long the baseline and what is recommended take until they translate as well as asked.
+"""Time that the baseline and the recommendation need to reach the required translation quality.
 
 A speed-up says how much sooner the same steps are done, a certificate that they are the same steps.
 This shows what both come to. The two train in turns until both are there, so that a drift of the
@@ -33,7 +33,7 @@ from transformer_core.run.supervisor import end_on_request
 def time_to_quality(
     baseline: RunSpec, found: SearchResult, goal: Quality, data: Path, folder: Path, command: str
 ) -> QualityResult:
-    """Both trainings, unless the baseline is all that is recommended."""
+    """Runs both trainings, unless the baseline itself is recommended."""
     if found.status != "found":
         return _result(goal, "not_run", "nothing but the baseline is recommended")
     began = time.monotonic()
@@ -59,7 +59,7 @@ def time_to_quality(
 
 @dataclass
 class Runner:
-    """A side on its way."""
+    """A side during the race."""
 
     side: Side
     parts: Sequence[str]
@@ -68,16 +68,16 @@ class Runner:
     outcome: Outcome = field(default_factory=lambda: Outcome(status="ok", reason=None))
 
     def arrived(self, goal: Quality) -> QualityLook | None:
-        """The first look with the BLEU that is asked for."""
+        """The first evaluation that reaches the required BLEU."""
         return next((look for look in self.looks if look.bleu >= goal.bleu), None)
 
     def on_the_way(self, goal: Quality) -> bool:
-        """Whether it has steps left, and a reason to take them."""
+        """Whether it has steps left and has not reached the goal."""
         done = self.looks[-1].step if self.looks else 0
         return self.arrived(goal) is None and done + goal.every <= self.side.spec.training.steps
 
     def run(self, ask: Ask, goal: Quality) -> QualityLook:
-        """A turn, and a look at what it has come to."""
+        """Trains for a turn, then evaluates the model."""
         reports = ask(self.side, Turn(0, goal.every))
         seen: Seen = ask(self.side, Look(goal.max_pairs, SAMPLES))[0]
         before = self.looks[-1] if self.looks else None
@@ -106,7 +106,7 @@ class Runner:
 
 
 def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
-    """How it ended, and that in a sentence."""
+    """The outcome, and a sentence that describes it."""
     for runner in runners:
         if runner.outcome.status != "ok":
             return "failed", f"{runner.side.name}: {runner.outcome.reason}"
@@ -150,7 +150,8 @@ def _result(
 
 
 class QualityJob(TrainingJob):
-    """To train the baseline and what is recommended until both translate as well as asked."""
+    """Trains the baseline and the recommendation until both reach the required translation
+    quality."""
 
     kind = "quality"
 
@@ -177,7 +178,7 @@ SAMPLES = 3
 
 
 def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
-    """``spec`` as a training of the race: its length, and nothing that interrupts it."""
+    """``spec`` as a training of the race: of its length, and uninterrupted."""
     # A whole number of turns.
     steps = max(1, goal.steps // goal.every) * goal.every
     training = spec.training.model_dump()
@@ -188,7 +189,7 @@ def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
 
 
 def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
-    """Let the runners train in turns until all have arrived, or the time or the steps are spent.
+    """Lets the sides train in turns until all have reached the goal, or time or steps run out.
 
     Of a side that ends before, the outcome says why; what was seen until then stays.
     """
@@ -220,8 +221,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Look(Task):
-    """To report how well the training translates now: the first ``pairs`` of the validation split,
-    greedily, ``samples`` of them shown."""
+    """Task to report how well the training translates now: the first ``pairs`` of the validation
+    split, greedily, with ``samples`` of them shown."""
 
     pairs: int
     samples: int

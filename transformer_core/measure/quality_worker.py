@@ -1,6 +1,5 @@
 """A side of a race for quality, in each of its processes: it trains in turns, like the sides of
-comparisons, and tells between them how well it translates.
-"""
+comparisons, and between them reports how well it translates."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ TRANSFER_BYTES = 64 * 2**20
 
 
 def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str) -> Roofline:
-    """The roofline of the device that runs take if they ask for a device like this."""
+    """Measures the roofline of the device that runs use for this setting."""
     found = torch.cuda.is_available()
     if asked == "cuda" and not found:
         return _without_device(command)
@@ -65,7 +65,7 @@ def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str)
 
 
 def _without_device(command: str) -> Roofline:
-    """The record of a host without the device that is asked for."""
+    """The record of a host without the requested device."""
     return Roofline(
         status="unsupported",
         reason="The study asks for CUDA devices, and this host has none.",
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _READING_SECONDS = 0.005
-"""A reading of the clock is this far from the next one at least, however short a call is."""
+"""Least seconds between two readings of the clock, however short a call is."""
 
 _TERA = 1e12
 
@@ -272,7 +272,8 @@ _DTYPES = {
 }
 
 _PATIENCE = 2.0
-"""No call is made that will take so many times the time allowed for all its repetitions."""
+"""Calls that would take longer than this multiple of the time allowed for all repetitions are
+skipped."""
 
 
 def matrix_rate(

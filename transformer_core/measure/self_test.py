@@ -1,4 +1,4 @@
-"""The protocol of comparisons, tested.
+"""A test of the comparison protocol.
 
 One run spec takes turns under several names: as it is, as it is once more, and with steps that are
 made longer on purpose. What must come out is known, and
@@ -37,7 +37,7 @@ EQUAL = "equal"
 
 
 def sides_of(spec: RunSpec, planted: Sequence[float]) -> list[Side]:
-    """The reference, the same once more, and those that are slowed down."""
+    """The reference, an identical side, and the slowed ones."""
     slowed = [Side(f"slowed_{round(1000 * share)}", spec, share) for share in planted]
     return [Side(REFERENCE, spec, 0.0), Side(EQUAL, spec, 0.0), *slowed]
 
@@ -50,7 +50,7 @@ def measure(
     folder: Path,
     command: str,
 ) -> SelfTestRun:
-    """``count`` sessions; those that an earlier job finished are kept in ``folder``."""
+    """Runs ``count`` sessions; those that an earlier job finished are kept in ``folder``."""
     started = datetime.now(UTC)
     kept = Kept(folder, sides, comparing)
     done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]

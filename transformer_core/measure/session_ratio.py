@@ -16,7 +16,7 @@ import numpy as np
 from schemas.results import LogRatio, Pair, Round, TurnWindow
 
 TRIM = 0.3
-"""Share of the ratios that is left out at either end, in whole ratios."""
+"""Fraction of the ratios trimmed at either end, in whole ratios."""
 
 
 def log_ratios(rounds: Sequence[Round], pair: Pair) -> list[float]:

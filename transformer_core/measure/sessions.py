@@ -48,15 +48,15 @@ PILOT_STEPS = 3
 """Last steps of the warm-up, at most, that tell how long a step takes."""
 
 ROUNDS_IN_A_ROW = 4
-"""Rounds in one order before the order is turned round: a steady drift cancels, and seldom has a
-side two turns one after the other, the second of which finds its caches warm."""
+"""Rounds in one order before the order is reversed: a steady drift cancels, and a side rarely has
+two turns in a row, the second of which would find warm caches."""
 
 Enough = Callable[[Sequence[Round], float], bool]
-"""Whether a session needs no more than these rounds, at this many seconds since its beginning."""
+"""Whether these rounds are enough for a session, given the seconds since its beginning."""
 
 
 class TurnsOrder(TrainingOrder):
-    """To train whenever it is this side's turn."""
+    """Order to train whenever it is this side's turn."""
 
     kind = "turns"
     work = "transformer_core.measure.turns_worker"
@@ -64,11 +64,11 @@ class TurnsOrder(TrainingOrder):
     side: str
     """Its name in the comparison."""
     coordinator: Path
-    """File that tells where the coordinator is, which gives the turns."""
+    """File with the address of the coordinator, which hands out the turns."""
     keeps: Literal["all", "state"] = "all"
     """The memory it keeps on its devices between its turns (predicted/sides_together.py)."""
     planted: float | None = None
-    """Share by which its steps are slowed down; null where nothing is tested."""
+    """Fraction by which a self-test slows its steps; null outside self-tests."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,24 @@ class Side:
     name: str
     spec: RunSpec
     planted: float | None = None
-    """Share by which its steps are slowed down; None where nothing is tested, and no step waits
+    """Fraction by which a self-test slows its steps; None outside self-tests, where no step waits
     for its device."""
     order: type[TurnsOrder] = TurnsOrder
     """The order that its processes receive."""
 
 
 Ask = Callable[[Side, Any], list[Any]]
-"""Gives a side a task; what each of its ranks answers."""
+"""Gives a side a task and returns the answer of each of its ranks."""
 
 Members = dict[str, tuple[Topology, float]]
 """The topology of each side, and when its last rank was ready."""
 
 _LAST_WORDS_SECONDS = 5.0
-"""How long a side that ended may take to say why."""
+"""Seconds that a side has to give its reason after it ended."""
 
 
 class SessionEndedError(Exception):
-    """A side ended before the session did: with a status, like a run."""
+    """A side ended before the session; like a run, it has a status."""
 
     def __init__(self, side: str, outcome: Outcome) -> None:
         super().__init__(f"{side}: {outcome.status}, {outcome.reason}")
@@ -119,13 +119,13 @@ class Sessions:
     started: datetime
     progress: Callable[[str], None]
     provenance: dict[str, Provenance] = field(default_factory=dict)
-    """By side, as its processes of the first session told."""
+    """By side, as reported by its processes in the first session."""
     keeps: Keeping | None = None
     """The memory that sides keep on GPUs between their turns; null until the first session
     begins."""
 
     def run(self, number: int, enough: Enough) -> Session:
-        """A whole session; SessionEndedError if a side does not reach its end."""
+        """Runs a whole session; SessionEndedError if a side does not reach its end."""
         started, began = datetime.now(UTC), time.monotonic()
         self.coordinator.announce(number)
         with self.gathered() as (ask, topologies):
@@ -139,8 +139,8 @@ class Sessions:
 
     @contextmanager
     def gathered(self) -> Iterator[tuple[Ask, Members]]:
-        """Fresh processes of all sides, which wait for what they are asked; they end with the
-        block. SessionEndedError if a side ends before."""
+        """Starts fresh processes of all sides, which wait for tasks; they end with the block.
+        SessionEndedError if a side ends earlier."""
         children = self._start()
 
         def check() -> None:
@@ -183,7 +183,7 @@ class Sessions:
         return {"sides": records, **made, "ratios": ratios, "before": before, "after": after}
 
     def provenances(self, ask: Ask) -> dict[str, Provenance]:
-        """Where the numbers of each side come from."""
+        """The provenance of each side's numbers."""
         task = TellProvenance(self.command, self.started)
         return {side.name: ask(side, task)[0] for side in self.sides}
 
@@ -211,7 +211,8 @@ class Sessions:
         return warm, max(steps, self.comparing.window_steps)
 
     def _rounds(self, ask: Ask, began: float, steps: int, enough: Enough) -> dict[str, Any]:
-        """All rounds, and what of the processor others took during them."""
+        """Runs all rounds, and measures how much of the processor other processes used
+        meanwhile."""
         order = in_order(self.sides)
         before, rounds_began = cpu_time(), time.monotonic()
         rounds: list[Round] = []
@@ -267,7 +268,7 @@ class Sessions:
     def _why(
         self, error: SideEndedError, children: dict[str, subprocess.Popen[bytes]]
     ) -> SessionEndedError:
-        """How the side ended that does not answer. Ends all others."""
+        """Finds out how an unresponsive side ended, and ends all others."""
         folder, child = self.folder / error.side, children[error.side]
         end = time.monotonic() + _LAST_WORDS_SECONDS
         while not (outcome := read_outcomes(folder)) and time.monotonic() < end:
@@ -323,11 +324,13 @@ def _record(
 
 
 _LEAVE_SECONDS = 1.0
-"""How long a side may take to end that is not needed any more. All it has to tell is told."""
+"""Seconds that a side has to end once it is no longer needed; it has already reported
+everything."""
 
 
 def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
-    """``comparing`` with what it takes at least on GPUs, if any of ``specs`` runs on them here."""
+    """``comparing`` with at least the settings that GPUs need, if any of ``specs`` runs on them
+    here."""
     if not any(map(uses_gpus, specs)):
         return comparing
     least = {name: max(getattr(comparing, name), value) for name, value in comparing.on_gpu}
@@ -335,7 +338,7 @@ def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
 
 
 def in_order(sides: Sequence[Side]) -> list[Side]:
-    """The order of turns: the first of ``sides`` in the middle."""
+    """Puts ``sides`` in the order of turns: the first one in the middle."""
     reference, *others = sides
     middle = len(others) // 2
     return [*others[:middle], reference, *others[middle:]]
@@ -351,8 +354,8 @@ def start_side(
     session: str,
     keeps: Keeping = "all",
 ) -> subprocess.Popen[bytes]:
-    """Start this host's processes of a side, which come to the coordinator that the file ``coordinator`` names,
-    and leave below ``folder`` how they ended.
+    """Starts this host's processes of a side. They connect to the coordinator named in the file
+    ``coordinator``, and record below ``folder`` how they ended.
 
     ``place`` is the number of the side; Unsupported where this host cannot. Each ``session`` has
     processes of its own origin: forks of one process have their code and data at the same
@@ -383,7 +386,7 @@ def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 class RaceOrder(TurnsOrder):
-    """The same, and to tell between its turns how well it translates."""
+    """The same, and between turns reports how well it translates."""
 
     kind = "race"
     work = "transformer_core.measure.quality_worker"

@@ -1,4 +1,4 @@
-"""One repeat of a run spec: start its processes, watch them, and record how they ended.
+"""One repeat of a run spec: starts its processes, watches them, and records how they ended.
 
 A run that this machine cannot do, that runs out of memory, diverges or fails with an exception
 still has a result: its status. A run that is killed has none; the same command goes on from its
@@ -30,7 +30,7 @@ from transformer_core.training.history import History
 
 
 class TimedRunOrder(TrainingOrder):
-    """To train from the first step to the last, and to time it."""
+    """Order to train from the first step to the last, and to time it."""
 
     kind = "timed_run"
     work = "transformer_core.measure.timed_run_worker"
@@ -44,7 +44,7 @@ class TimedRunOrder(TrainingOrder):
 
 
 def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
-    """Run the workers, make sure that metrics.json says how they ended, and seal what is there as
+    """Runs the workers, makes sure that metrics.json says how they ended, and seals the results as
     ``made_from`` these files."""
     started = datetime.now(UTC)
     for name in ("steps.parquet", "model.safetensors", "metrics.json"):
@@ -88,7 +88,7 @@ def _write_unfinished(order: TimedRunOrder, outcome: Outcome, started: datetime)
 
 
 class TimedRun(TrainingJob):
-    """To train a variant once, and to time it; ``output`` is the folder of the results."""
+    """Trains a variant once and times it; ``output`` is the folder of the results."""
 
     kind = "timed_run"
 

@@ -25,7 +25,7 @@ from transformer_core.training.observer import Observer, Observers
 
 
 def work(order: TimedRunOrder, program: Program) -> None:
-    """Train, and on the main rank write model, steps and metrics, in this order."""
+    """Trains, and on the main rank writes model, steps and metrics, in this order."""
     started, began = datetime.now(UTC), program.began
     setup = program.assemble()
     for device in setup.strategy.devices:

@@ -35,8 +35,8 @@ from transformer_core.run.supervisor import end_on_request
 
 
 def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command: str) -> None:
-    """On every host but the first: start its processes of the sides that span hosts, for one
-    session after the other, until the first host has written the record ``output``."""
+    """On every host but the first, starts its processes of the sides that span hosts, session after
+    session, until the first host has written the record ``output``."""
     began = time.time()
 
     def recorded() -> bool:
@@ -65,7 +65,7 @@ def read_side(file: Path) -> Side:
 
 
 def pairs_of(asked: Sequence[str], names: Sequence[str]) -> list[Pair]:
-    """The comparisons of an order, each of two of ``names``; ConfigError for one that is not.
+    """The comparisons of an order, each between two of ``names``; ConfigError for any other.
 
     Without any, each name with the first."""
     reference, *variants = names
@@ -79,7 +79,7 @@ def pairs_of(asked: Sequence[str], names: Sequence[str]) -> list[Pair]:
 
 
 class TurnsJob(Job):
-    """To time variants against their reference, in turns."""
+    """Times variants against their reference, in turns."""
 
     kind = "turns"
 

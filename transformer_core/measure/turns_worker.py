@@ -1,6 +1,5 @@
-"""A side that takes turns, in each of its processes: it trains with the same loop as a timed run,
-and its observer waits between the turns.
-"""
+"""A side that takes turns, in each of its processes: it trains with the loop of a timed run, and
+its observer waits between the turns."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,11 +27,11 @@ from transformer_core.training.loop import train
 ENDLESS_STEPS = 1_000_000
 """More steps than any session has."""
 SEEDS = 2**32
-"""How many seeds there are."""
+"""The number of seeds."""
 
 
 def endless(spec: RunSpec) -> RunSpec:
-    """``spec`` as a training that nothing interrupts, and that ends when there is no more turn."""
+    """``spec`` as an uninterrupted training that ends with its last turn."""
     # A rate that falls to 0 at the end of the training would go on below it.
     steps = max(spec.training.steps, ENDLESS_STEPS)
     changes = {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
@@ -40,14 +39,14 @@ def endless(spec: RunSpec) -> RunSpec:
 
 
 def of_session(spec: RunSpec, session: int) -> RunSpec:
-    """``spec`` with the seed of a session, the first of which has that of the study: how much
-    faster a side is depends on the batches, so each session has others."""
+    """``spec`` with the seed of a session; the first session has the study's. The speed-up of a
+    side depends on the batches, so each session has different ones."""
     seed = (spec.training.seed + session - 1) % SEEDS
     return spec.model_copy(update={"training": spec.training.model_copy(update={"seed": seed})})
 
 
 def give_memory_back(setup: Setup) -> None:
-    """Leave the devices to others, but for what the next step cannot do without."""
+    """Frees device memory for others, except what the next step needs."""
     # Each step begins without gradients anyway.
     setup.optimizer.zero_grad(set_to_none=True)
     for device in setup.strategy.devices:
@@ -57,7 +56,7 @@ def give_memory_back(setup: Setup) -> None:
 
 
 def work(order: TurnsOrder, program: Program) -> None:
-    """Train without an end whenever it is this side's turn."""
+    """Trains without end whenever it is this side's turn."""
     take_turns(order, program, endless(order.spec))
 
 
@@ -67,8 +66,8 @@ def take_turns(
     spec: RunSpec,
     answer: Callable[[Setup, Any], Any] | None = None,
 ) -> None:
-    """Assemble the training of ``spec``, and train whenever it is this side's turn; ``answer`` is
-    for tasks that are none of comparisons."""
+    """Assembles the training of ``spec``, and trains whenever it is this side's turn; ``answer``
+    handles tasks that do not belong to comparisons."""
     process = program.process
     # After the meeting of all ranks: those of other hosts may have started before the session did.
     spec = of_session(spec, announced_session(order.coordinator))

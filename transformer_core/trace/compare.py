@@ -41,7 +41,7 @@ class Change:
 
     @property
     def difference_ms(self) -> float:
-        """Second minus first; what is not there takes no time."""
+        """Second minus first; a missing entry takes no time."""
         return (self.second_ms or 0.0) - (self.first_ms or 0.0)
 
     @property
@@ -72,7 +72,7 @@ class Difference:
 
     @property
     def explanation(self) -> list[Change]:
-        """The parts that make up most of the difference: in its direction, until 90 % are told."""
+        """The largest parts in the direction of the difference, until they cover 90 % of it."""
         total, found, told = self.step.difference_ms, list[Change](), 0.0
         for part in self.parts:
             if total and part.difference_ms / total > 0 and told / total < 0.9:
@@ -144,7 +144,7 @@ def difference(first: Breakdown, second: Breakdown) -> Difference:
 
 
 def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list[str]]:
-    """The two with a common unit of work, its name, and what must be said of it."""
+    """The two with a common unit of work, its name, and notes on it."""
     both = (first.devices, second.devices)
     if all(any(device.steps for device in devices) for devices in both):
         one, other = (
@@ -175,8 +175,8 @@ def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list
 def _times_as_much(
     first: Sequence[DeviceBreakdown], second: Sequence[DeviceBreakdown]
 ) -> float | None:
-    """How often a device of the second ran the kernels of the first, over how often one of the
-    first did: the median over the time of the first; null if they share none."""
+    """How many times more work a device of the second did: the median ratio of kernel counts,
+    weighted by the time in the first; null if they share no kernel."""
     counts: list[defaultdict[str, float]] = [defaultdict(float), defaultdict(float)]
     weights: defaultdict[str, int] = defaultdict(int)
     for side, devices in zip(counts, (first, second), strict=True):
@@ -206,7 +206,8 @@ def lists_all_kernels(breakdown: Breakdown) -> bool:
 
 
 def _listed(kernels: list[Change], first: bool, second: bool) -> list[Change]:
-    """Without those that a side lacks which does not list all of its kernels: they may have run."""
+    """Drops kernels that are missing from a side whose list is incomplete: they may have run
+    there."""
     return [
         one
         for one in kernels
@@ -229,8 +230,8 @@ REGRESSION = 3
 
 
 def read_profile(path: Path, cache: Path | None = None) -> Breakdown:
-    """The profile that a path stands for: a breakdown.json, a folder that holds one or the traces
-    of all ranks, or one trace. Raises TraceError where there is none."""
+    """Reads the profile at a path: a breakdown.json, a folder that holds one or the traces of all
+    ranks, or one trace. Raises TraceError if there is none."""
     choice = replace(_ALL, cache=cache)
     if (path / "breakdown.json").is_file():
         path = path / "breakdown.json"

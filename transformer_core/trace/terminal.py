@@ -1,4 +1,4 @@
-"""A breakdown as a page of text, one summary over all ranks, as wide as the terminal."""
+"""A breakdown as text: one summary over all ranks, as wide as the terminal."""
 
 import re
 import shutil
@@ -38,17 +38,18 @@ def width() -> int:
 
 
 def plain(text: str) -> str:
-    """``text`` without characters that a terminal would obey: names in traces are anybody's."""
+    """``text`` without control characters: names in traces are untrusted."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def bare(name: str) -> str:
-    """The name of a kernel without what most share: return type, usual name spaces, parameters."""
+    """The name of a kernel without the parts that most share: return type, usual name spaces,
+    parameters."""
     return _COMMON.sub("", name)
 
 
 def short(name: str, room: int) -> str:
-    """A name that fits, cut in the middle, for it is at both ends that names differ."""
+    """Shortens a name in the middle, since names differ at both ends."""
     name = plain(bare(name)).replace("\n", " ")
     begin, end = (room - 3) * 2 // 3, (room - 3) - (room - 3) * 2 // 3
     return name if len(name) <= room else f"{name[:begin]}...{name[-end:]}"
@@ -68,7 +69,7 @@ def table(heads: Row, rows: Sequence[Row], columns: int) -> list[str]:
 
 
 def page(breakdown: Breakdown, top: int, columns: int | None = None) -> str:
-    """The main numbers of all ranks together, and what sets ranks apart. Lists have ``top`` rows."""
+    """The main numbers of all ranks together, and how ranks differ. Lists have ``top`` rows."""
     columns = columns or width()
     found = breakdown.summary
     lines = [f"{breakdown.name}: {breakdown.status}"]

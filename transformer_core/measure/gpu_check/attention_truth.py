@@ -64,7 +64,7 @@ def all_finite(attend: Attend, masked: bool, dropout: float, device: Any, dtype:
 
 
 def padding(device: torch.device, nothing_left: bool = False) -> Tensor:
-    """A mask [b, 1, 1, n] of sentences of all lengths; one of them has none left, if asked."""
+    """A mask [b, 1, 1, n] of sentences of all lengths; on request one of them is fully masked."""
     b, _, n, _ = SHAPE
     lengths = torch.linspace(n // 4, n, b, device=device).long()
     if nothing_left:
@@ -126,7 +126,7 @@ def _random(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _for_kernel(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """As models hand it over: numbers on a GPU."""
+    """The mask as models pass it: numbers on a GPU."""
     return mask if mask is None or mask.device.type == "cpu" else additive(mask, dtype)
 
 

@@ -30,10 +30,10 @@ OTHERS = "nvml"
 """Folder of the checkout for the package that is not installed: both bring a module pynvml."""
 _SECONDS = 3 * nccl_rank.SECONDS
 _TOLD = ("CUDA", "NCCL", "TORCH", "PYTORCH", "NVIDIA", "OMP_", "TRITON")
-"""Beginnings of the variables of the environment that are told."""
+"""Prefixes of the environment variables that are reported."""
 
 Look = Callable[[], tuple[bool, str]]
-"""Whether what is expected is so, and what was found; Unsupported where it cannot be."""
+"""Whether the expectation holds, and what was found; Unsupported where it cannot hold."""
 
 
 def fact(name: str, expected: str, look: Look) -> DeviceFact:
@@ -108,14 +108,14 @@ def one_rank() -> tuple[bool, str]:
 
 
 def two_ranks_on_one_gpu() -> tuple[bool, str]:
-    """NCCL refuses, and what it says is understood."""
+    """NCCL refuses, and its message is recognised."""
     found = ranks_of_nccl(2)
     refused = [one for one in found if one["status"] == "unsupported"]
     return bool(refused) and all(one["status"] != "ok" for one in found), json.dumps(found)
 
 
 def compiled_loss() -> tuple[bool, str]:
-    """The loss in one pass is compiled here, and gives what it gives step by step."""
+    """The one-pass loss compiles here, and equals the loss computed step by step."""
     if not one_pass_loss.has_triton():
         raise Unsupported("torch finds no Triton for this device")
     torch.manual_seed(0)
@@ -131,7 +131,7 @@ def compiled_loss() -> tuple[bool, str]:
 
 
 def versions() -> dict[str, str]:
-    """All that a mistake may depend on: builds, libraries, and the environment."""
+    """Everything that an error may depend on: builds, libraries, and the environment."""
     found = {"platform": platform.platform(), "executable": sys.executable}
     found["torch build"] = torch.__config__.show().replace("\n", "; ")
     found["architectures"] = ", ".join(torch.cuda.get_arch_list()) or "none"

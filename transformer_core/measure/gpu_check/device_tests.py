@@ -19,11 +19,11 @@ from transformer_core.measure.gpu_check.no_device import no_device
 
 ROOT = Path(__file__).parents[3]
 _TEXT = 4000
-"""Characters that are kept of what a test says: the end, where the error is."""
+"""Characters kept of a test's output: its end, where the error is."""
 
 
 def missing() -> str | None:
-    """Why the tests cannot be run here; None if they can."""
+    """The reason why the tests cannot run here; None if they can."""
     if reason := no_device():
         return reason
     if importlib.util.find_spec("pytest") is None:

@@ -17,7 +17,7 @@ from transformer_core.common.files import write_text
 from transformer_core.run.statuses import classify
 
 SECONDS = 30
-"""How long ranks wait for one another."""
+"""Seconds that ranks wait for one another."""
 
 
 def added(rank: int, world_size: int, folder: Path) -> float:

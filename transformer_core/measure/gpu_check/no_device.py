@@ -1,4 +1,4 @@
-"""Why there is nothing to check here."""
+"""The reason why there is nothing to check here."""
 
 import torch
 
@@ -8,7 +8,7 @@ from transformer_core.parallel.usable_gpus import require_usable_gpus
 
 
 def no_device() -> str | None:
-    """Why no GPU can be used here; None if one can."""
+    """The reason why no GPU can be used here; None if one can."""
     try:
         require_usable_gpus(Machine(device="cuda"))
     except Unsupported as error:

@@ -1,1 +1,1 @@
-"""From the event table to where the time of a step goes."""
+"""From the event table to the breakdown of a step's time."""

@@ -58,7 +58,7 @@ LONGEST = KernelChoice()
 
 
 def activities(rows: Rows) -> list[Activity]:
-    """Time by what a viewer would group: collectives, classes of operators, kinds of copies."""
+    """Time grouped as in a viewer: collectives, classes of operators, kinds of copies."""
     durations, whole = rows.durations, int(rows.durations.sum())
     columns = {
         event_table.COMMUNICATION: "collective",

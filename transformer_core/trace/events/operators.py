@@ -270,7 +270,7 @@ class Rule:
     inside: str = ""
 
     def accepts(self, base: str, name: str) -> bool:
-        """Whether it is about a kernel."""
+        """Whether the rule applies to a kernel."""
         return bool(re.match(self.base, base, re.IGNORECASE)) and bool(
             re.search(self.inside, name, re.IGNORECASE)
         )
@@ -332,7 +332,7 @@ RULES = (
     Rule(r"globalKernel", ELEMENT_WISE, inside=r"\bepilogue::"),  # bias and activation of cuBLASLt
     Rule(r"(add|sub|mul|div|exp|tanh|sigmoid|axpy|scal)(_|$)\w*", ELEMENT_WISE),
 )
-"""The first that accepts a kernel tells its class."""
+"""The first rule that accepts a kernel gives its class."""
 
 
 def base_name(name: str) -> str:

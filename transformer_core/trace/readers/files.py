@@ -65,10 +65,10 @@ class FileTables:
 
 @dataclass(frozen=True)
 class Reading:
-    """The event table of some files, and what must be said of them."""
+    """The event table of some files, with notes."""
 
     files: list[Path]
-    """That were read, in the order of the table."""
+    """The files read, in the order of the table."""
     events: Events
     format: Literal["nsys", "kineto"]
     version: str | None
@@ -83,8 +83,8 @@ class Reading:
 
 
 def traces_of(paths: Sequence[Path]) -> list[Path]:
-    """The files that are meant: of a folder, those in it that may be traces by their names.
-    TraceError for a folder without any."""
+    """The files to read: of a folder, those whose names may be traces'. TraceError for a folder
+    without any."""
     found: list[Path] = []
     for path in paths:
         inside = [one for one in _inside(path) if one.suffix in _SUFFIXES] or [path]
@@ -102,7 +102,7 @@ def _inside(path: Path) -> list[Path]:
 
 
 def _check_kind(path: Path) -> None:
-    """TraceError for what is no file that ends."""
+    """TraceError for anything but a regular file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -284,8 +284,8 @@ def tables_of(path: Path) -> FileTables:
 
 
 def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
-    """TraceError for more devices, streams or threads than any machine has: each is looked at for
-    itself."""
+    """TraceError for more devices, streams or threads than any machine has: each is processed
+    separately."""
     for what in ("devices", "streams"):
         count = 0
         for trace in traces:
@@ -321,7 +321,7 @@ def _refuse_doubles(paths: Sequence[Path]) -> None:
 
 
 def _settle_ranks(found: list[ProcessTable]) -> list[str]:
-    """Give every process a rank; what must be said of it."""
+    """Gives every process a rank; returns notes."""
     notes = []
     if any(one.rank is None for one in found):
         for place, one in enumerate(found):
@@ -340,8 +340,8 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
 
 
 def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
-    """TraceError where ranks are there twice, or of trainings of different sizes: it says which
-    files belong together, by the number of ranks and by time."""
+    """TraceError if ranks occur twice or training sizes differ; it says which files belong
+    together, by the number of ranks and by time."""
     recordings: list[list[ProcessTable]] = []
     order = {id(one): int(one.rows.columns["t0_ns"].min()) if len(one.rows) else 0 for one in found}
     for one in sorted(found, key=lambda one: order[id(one)]):

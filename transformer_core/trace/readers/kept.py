@@ -1,4 +1,4 @@
-"""The event tables of files that were read before, kept by what is in the files."""
+"""The event tables of files read before, cached by the contents of the files."""
 
 import hashlib
 import json

@@ -65,7 +65,7 @@ _NO_TIME = 2**61
 
 
 def read_kineto(path: Path) -> Source:
-    """The one process of a trace; TraceError if the file is damaged or none of Kineto's."""
+    """Reads the one process of a trace; TraceError if the file is damaged or not Kineto's."""
     return KinetoReader(path).read()
 
 
@@ -167,7 +167,7 @@ class KinetoReader:
     def _timed(
         self, events: Sequence[AnyEvent], decoder: ArgsDecoder
     ) -> tuple[Sequence[AnyEvent], list[Any], Integers, Integers]:
-        """Those events that are whole: with their args, begins and ends."""
+        """The complete events: with their args, begins and ends."""
         events, args = decoder(events, self.left_out)
         kept, t0, t1 = times(events, self.left_out)
         if len(kept) < len(events):
@@ -264,7 +264,7 @@ class KinetoReader:
             self._ranges(found)
 
     def _collectives(self, events: Sequence[AnyEvent]) -> None:
-        """Ranges around collectives, or what PyTorch says of one."""
+        """Takes ranges around collectives, or PyTorch's description of one."""
         events, t0, t1 = times(events, self.left_out)
         self._set_process(events)
         for event, begin, end in zip(events, t0.tolist(), t1.tolist(), strict=True):

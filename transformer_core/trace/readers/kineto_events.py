@@ -1,4 +1,4 @@
-"""The events of Kineto traces as typed records: fast where all is well, one by one where not.
+"""The events of Kineto traces as typed records: fast for well-formed pieces, one by one otherwise.
 
 Events are decoded with their args in one go, each category to its own type, which takes a third less
 time than args apart but knows only traces that are as they should be; :func:`decode_events` reads all
@@ -66,7 +66,7 @@ _COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)
 
 
 def copy_kind(name: str) -> str | None:
-    """Whence and whither a copy goes by its name, ``h2d``; null for another name."""
+    """Source and destination of a copy from its name, as ``h2d``; null for any other name."""
     found = _COPY.match(name)
     return f"{found[1]}2{found[2]}".lower() if found else None
 
@@ -381,7 +381,7 @@ class Piece:
 
 
 class Unusual(Exception):
-    """The events are not as they should be."""
+    """The events are malformed."""
 
 
 class TypedDecoder:
@@ -414,7 +414,7 @@ class TypedDecoder:
         return Piece(len(events), [run for run in runs if run[1]])
 
     def learn(self, categories: set[str]) -> None:
-        """Be ready for categories that were seen."""
+        """Prepares decoders for categories that were seen."""
         new = [name for name in categories if name not in self._categories]
         if new and len(self._categories) + len(new) <= _MOST_CATEGORIES:
             self._learn(new)

@@ -40,7 +40,7 @@ _WRITERS = "give a file that export_chrome_trace or tensorboard_trace_handler wr
 
 
 class Damaged(ValueError):
-    """The text is no JSON from some place on."""
+    """The text stops being JSON at some place."""
 
 
 def repaired(text: bytes) -> bytes:
@@ -85,8 +85,8 @@ class _Ended:
 
 
 class Window:
-    """A stretch of text in memory that is used again: what is new comes to the end, what was read
-    is left at the begin. That costs a tenth of the time of a text that is cut and joined."""
+    """A reused stretch of memory: new text is appended at the end, and read text remains at the
+    beginning. That costs a tenth of cutting and joining text."""
 
     def __init__(self, text: bytes) -> None:
         self.memory = bytearray(b"[") + text
@@ -101,7 +101,7 @@ class Window:
         return bytes(self.memory[self.begin : self.end])
 
     def read(self, stream: BinaryIO) -> bool:
-        """Read on; false at the end of the stream. Lists that were taken before are void."""
+        """Reads on; false at the end of the stream. Invalidates lists taken before."""
         self._make_room()
         with memoryview(self.memory) as memory, memory[self.end : self.end + _CHUNK] as part:
             count = stream.readinto(part)  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ class Window:
             self.memory[self.begin - 1], self.memory[end] = before, behind
 
     def _make_room(self) -> None:
-        """Move the text to the begin, where a bracket may stand before it and one behind."""
+        """Moves the text to the beginning, leaving room for a bracket before and after it."""
         rest = self.text()
         if len(rest) + _CHUNK + 2 > len(self.memory):
             self.memory = bytearray(2 * len(rest) + _CHUNK + 2)
@@ -215,7 +215,7 @@ class EventText:
         return b'{"traceEvents":[', bytes(text[begin:]), _Ended(stream)
 
     def _whole_events(self, window: Window) -> Any:
-        """The events that a window begins with; it goes on behind them."""
+        """Takes the events at the beginning of a window and moves past them."""
         end = window.end
         for _ in range(_TRIES):
             end = window.memory.rfind(b"}", window.begin, end)

@@ -125,7 +125,8 @@ _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", 
 
 
 def read_nsys(path: Path) -> Source:
-    """The processes of a report in the order of their ids; TraceError if it is damaged or none."""
+    """Reads the processes of a report in the order of their ids; TraceError if it is damaged or not
+    a report."""
     try:
         # Immutable: a report may lie in a folder that cannot be written.
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
@@ -157,7 +158,7 @@ class _Report:
         self.launched = 0
 
     def _spent(self) -> bool:
-        """Called now and then: whether SQLite is to stop."""
+        """Called now and then; returns whether SQLite must stop."""
         self._left -= 1
         return self._left < 0
 
@@ -247,7 +248,8 @@ class _Report:
             )
 
     def _fine(self, rows: dict[str, Integers], *needed: str) -> np.ndarray:
-        """The rows that have what they need and end after they begin; the others are counted."""
+        """The rows that have the ``needed`` columns and end after they begin; the others are
+        counted."""
         whole = np.ones(len(rows["start"]), np.bool_)
         for name in ("start", "end", *needed):
             whole &= rows[name] != NULL
@@ -303,7 +305,7 @@ class _Report:
                 memory.extend(len(t0), t0=t0, device=device, allocated=total)
 
     def _ranges(self) -> None:
-        """NVTX ranges: operators of PyTorch, collectives of NCCL, and what programs mark."""
+        """Takes NVTX ranges: operators of PyTorch, collectives of NCCL, and the program's own."""
         columns = ("start", "end", "globalTid")
         unfinished = 0
         for rows, text, first in self._stretches("NVTX_EVENTS", columns, "text", _A_RANGE):
