@@ -29,7 +29,7 @@ rule claims:
     input:
         CONCLUDED_FROM,
         "results/families.json",
-        # Of the files that claims name, those that this study makes: the rest is not testable.
+        # The files that claims name and this study makes: other claims are not testable.
         measured=sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY, EXTRA_PAIRS)}),
     output:
         "results/claims.json",
@@ -37,7 +37,7 @@ rule claims:
         "results/logs/claims.log",
     params:
         code=CODE["claims"],
-        # A function, because Snakemake takes braces in a text for wildcards.
+        # A function, because Snakemake reads braces in a string as wildcards.
         claims=dump_all(CLAIMS),
     message:
         "Test the claims"

@@ -1,5 +1,5 @@
-# The study, its run specs, and what all rules share. Everything wrong in a file is said here,
-# before the DAG is made.
+# The study, its run specs, and the part that all rules share. Every error in a file is reported
+# here, before the DAG is built.
 import json
 import shlex
 import sys
@@ -46,12 +46,12 @@ from transformer_core.study.users_files import corpus_files, own_models, script_
 from transformer_core.study.variants import read_variants
 from transformer_core.report.contents import FIGURES, TABLES
 
-# Only what runs jobs needs a number of cores; --unlock, --summary and the like do not.
+# Only commands that run jobs need a number of cores; --unlock, --summary and the like do not.
 CORES = workflow.resource_settings.cores or 1
 
-# A study given with --configfile stands for itself. It is not taken from Snakemake's `config`, which
-# knows no limits, keeps the last of two equal keys, and makes dates of texts that look like one.
-# The check of a GPU has a study of its own.
+# A study given with --configfile is read from its file, not from Snakemake's `config`, which has no
+# limits, keeps the last of two equal keys, and turns strings that look like dates into dates.
+# The GPU check has its own study.
 OWN_STUDY = "studies/gpu_check" if "results/gpu_check/report.html" in sys.argv else "config"
 STUDY_FILES_GIVEN = workflow.configfiles or [workflow.source_path(f"../../config/{OWN_STUDY}.yaml")]
 STUDY_FILE = " + ".join(
@@ -67,17 +67,17 @@ scattergather:
 
 
 try:
-    # Of a module, the workflow that takes it says which part of its own settings it gets.
+    # A workflow that uses this one as a module chooses which of its settings to pass.
     SETTINGS = (
         dict(config)
         if workflow.modifier.skip_configfile
         else study_settings(STUDY_FILES_GIVEN, workflow.config_settings.config_args or ())
     )
-    # Another folder of results, for results/compare.html. Not a part of the study.
+    # Another folder of results, for results/compare.html. It is not part of the study.
     AGAINST = SETTINGS.pop("against", None)
-    # A part of the study that is done first: --config stage=quick
+    # A part of the study to run first: --config stage=quick
     STAGE = SETTINGS.pop("stage", "all")
-    # A folder on a disk of every host for copies of the shards. Where bytes lie changes no result.
+    # A folder on a local disk of every host for copies of the shards. It changes no result.
     if local_shards := SETTINGS.pop("local_shards", None):
         os.environ.update(LOCAL_SHARDS=str(local_shards))
     DECLARED = read_variants(workflow.source_path(f"../../{VARIANTS_FILE}"))
@@ -99,7 +99,7 @@ try:
         name for name, spec in SPECS.items() if spec.machine.nodes > 1 and spec.machine.link is None
     ]
     TARGETS = known_targets(STUDY, EXTRA_PAIRS, FIGURES, TABLES, SEVERAL_HOSTS)
-    # Snakemake tells its targets only after the rules are read, and then without near names.
+    # Snakemake reports unknown targets only after reading the rules, and without the nearest names.
     check_targets(sys.argv[1:], [*TARGETS, *PART_MANIFESTS])
     if in_vain := list(asked_in_vain(sys.argv[1:], STUDY)):
         raise ConfigError(in_vain)
@@ -108,7 +108,7 @@ except ConfigError as error:
 
 CORPUS = STUDY.corpus.name
 TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
-# Of every comparison its record: of its first sessions, or with those that were added since.
+# The record of every comparison: of its first sessions, or with those added since.
 FIRST_RECORDS = {
     pair: f"results/turns/{group}/{pair}.json"
     for group, turns in TURNS.items()
@@ -121,21 +121,21 @@ RECORDS = {
 }
 TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
-# Without what only judges, or only groups, what is measured.
+# Without settings that only judge, or only group, the measurements.
 COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin", "together"})
 REPEATS = range(1, STUDY.repeats + 1)
 
-# A digest of what each rule depends on among the sources. It is a parameter, so that what they say
-# counts, and not when they were written.
+# A digest of the sources that each rule depends on. It is a parameter, so that their contents count,
+# not their modification times.
 CODE = fingerprints()
 
 
-# Jobs run the Python that runs Snakemake, also where its environment is not activated.
+# Jobs run the Python that runs Snakemake, even if its environment is not activated.
 shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
 
 
-# How this study was asked for, for the commands that results name. In the environment, because a
-# parameter of a rule would make every run stale when another study file or option is given.
+# The options that chose this study, for the commands recorded in results. They are in the
+# environment, because as a rule's parameter they would make every run stale when they change.
 os.environ[STUDY_OPTIONS] = shlex.join(
     [
         *[f"--configfile={os.path.relpath(p)}" for p in workflow.config_settings.configfiles],
@@ -199,8 +199,8 @@ onstart:
         )
         logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:
-        # With its limit on the rate of jobs, which no option turns off, Snakemake 9 looks for new
-        # jobs ever more often, in the end dozens of times a second, at the cost of what is timed.
+        # With its limit on the rate of jobs, which no option turns off, Snakemake 9 polls for new
+        # jobs ever more often, in the end dozens of times a second, which disturbs timed runs.
         workflow.scheduler.job_rate_limiter = None
         # Jobs of this host may be forked from a process that has imported torch.
         os.environ.setdefault(warm_start.WARM_STARTS, warm_start.offer_warm_starts())

@@ -42,7 +42,7 @@ rule turns:
         "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
-# With a time for the study, comparisons that are undecided go on when all else is done.
+# If the study has a time budget, undecided comparisons continue when all else is done.
 if STUDY.time is not None:
 
     rule refine:
@@ -62,10 +62,10 @@ if STUDY.time is not None:
             records=directory(REFINED),
         log:
             "results/logs/refine.log",
-        # All cores and the one slot: nothing else may disturb what is timed.
+        # All cores and the one slot: nothing else may disturb the timing.
         threads: CORES
         resources:
-            # As long as there may be left, and a little for the start.
+            # The time that may be left, and a little for the start.
             **needs(lambda wildcards: [largest(SPECS.values())])
             | {"runtime": 5 + int(seconds_of(STUDY.time) / 60)},
             timed=1,
@@ -77,7 +77,7 @@ if STUDY.time is not None:
             firsts=list(FIRST_RECORDS.values()),
             claimed=as_text(json.dumps(claim_pairs(CLAIMS, STUDY))),
         message:
-            "Go on with undecided comparisons until the time is spent"
+            "Continue undecided comparisons until the time is spent"
         shell:
             "python -m transformer_core.decide.refine --study {input.study} --specs {input.specs}"
             " --pairs {params.firsts} --certificates {input.certificates}"

@@ -1,8 +1,8 @@
 # corpus -> checked pairs -> tokenizer -> Arrow shards
 
-# A tokenizer that is there already.
+# An existing tokenizer.
 TOKENIZER_FILES = [] if STUDY.tokenizer.kind == "bpe" else [STUDY.tokenizer.path]
-# One job makes the shards of a split, unless several are asked for.
+# One job writes the shards of a split, unless several are requested.
 SCATTERED = len(PART_MANIFESTS) > 1
 # Texts of a language model are cut into rows.
 CONTEXT = f" --context {STUDY.task.context}" if STUDY.task.kind == "language_model" else ""
@@ -53,8 +53,8 @@ rule tokenizer:
         " 2>&1 | tee {log}"
 
 
-# Started quickly, for small corpora; not warmly: what a new process imports here takes no longer than asking
-# a server that has imported it.
+# A quick start, for small corpora, but not a warm one: importing here takes no longer than asking
+# a server that has imported everything.
 rule shards:
     input:
         pairs=f"results/data/{CORPUS}/pairs/{{split}}.arrow",
@@ -118,7 +118,7 @@ if SCATTERED:
             code=CODE["gather_shards"],
             filter=dump(STUDY.filter),
         message:
-            "Put the parts of the training split together"
+            "Merge the parts of the training split"
         shell:
             "python -m transformer_core.data.sharding.merge_parts --filter {params.filter:q}"
             " --output {output.manifest} {input.parts} 2>&1 | tee {log}"

@@ -41,7 +41,7 @@ rule short_run:
         f"{TRAJECTORIES}/{{run}}/run.log",
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
-    # As many threads as the timed run has: what was timed is what is certified.
+    # As many threads as in the timed run, so that the certificate covers what was timed.
     threads: CORES
     resources:
         **needs(lambda wildcards: [SHORT_RUNS[wildcards.run].spec]),
@@ -89,7 +89,7 @@ rule certify:
 
 
 rule certificates:
-    # Certificates, and nothing but what they need.
+    # Certificates, and only their inputs.
     input:
         expand("results/equivalence/{variant}.json", variant=SPECS),
     output:

@@ -1,4 +1,4 @@
-# what only a GPU can tell, and what an ordinary study finds on it -> one page of what held
+# checks that need a GPU, and an ordinary study on it -> one page of the results
 
 GPU_TESTS = ["model", "train", "data", "measure", "parallel", "profiling"]
 GPU_CHECKED = {
@@ -48,7 +48,7 @@ rule attention_truth:
     params:
         code=CODE["attention_truth"],
     message:
-        "Look at the kernels of attention"
+        "Check the attention kernels"
     shell:
         "python -m transformer_core.measure.gpu_check.attention_truth --output {output} 2>&1"
         " | tee {log}"
@@ -66,7 +66,7 @@ rule device_facts:
     params:
         code=CODE["device_facts"],
     message:
-        "Look at NVML, NCCL and the compiler"
+        "Check NVML, NCCL and the compiler"
     shell:
         "python -m transformer_core.measure.gpu_check.device_facts --output {output} 2>&1"
         " | tee {log}"
@@ -85,7 +85,7 @@ rule gpu_checks:
     params:
         code=CODE["gpu_checks"],
     message:
-        "Hold what was found against what should be so"
+        "Check the findings against expectations"
     shell:
         "python -m transformer_core.decide.gpu_check --output {output} 2>&1 | tee {log}"
 

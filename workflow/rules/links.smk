@@ -1,4 +1,4 @@
-# runs over a limited link, real and emulated -> how far the emulated one is off
+# runs over a limited link, real and emulated -> the error of the emulated one
 
 LINK_TRIALS = PLANNED.link_trials
 

@@ -1,6 +1,6 @@
-# The machine, read inside a job: the head node of a cluster is another one.
+# The machine, read inside a job: the head node of a cluster is a different one.
 
-# What a job reserves that looks at one device, and one that needs those of all hosts.
+# Resources of a job that uses one device, and of one that uses those of all hosts.
 ONE_DEVICE = on_one_device(on_all_devices(STUDY.machine, "machine"))
 ALL_DEVICES = on_all_devices(STUDY.machine, "machine")
 
@@ -34,13 +34,13 @@ rule roofline:
         device=STUDY.machine.device,
         limits=dump(STUDY.limits),
     message:
-        "Measure what the device reaches"
+        "Measure the limits of the device"
     shell:
         "python -m transformer_core.measure.roofline --device {params.device}"
         " --limits {params.limits:q} --output {output} 2>&1 | tee {log}"
 
 
-# Nobody asks how fast processes talk to one another where each variant has one.
+# Communication is not measured where each variant has a single process.
 COLLECTIVES = ["results/machine/collectives.parquet"] * (
     STUDY.projection is not None or any(spec.world_size > 1 for spec in SPECS.values())
 )
@@ -83,7 +83,7 @@ rule utilisation:
         code=CODE["utilisation"],
         folders=expand("results/runs/{variant}", variant=SPECS),
     message:
-        "Hold the variants against the limits of the machine"
+        "Compare the variants with the limits of the machine"
     shell:
         "python -m transformer_core.decide.utilisation --runs {params.folders}"
         " --train-manifest {input.manifest} --roofline {input.roofline} --output {output}"

@@ -21,11 +21,11 @@ rule predict_memory:
         "results/memory/predicted.json",
     log:
         "results/logs/predict_memory.log",
-    # Before all runs, which it may warn of.
+    # Before all runs, so that it can warn of them.
     priority: 1
     threads: 1
     resources:
-        # What a process takes besides is measured on a device, where there is one.
+        # The remaining memory of a process is measured on a device, if there is one.
         **needs(lambda wildcards: [on_one_device(largest(SPECS.values()))]),
     params:
         code=CODE["predict_memory"],
@@ -49,7 +49,7 @@ rule memory:
     log:
         "results/logs/memory-{variant}.log",
     # Not timed: such jobs share the cores. A timed run takes all of them, so none is disturbed.
-    # Half of what it uses: the most of so short a job is its start, on one core.
+    # Half of the cores it uses: most of so short a job is its start, on one core.
     threads: lambda wildcards: (1 + SPECS[wildcards.variant].processes_per_node) // 2
     resources:
         **needs(lambda wildcards: [SPECS[wildcards.variant]]),
@@ -62,7 +62,7 @@ rule memory:
             "memory", spec=input.spec, data=data_of(input), output=output[0]
         ),
     message:
-        "Measure where the memory of {wildcards.variant} goes"
+        "Measure the memory of {wildcards.variant} by purpose"
     shell:
         "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
         " python -m transformer_core.run.quick_start"
@@ -79,7 +79,7 @@ rule largest_batch:
         "results/logs/largest_batch-{variant}.log",
     wildcard_constraints:
         variant="|".join(SEARCHED) or "none",
-    # Nothing beside it: without a limit it fills the memory of the machine.
+    # Nothing runs beside it: without a limit it fills the memory of the machine.
     threads: CORES
     resources:
         **needs(lambda wildcards: [SPECS[wildcards.variant]]),

@@ -1,4 +1,4 @@
-# a training of the user's own -> what makes it faster, and what to change in its script
+# your own training -> what makes it faster, and what to change in its script
 if STUDY.task.kind == "import":
 
     rule own_training:
@@ -11,7 +11,7 @@ if STUDY.task.kind == "import":
             changes="results/own_training/changes.diff",
         log:
             "results/logs/own_training.log",
-        # All cores and the one slot: nothing else may disturb what is timed.
+        # All cores and the one slot: nothing else may disturb the timing.
         threads: CORES
         resources:
             **needs(lambda wildcards: [on_all_devices(STUDY.machine, "machine")]),
@@ -35,7 +35,7 @@ if STUDY.task.kind == "import":
             "results/own_training/profiles.json",
         log:
             "results/logs/own_profiles.log",
-        # What else ran at the time would show in the trace.
+        # Other work at the time would show in the trace.
         threads: CORES
         resources:
             **needs(lambda wildcards: [on_all_devices(STUDY.machine, "machine")]),
@@ -67,7 +67,7 @@ if STUDY.task.kind == "import":
             "python -m transformer_core.report.own_training.own_page --results results"
             " --output {output} 2>&1 | tee {log}"
 
-    # There is one page of that name: the one above.
+    # Only one page may have that name: the one above.
     ruleorder: own_page > page
 
     localrules:

@@ -1,4 +1,4 @@
-# run spec -> a few profiled steps, one trace per rank -> what the devices did in them
+# run spec -> a few profiled steps, one trace per rank -> the devices' activity in them
 
 
 rule profile:
@@ -11,7 +11,7 @@ rule profile:
         "results/profiles/{variant}/capture.json",
     log:
         "results/profiles/{variant}/run.log",
-    # Like a timed run: what else ran at the time would show in the trace.
+    # Like a timed run: other work at the time would show in the trace.
     threads: CORES
     resources:
         **needs(lambda wildcards: [SPECS[wildcards.variant]]),

@@ -28,10 +28,10 @@ STUDY_FILES = [
 CONCLUSIONS = [
     f"results/{name}.json" for name in ("comparisons", "families", "claims", "search", "quality")
 ]
-# What does not rest on comparisons is done before they use up the time of the study.
+# Work that does not depend on comparisons runs before they use up the study's time.
 DONE_FIRST = [file for file in STUDY_FILES if file not in CONCLUSIONS]
 STUDY_FILES += ["results/refinement.json"] * (STUDY.time is not None)
-# The variants as they are defined, and those that they come from.
+# The variants as defined, and their parents.
 DEFINITIONS = json.dumps(
     {
         name: VARIANTS[name].model_dump(mode="json")
@@ -43,7 +43,7 @@ DEFINITIONS = json.dumps(
 
 
 rule describe_study:
-    # No input, like resolve_spec: only what the report says of the study makes it stale.
+    # No input, like resolve_spec: only the part of the study that the report shows makes it stale.
     output:
         study="results/study.json",
         variants="results/variants.json",
@@ -57,7 +57,7 @@ rule describe_study:
             sealing(output.variants, DEFINITIONS),
         ],
     message:
-        "Write down the study"
+        "Record the study"
     shell:
         "(printf '%s\\n' {params.study:q} > {output.study};"
         " printf '%s\\n' {params.variants:q} > {output.variants};"

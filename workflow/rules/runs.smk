@@ -2,7 +2,7 @@
 
 
 rule resolve_spec:
-    # No input: the file changes, and its run is made again, only if the run spec itself changes.
+    # No input: the file changes, and its run is repeated, only if the run spec itself changes.
     output:
         "results/runs/{variant}/spec.json",
     log:
@@ -51,15 +51,15 @@ rule train:
         ),
     message:
         "Train {wildcards.variant}, repeat {wildcards.repeat}"
-    # The prediction of memory, where there is one, is for a warning. It is no input: with an
-    # ancient() one that is to be made again, Snakemake does not see what else has changed.
+    # The memory prediction, if there is one, serves a warning. It is not an input: if an ancient()
+    # input must be made again, Snakemake misses other changes.
     shell:
         "python -m transformer_core.run.quick_start"
         " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
-# Every variant is run once before any is run again: a machine that changes in the course of hours
-# changes for all of them.
+# Every variant runs once before any repeats: a machine that drifts over hours then drifts for all
+# of them.
 use rule train as train_again with:
     wildcard_constraints:
         repeat="|".join(map(str, REPEATS[1:])) or "none",

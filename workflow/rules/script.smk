@@ -1,4 +1,4 @@
-# a training script of the user's own -> what makes it faster, and what to change in it
+# your own training script -> what makes it faster, and what to change in it
 if STUDY.task.kind == "script":
 
     rule tune:
@@ -10,7 +10,7 @@ if STUDY.task.kind == "script":
             changes="results/tune/changes.diff",
         log:
             "results/logs/tune.log",
-        # All cores and the one slot: nothing else may disturb what is timed.
+        # All cores and the one slot: nothing else may disturb the timing.
         threads: CORES
         resources:
             **needs(lambda wildcards: [on_all_devices(STUDY.machine, "machine")]),
@@ -42,7 +42,7 @@ if STUDY.task.kind == "script":
             "python -m transformer_core.report.tune_page --study {input.study}"
             " --answer {input.answer} --output {output.page} --brief {output.brief} 2>&1 | tee {log}"
 
-    # There is one page of that name: the one above.
+    # Only one page may have that name: the one above.
     ruleorder: tune_page > page
 
     localrules:

@@ -1,4 +1,4 @@
-# certificates + comparisons -> the best combination of techniques; how soon it translates well
+# certificates + comparisons -> the best combination of techniques; its time to good translations
 
 
 rule search:
@@ -16,7 +16,7 @@ rule search:
         recommended="results/recommended.yaml",
     log:
         "results/logs/search.log",
-    # All cores and the one slot: nothing else may disturb what is timed.
+    # All cores and the one slot: nothing else may disturb the timing.
     threads: CORES
     resources:
         **needs(lambda wildcards: [largest(SPECS.values())]),
@@ -27,7 +27,7 @@ rule search:
         reference=lambda wildcards, input: Path(input.reference).parent,
         data=lambda wildcards, input: Path(input.shards[0]).parents[2],
     message:
-        "Search the best combination of techniques"
+        "Search for the best combination of techniques"
     shell:
         "python -m transformer_core.decide.search --study {input.study}"
         " --variants {input.variants} --comparisons {input.comparisons}"
@@ -64,6 +64,6 @@ rule quality:
             goal=STUDY.quality,
         ),
     message:
-        "Train {STUDY.baseline} and what is recommended until they translate well"
+        "Train {STUDY.baseline} and the recommendation until they translate well"
     shell:
         "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

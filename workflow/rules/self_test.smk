@@ -1,4 +1,4 @@
-# one run spec against itself, also slowed down on purpose -> what comparisons find on this machine
+# one run spec against itself, also slowed on purpose -> what comparisons detect on this machine
 
 
 rule self_test_sessions:
@@ -46,7 +46,7 @@ rule self_test:
         margin=STUDY.comparison.margin,
         together=len(PAIRS),
     message:
-        "Judge the protocol of comparisons"
+        "Evaluate the comparison protocol"
     shell:
         "python -m transformer_core.decide.self_test_report --sessions {input.sessions}"
         " --together {params.together} --margin {params.margin} --output {output} 2>&1 | tee {log}"
