@@ -1,1 +1,1 @@
-"""The ground under all rooms: files written whole, records, progress, commands, sources."""
+"""Shared basics: files written whole, records, progress, commands, sources."""

@@ -1,5 +1,5 @@
-"""How a job ends: with a message instead of a traceback, with a count of failed attempts, and with
-the command that makes its result again.
+"""How a job ends: with a message instead of a traceback, a count of failed attempts, and the
+command that makes its result again.
 
 A job that fails for a reason that the next attempt may not meet leaves a result all the same, with
 the reason, and the report is made. Beside the result it counts the failed attempts. The count is a
@@ -44,8 +44,8 @@ def in_words(error: Exception) -> str:
 
 
 def program(main: Callable[..., Any]) -> Callable[..., int]:
-    """The ``main`` of a job, which returns 0, 1 or what it returned itself; what it refuses, and
-    what the system refuses, is printed."""
+    """Wraps the ``main`` of a job to return 0, 1 or its own value; prints its refusals and system
+    errors."""
 
     @wraps(main)
     def run(*arguments: Any, **options: Any) -> int:
@@ -61,7 +61,7 @@ def program(main: Callable[..., Any]) -> Callable[..., int]:
 
 
 def failures(result: str | Path) -> int:
-    """Attempts at ``result``, a file or folder, that ended for a reason that may be gone."""
+    """Attempts at ``result``, a file or folder, that failed for a reason that may be temporary."""
     try:
         return int(_file(Path(result)).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def failures(result: str | Path) -> int:
 
 
 def count_failure(result: str | Path) -> None:
-    """Let the next call of the same command make ``result`` again."""
+    """Makes the next call of the same command make ``result`` again."""
     write_text(_file(Path(result)), f"{failures(result) + 1}\n")
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """Within the block, this process cannot take more than ``size`` bytes in addition to what it
-    has: whoever asks for more gets a MemoryError, before the host runs out. Linux only: elsewhere
-    the system does not count the memory that libraries take."""
+    """Within the block, this process cannot take more than ``size`` additional bytes: asking for
+    more raises MemoryError before the host runs out. Linux only: elsewhere the system does not
+    count the memory that libraries take."""
     if sys.platform != "linux":
         yield
         return

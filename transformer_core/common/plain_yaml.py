@@ -1,4 +1,4 @@
-"""Plain YAML (and so JSON) from people, read within limits: text to values, without surprises.
+"""Plain YAML (and so JSON) written by users, read within limits, without surprising conversions.
 
 The file is taken event by event: nothing is built before its limits are known to hold, and nothing
 is recursive. Less of YAML is understood than the language has. There are no tags, so no objects;
@@ -66,8 +66,8 @@ class _Anchored:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file of people's making; ConfigError unless it is a regular file of UTF-8
-    within the limits."""
+    """Reads a user-written file; ConfigError unless it is a regular UTF-8 file within the
+    limits."""
     file = Path(path)
     try:
         found = file.stat()
@@ -267,7 +267,7 @@ class _Builder:
             self.refuse(line, shown, "is a tag, which settings do not have", "remove it")
 
     def path(self) -> str:
-        """Where the reader is, as the fields lead there."""
+        """The path of fields to the reader's position."""
         text = ""
         for one in self.open:
             if isinstance(one.value, list):

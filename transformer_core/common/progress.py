@@ -15,7 +15,7 @@ CHANGES_NO_RESULT = True  # it shows how far a job is
 log = logging.getLogger("transformer_core")
 
 LINE_SECONDS = 10.0
-"""Lines of sessions in the log are this far apart at least."""
+"""Least seconds between log lines of sessions."""
 
 
 def log_to(path: Path | None) -> None:
@@ -80,7 +80,7 @@ class Progress:
             self.bar.update(count)
 
     def line(self, due: bool = False) -> None:
-        """A line on how far it is, if it is ``due`` or none was written in ``line_seconds``."""
+        """Logs the progress if it is ``due`` or none was logged in ``line_seconds``."""
         now = time.monotonic()
         beside_bar = self.bar is not None and log.propagate  # not to a file, but to its terminal
         if not self.show or beside_bar or not (due or now >= self.lined + self.line_seconds):
@@ -94,7 +94,7 @@ class Progress:
         log.info("%s: %s%s %s%s%s", self.what, f"{self.done:,}", of, self.unit, self.note, left)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Removes the bar."""
         if self.bar is not None:
             self.bar.close()
 
@@ -151,7 +151,7 @@ def _clock(seconds: float) -> str:
 
 
 class SessionLines:
-    """Progress of sessions as lines of the log, not too many of them."""
+    """Progress of sessions as a limited number of log lines."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Seals: what every result is, and what it was made from, in a small file beside it.
+"""Seals: the digest of every result and of its inputs, in a small file beside it.
 
 A seal holds the digest of its file, the file's place below ``results/``, and the digests of what it
 was made from. Who reads the file checks them: a bit that has flipped, a file that was cut off, and
@@ -34,7 +34,7 @@ class Seal(Schema):
     xxh3: str
     """Its digest."""
     made_from: dict[str, str] = Field(default_factory=dict)
-    """Digests of what it was made from, by place."""
+    """Digests of its inputs, by place."""
 
 
 def digest(path: Path) -> str:
@@ -98,7 +98,7 @@ def check(path: Path, content: bytes | None = None, of: Path | None = None) -> S
 
 
 class Together:
-    """Files that are read together, which must have been made from the same ones."""
+    """Files that are read together and must come from the same inputs."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, Path]] = {}

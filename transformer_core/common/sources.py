@@ -1,4 +1,4 @@
-"""Which source files a program depends on, and one digest of what they say.
+"""The source files that a program depends on, and one digest of their code.
 
 From the modules that a program is started with, imports are followed to the modules that they load,
 also imports within functions. A module that is named as a string counts as imported; a module that

@@ -1,4 +1,4 @@
-"""The clock of a study: how long it has been worked on, over all commands and in spite of kills.
+"""The clock of a study: its working time over all commands, even after kills.
 
 Snakemake keeps it beside the results while jobs run: the times between which it was at work, the
 last of them as of a few seconds ago at most. What a killed one spent since then is lost, and the
@@ -21,7 +21,7 @@ CHANGES_NO_RESULT = True  # it says how long the work has taken
 
 CLOCK = Path("results/.clock.json")
 BEAT = 5.0
-"""Seconds between two looks at the clock."""
+"""Seconds between two updates of the clock."""
 
 
 class JobTimes(Schema):
@@ -54,14 +54,14 @@ class Clock(Schema):
     seen: float = 0.0
     """When it was last seen at work."""
     running: bool = False
-    """Whether it had not ended then."""
+    """Whether it was still running then."""
     host: str = ""
-    """Where it worked."""
+    """The host it ran on."""
     jobs: dict[str, JobTimes] = Field(default_factory=dict)
     """By rule, of that host."""
 
     def spent(self, now: float | None = None) -> float:
-        """Seconds that the study has been worked on; ``now`` is for a command that is at work."""
+        """Working seconds of the study so far; ``now`` is for a running command."""
         end = self.seen
         if now is not None and self.running and now - self.seen < 10 * BEAT:
             end = max(now, end)
@@ -77,7 +77,7 @@ def read_clock(path: Path = CLOCK) -> Clock:
 
 
 class RunningClock:
-    """The clock of a study that is worked on by this process."""
+    """The clock of a study that this process works on."""
 
     def __init__(self, path: Path = CLOCK, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
@@ -100,13 +100,13 @@ class RunningClock:
         return self._clock
 
     def spent(self) -> float:
-        """Seconds that the study has been worked on."""
+        """Working seconds of the study so far."""
         if not self._clock.running:
             return self._clock.spent()
         return self._clock.spent_before + self._now() - self._clock.began
 
     def go(self, also: Callable[[], None] = lambda: None) -> None:
-        """Write the time down every few seconds, until this process ends, and do something else."""
+        """Saves the time every few seconds until this process ends, and calls ``also``."""
         threading.Thread(target=self._live, args=(also,), daemon=True).start()
 
     def job_done(self, rule: str, seconds: float, share: float = 1.0) -> None:
@@ -117,14 +117,14 @@ class RunningClock:
             self._clock = self._clock.model_copy(update={"jobs": jobs})
 
     def beat(self, running: bool = True) -> None:
-        """Write the time down."""
+        """Saves the time."""
         with self._lock:
             changes = {"seen": self._now(), "running": running}
             self._clock = self._clock.model_copy(update=changes)
             write_text(self._path, self._clock.model_dump_json() + "\n")
 
     def stop(self) -> None:
-        """The work has ended."""
+        """Stops the clock."""
         self._over.set()
         self.beat(running=False)
 

@@ -12,8 +12,8 @@ from transformer_core.common.files import atomic_path
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The columns of a Parquet file, all unless named; ConfigError if it is missing, damaged or
-    another one."""
+    """Reads columns of a Parquet file, all unless named; ConfigError if it is missing, damaged or a
+    different one."""
     import pyarrow.parquet as pq  # takes long, and programs that read no table import this module
 
     seals.check(path)
@@ -32,7 +32,7 @@ def write_table(path: Path, table: pa.Table, compression: str = "snappy") -> Non
 def write_parts(
     path: Path, schema: pa.Schema, parts: Iterable[pa.Table], compression: str = "snappy"
 ) -> None:
-    """The same of a table that comes in parts, each of which is gone when the next one is made."""
+    """The same for a table in parts, each freed before the next is made."""
     import pyarrow.parquet as pq  # likewise
 
     seals.seal_file(path).unlink(missing_ok=True)

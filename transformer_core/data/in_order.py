@@ -1,4 +1,4 @@
-"""Work of many threads or processes, taken in the order in which it was given."""
+"""Results of many threads or processes, in the order of their inputs."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

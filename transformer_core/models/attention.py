@@ -104,8 +104,8 @@ def sdpa_attention(
     drop: Drop = shared_draws,
     backend: AttentionBackend = "auto",
 ) -> Tensor:
-    """The same through ``F.scaled_dot_product_attention``, which drops weights in its own way, by
-    one of the CUDA kernels that ``backend`` allows. Unsupported where it allows none that can.
+    """The same through ``F.scaled_dot_product_attention``, which draws its own dropout, by one of
+    the CUDA kernels that ``backend`` allows. Unsupported if none of them can.
 
     On a CPU the fused kernel cannot drop attention weights, and torch's step by step is slower than
     the reference: with dropout, that one is taken there.
@@ -134,11 +134,11 @@ _KERNELS = {
 
 
 _NO_KERNEL = "No available kernel", "No viable backend"
-"""How torch says it."""
+"""torch's wording of that error."""
 
 
 def leave_out_cudnn() -> None:
-    """Let torch choose no kernel of cuDNN in this process, where none is named.
+    """Stops torch from choosing cuDNN kernels in this process, where none is named.
 
     It would choose one where nothing is dropped, in validation and certificates, and another in
     training; cuDNN makes a plan for every shape, which takes it tens of milliseconds, and decoding
@@ -174,7 +174,7 @@ def _on_cuda(
 
 
 def no_kernel(backend: str, q: Tensor, mask: Tensor | None) -> str:
-    """Why no kernel of ``backend`` can compute this, as far as is known."""
+    """The known reason why no kernel of ``backend`` can compute this."""
     given = f"{str(q.dtype).removeprefix('torch.')}, {q.size(-1)} elements a head"
     masked = "a mask" if mask is not None else "no mask"
     remedies = {

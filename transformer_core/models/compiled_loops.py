@@ -120,7 +120,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def wide(x):  # type: ignore[no-untyped-def]
-    """An element of an array as a number of 32 bits. For compiled loops only."""
+    """An element of an array as a 32-bit number. For compiled loops only."""
     raise NotImplementedError
 
 
@@ -173,7 +173,7 @@ def exp_of(x):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=True, inline="always")
 def larger(x, y):  # type: ignore[no-untyped-def]
-    """The larger of two; of no use to find what is no number."""
+    """The larger of two numbers; does not propagate NaNs."""
     return x if x > y else y
 
 

@@ -243,7 +243,7 @@ class PrefixCache:
         self.select(rows)
 
     def select(self, rows: Tensor) -> None:
-        """Keep (or repeat) ``rows``."""
+        """Keeps (or repeats) ``rows``."""
         if self.tokens is not None:
             self.tokens = self.tokens.index_select(0, rows)
 

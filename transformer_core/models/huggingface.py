@@ -189,7 +189,7 @@ class HuggingFaceCache:
         return int(self.key_values.get_seq_length())
 
     def select(self, rows: Tensor) -> None:
-        """Keep (or repeat) ``rows``."""
+        """Keeps (or repeats) ``rows``."""
         self.key_values.reorder_cache(rows)
 
 

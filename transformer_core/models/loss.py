@@ -284,7 +284,7 @@ def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 _not_compiled: list[str] = []
-"""Why this process does not compile, once that has failed."""
+"""The reason why this process does not compile, after a failure."""
 
 
 def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
@@ -307,8 +307,9 @@ def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def watched() -> bool:
-    """Whether a mode of torch sees every operation of this thread: one of tensors without memory,
-    say. Compiled code hides them, and torch refuses to compile unless the mode allows that."""
+    """Whether a torch mode observes every operation of this thread, such as one of tensors without
+    memory. Compiled code hides operations, and torch refuses to compile unless the mode allows
+    it."""
     modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
     return any(
         isinstance(mode, FakeTensorMode) or not getattr(mode, "ignore_compile_internals", bool)()

@@ -30,7 +30,7 @@ Time = Callable[[Sequence[TriedTogether]], list[TriedTogether]]
 def best_together(
     techniques: Sequence[Technique], certify: Certify, time: Time
 ) -> tuple[list[TriedTogether], list[Technique]]:
-    """All that was tried, and the techniques to recommend: none if nothing is FASTER."""
+    """Returns everything tried, and the techniques to recommend: none if nothing is FASTER."""
     singles = time([certify([name]) for name in techniques])
     ladder = [certify(names) for names in combinations([one for one in singles if useful(one)])]
     # Timed with the singles' evidence: intervals hold for all of them at once.
@@ -77,7 +77,7 @@ class Timing:
         self.runs: dict[str, PairedRun] = {}
 
     def __call__(self, tried: Sequence[TriedTogether]) -> list[TriedTogether]:
-        """The same with speeds and verdicts, whose intervals hold for all of them at once."""
+        """Adds speeds and verdicts, whose intervals hold for all of them at once."""
         for one in tried:
             name = side_name(one)
             if name not in self.runs and one.certificate.word in ("same", "undecided"):

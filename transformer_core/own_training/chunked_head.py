@@ -106,7 +106,7 @@ def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> 
 
 
 class ChunkedHead(nn.Module):
-    """A linear layer whose product waits until it is known what for; evaluation computes it."""
+    """A linear layer that defers its product until its use is known; evaluation computes it."""
 
     def __init__(self, head: nn.Linear) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Find out what makes a training of the user's own faster:
-``python -m transformer_core.own_training.job``."""
+"""Finds out what makes your own training faster: ``python -m
+transformer_core.own_training.job``."""
 
 import argparse
 import sys

@@ -139,7 +139,7 @@ def fused(optimizer: Optimizer) -> Optimizer:
 
 
 def without_dropout(module: nn.Module) -> None:
-    """Let no dropout layer drop anything: ranks and formats draw other random numbers."""
+    """Disables dropout layers: ranks and formats draw different random numbers."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0

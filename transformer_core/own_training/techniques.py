@@ -21,7 +21,7 @@ class Tried:
     """Settings merged into the run spec; the step looks up anything further by name."""
     equivalence: Tolerance | Statistical
     group: str
-    """Of those with the same group, a training has one."""
+    """A training uses at most one technique of a group."""
     words: str
     """Its description, for the report."""
 

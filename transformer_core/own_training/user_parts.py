@@ -19,7 +19,7 @@ _OPTIONAL = ("clip_norm",)
 
 @dataclass(frozen=True)
 class Parts:
-    """A training of the user's own, as one rank sees it."""
+    """Your own training, as one rank sees it."""
 
     module: nn.Module
     """The model."""

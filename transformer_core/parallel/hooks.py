@@ -59,10 +59,10 @@ class Hook:
         return {}
 
     def remember(self, memory: Mapping[str, Tensor], names: Mapping[Tensor, str]) -> None:
-        """Take up what :meth:`memory` gave."""
+        """Restores the state that :meth:`memory` returned."""
 
     def close(self) -> None:
-        """End what the hook started."""
+        """Ends everything that the hook started."""
 
 
 Count = Callable[[int, int], None]
@@ -320,7 +320,7 @@ class EmulatedLink(Hook):
     def _hold(
         self, everybody: dist.Work, result: Future[Tensor], held: Future[Tensor], seconds: float
     ) -> None:
-        """Fulfil ``held`` with ``result`` once the link would be done with it."""
+        """Completes ``held`` with ``result`` once the link would have delivered it."""
         try:
             everybody.wait()
             began = max(self.free_at, time.monotonic() - self.burst_seconds)

@@ -1,4 +1,4 @@
-"""Which ranks of a run still answer: what to say when one of them is gone.
+"""The ranks of a run that still answer, and the report when one is gone.
 
 Every process answers on a thread of its own, through torchrun's key-value store, whatever its main
 thread waits for. A process whose peers are gone calls the roll, and names those that are silent.
@@ -83,7 +83,7 @@ class RollCall:
             return PeerLost(f"{_name(self.places[0])} does not answer, and nobody else on its host")
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stops answering."""
         self._closed = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -106,7 +106,7 @@ class RollCall:
         return self._behind(number)
 
     def _behind(self, number: int) -> PeerLost | None:
-        """The rank that has got the least far, where not all have got equally far."""
+        """The rank with the least progress, if progress differs."""
         steps = {self.rank: self._steps}
         for place in self.places:
             key = f"present/{number}/{place.rank}"

@@ -50,13 +50,13 @@ def device_memory_used(index: int) -> int | None:
 
 
 def memory_by_uuid() -> dict[str, int]:
-    """Bytes in use, by all processes, on every GPU of the host that tells; this needs no context
+    """Bytes in use, by all processes, on every GPU of the host that reports them; needs no context
     on any of them."""
     return _of_each_device(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
 
 
 def free_by_uuid() -> dict[str, int]:
-    """Bytes that nobody uses on every GPU of the host that tells."""
+    """Free bytes on every GPU of the host that reports them."""
     return _of_each_device(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
 
 

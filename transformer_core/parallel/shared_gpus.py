@@ -18,7 +18,7 @@ def require_shared_gpus(processes: int) -> None:
 
 
 _BUSY = "busy or unavailable"
-"""How CUDA says that a GPU lets this process not in (cudaErrorDevicesUnavailable)."""
+"""CUDA's message when a GPU refuses this process (cudaErrorDevicesUnavailable)."""
 
 
 def busy(error: BaseException) -> str | None:

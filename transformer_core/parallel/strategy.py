@@ -73,7 +73,7 @@ class Strategy:
         return contextlib.nullcontext()
 
     def reduce_gradients(self) -> None:
-        """Called after the last backward and before the optimizer's step."""
+        """Called after the last backward pass and before the optimizer's step."""
 
     def update(self, step: Callable[[], Tensor]) -> Tensor:
         """Update the weights by ``step``, which gives the norm of the gradient; its result."""
@@ -98,7 +98,7 @@ class Strategy:
         return {}
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`memory` gave on this rank."""
+        """Restores the state that :meth:`memory` returned on this rank."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum of a small tensor over all ranks, on every rank."""
@@ -109,7 +109,8 @@ class Strategy:
         return [list(values)]
 
     def synchronise(self) -> None:
-        """Wait until every rank's devices have done all their work: the points between times."""
+        """Waits until all devices of all ranks have finished: the points between which time is
+        measured."""
         for device in self.devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -169,7 +170,7 @@ class ProcessGroupStrategy(Strategy):
             yield item
 
     def progress(self) -> None:
-        """This rank goes on. The one that does it least often keeps the others waiting."""
+        """Counts progress of this rank. The rank with the lowest count keeps the others waiting."""
         if self.roll_call is not None:
             self.roll_call.progress()
 

@@ -1,4 +1,4 @@
-"""Which process this is, and which device it works on."""
+"""This process's place in the run, and its device."""
 
 import os
 import socket
@@ -44,7 +44,7 @@ class Process:
 
     @property
     def place(self) -> RankPlace:
-        """Where this process is."""
+        """The place of this process."""
         return RankPlace(
             rank=self.rank,
             local_rank=self.local_rank,

@@ -1,4 +1,4 @@
-"""Whether the torch that is installed can use the GPUs of a host: if not, why, and what to do.
+"""Whether the installed torch can use the GPUs of a host; if not, the reason and the remedy.
 
 Without this, a driver that is too old, or a torch without CUDA, would train on the CPU without a
 word, and report the CPU's numbers as those of the machine.

@@ -59,11 +59,11 @@ def said(variant: AnswerVariant, baseline: str) -> str:
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    """Settings as they stand in a file."""
+    """Settings as in a file."""
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def cell(text: str) -> str:
-    """A text of somebody else on one line, without meaning in Markdown or HTML."""
+    """Foreign text on one line, escaped for Markdown and HTML."""
     line = " ".join(text.split())
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#&" else sign for sign in line)

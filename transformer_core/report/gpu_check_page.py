@@ -23,7 +23,7 @@ WORDS: dict[Outcome, str] = {
 def render(
     found: GpuCheck, tests: GpuTests, attention: AttentionTruths, device: DeviceFacts
 ) -> str:
-    """The page as HTML, with all that is needed to mend it from afar."""
+    """The page as HTML, with everything needed for remote debugging."""
     counts = Counter(check.outcome for check in found.checks)
     return (
         environment()

@@ -1,4 +1,4 @@
-"""Taking turns: several programs are ready on one machine, and one of them at a time works.
+"""Turns: several programs are ready on one machine, and one at a time works.
 
 The supervisor runs the coordinator. Every process of every side connects to it, and waits, blocked
 in the kernel, until it is asked to do something: a side that waited in a barrier of its process
@@ -29,9 +29,9 @@ from transformer_core.common.files import write_text
 from transformer_core.run.host_processes import own_address
 
 COORDINATOR = "coordinator.json"
-"""File that tells the processes where the coordinator is, in the folder of a comparison."""
+"""File with the coordinator's address, in the folder of a comparison."""
 POLL_SECONDS = 0.2
-"""How often the supervisor looks whether the processes that it waits for are still there."""
+"""Seconds between checks that the processes the supervisor waits for are still running."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Turn(Task):
-    """To train: ``lead`` steps that are not timed, then ``steps`` that are."""
+    """Task to train: ``lead`` untimed steps, then ``steps`` timed ones."""
 
     lead: int
     steps: int
@@ -75,28 +75,28 @@ class Turn(Task):
 
 @dataclass(frozen=True)
 class ProbeDevices(Task):
-    """To measure the speed of the own devices."""
+    """Task to measure the speed of this rank's devices."""
 
     answer: ClassVar[Any] = list[Probe]
 
 
 @dataclass(frozen=True)
 class TellMemory(Task):
-    """To tell the largest peak of memory of the own devices, in bytes or null."""
+    """Task to report the largest peak of memory of this rank's devices, in bytes or null."""
 
     answer: ClassVar[Any] = int | None
 
 
 @dataclass(frozen=True)
 class TellKernels(Task):
-    """To tell what computed the first step."""
+    """Task to report the kernels of the first step."""
 
     answer: ClassVar[Any] = StepKernels | None
 
 
 @dataclass(frozen=True)
 class TellProvenance(Task):
-    """To tell where the numbers of this job come from: its command and its start."""
+    """Task to report the provenance of this job: its command and its start."""
 
     command: str
     started: datetime
@@ -105,11 +105,11 @@ class TellProvenance(Task):
 
 @dataclass(frozen=True)
 class Leave(Task):
-    """To end."""
+    """Task to end."""
 
 
 class SideEndedError(Exception):
-    """A side does not answer any more."""
+    """A side no longer answers."""
 
     def __init__(self, side: str, reason: str) -> None:
         super().__init__(f"{side} {reason}")
@@ -132,12 +132,12 @@ class Turns:
         return self._task
 
     def answer(self, value: Any) -> None:
-        """Give the result of the last task."""
+        """Sends the result of the last task."""
         self._connection.send_bytes(_adapter(self._task.answer).dump_json(value))
 
 
 class Coordinator:
-    """The supervisor's end. ``file`` tells the processes where it is, and the key to it.
+    """The supervisor's end. ``file`` gives the processes its address and key.
 
     Processes on this host connect through a socket of the file system; with ``several_hosts`` all
     connect over the network.
@@ -174,7 +174,7 @@ class Coordinator:
         self.file.unlink(missing_ok=True)
 
     def announce(self, session: int) -> None:
-        """Tell those who come which session this is, from 1: before the first of them starts."""
+        """Sets the number of this session, from 1, before its first process starts."""
         previous = os.umask(0o177)  # only this user may take part
         try:
             write_text(self.file, json.dumps(self._says | {"session": session}))
@@ -184,8 +184,8 @@ class Coordinator:
     def gather(
         self, ranks: Mapping[str, int], check: Callable[[], None], timeout: float
     ) -> dict[str, tuple[Topology, float]]:
-        """Wait until all ranks of all sides are there; the topology of each side, and when its last
-        rank came by :func:`time.monotonic`."""
+        """Waits until all ranks of all sides are ready; returns the topology of each side, and when
+        its last rank connected by :func:`time.monotonic`."""
         self._members = {side: {} for side in ranks}
         found: dict[str, tuple[Topology, float]] = {}
         end = time.monotonic() + timeout
@@ -229,7 +229,7 @@ class Coordinator:
         return [answers[rank] for rank in sorted(answers)]
 
     def dismiss(self) -> None:
-        """Let all processes go: those that wait end by themselves."""
+        """Dismisses all processes: those that wait end by themselves."""
         for members in self._members.values():
             for connection in members.values():
                 try:

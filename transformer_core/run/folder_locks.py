@@ -18,7 +18,7 @@ _LOCK = ".lock"
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process; wait while another one works on it."""
+    """Locks ``folder`` for this process; waits while another one works on it."""
     while (lock := _waited_for(folder)) is None:
         pass
     with lock:
@@ -30,8 +30,8 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def workplace(folder: Path) -> Iterator[None]:
-    """As :func:`exclusive`, for what is needed until the end and no longer: then ``folder`` is
-    removed. Where an error ends the work it stays, with all that the next attempt can use."""
+    """As :func:`exclusive`, for temporary files: removes ``folder`` at the end. After an error it
+    stays, with everything that the next attempt can use."""
     with exclusive(folder):
         yield
         # Still held, and the lock last: who waits for it must not begin before all is gone.

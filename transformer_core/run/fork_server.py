@@ -1,4 +1,4 @@
-"""A process that has imported what the jobs of this project need, and forks for each of them.
+"""A process that has imported the modules the project's jobs need, and forks for each job.
 
 It has computed nothing, so that a fork is what a new process is after its imports. It ends with
 Snakemake, or when nobody has asked it for a while, and leaves no file behind. A fork ends with it,
@@ -45,8 +45,8 @@ _PRESENT, _OF_FILE = 1 << 63, 1 << 61
 
 
 _AT_ONCE = 2048
-"""Entries that are looked at: large blocks of memory, once freed, change the limits by which
-glibc's allocator goes on."""
+"""Entries read at a time: large blocks of memory, once freed, change the limits that glibc's
+allocator then uses."""
 
 
 def file_pages() -> Pages:
@@ -97,7 +97,7 @@ class Request:
     """Standard input, output and error."""
 
     def close(self) -> None:
-        """Let go of the streams."""
+        """Closes the streams."""
         for stream in self.streams:
             os.close(stream)
 
@@ -127,13 +127,13 @@ class Imported:
     """The state of the server after its imports, beside its data."""
 
     environment: Mapping[str, str]
-    """Variables that they have set."""
+    """Variables that imports have set."""
     pages: Pages
-    """Pages of files that they have read."""
+    """Pages of files that imports have read."""
 
 
 def become(request: Request, found: Imported) -> NoReturn:
-    """Be the program of ``request``, to its end, in a fork of a server."""
+    """Runs the program of ``request`` to its end, in a fork of a server."""
     end_with_parent()
     # A group of its own, which ends as a whole.
     os.setpgid(0, 0)
@@ -159,13 +159,13 @@ def become(request: Request, found: Imported) -> NoReturn:
 
 
 IDLE_SECONDS = 60.0
-"""After so long without a fork the memory is worth more than the time of the next start."""
+"""Idle seconds after which the memory is worth more than a fast next start."""
 _IDLE_SECONDS_OF_GROUP = 5.0
-"""The same for a group, which starts at once and is then over."""
+"""The same for a group, which starts once and then ends."""
 
 
 def touched_gpu(files: Path = Path("/proc/self/fd")) -> bool:
-    """Whether this process has opened a GPU: CUDA does not work in the forks of one that has."""
+    """Whether this process has opened a GPU: CUDA does not work in forks of such a process."""
     for entry in files.iterdir():
         with contextlib.suppress(OSError):
             if str(entry.readlink()).startswith("/dev/nvidia"):
@@ -174,13 +174,13 @@ def touched_gpu(files: Path = Path("/proc/self/fd")) -> bool:
 
 
 class Server:
-    """Forks for requests that come to ``listening``, until the process ``owner`` is gone."""
+    """Forks for requests to ``listening``, until the process ``owner`` ends."""
 
     def __init__(self, path: Path, listening: socket.socket, owner: int) -> None:
         self.path, self.listening = path, listening
         self.selector = selectors.DefaultSelector()
         self.forks: dict[int, socket.socket] = {}
-        """Connections of those who asked, by the process id of what they asked for."""
+        """Connections of the clients, by the process id of their fork."""
         self.open = True
         self.began = time.time()
         self.idle = _IDLE_SECONDS_OF_GROUP if GROUP in os.environ else IDLE_SECONDS
@@ -188,8 +188,8 @@ class Server:
         self._on(os.pidfd_open(owner), self._stop)
 
     def serve(self) -> Request | None:
-        """Returns a request in the fork that is to carry it out, and None in the server when it has
-        nothing more to do."""
+        """Returns a request in the fork that must carry it out, and None in the server when it is
+        done."""
         while self.open or self.forks:
             ready = self.selector.select(self.idle)
             if not ready and not self.forks:
@@ -227,7 +227,7 @@ class Server:
         return None
 
     def _up_to_date(self) -> bool:
-        """Whether the sources are what was imported; if not, this server has had its time."""
+        """Whether the sources are those that were imported; if not, this server is out of date."""
         changed = False
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] in PACKAGES and (file := getattr(module, "__file__", None)):
@@ -238,7 +238,7 @@ class Server:
         return not changed
 
     def _watch(self, connection: socket.socket, pid: int) -> None:
-        """Hand on what comes for a fork, and tell how it ended."""
+        """Forwards messages to a fork, and reports how it ended."""
         ended = os.pidfd_open(pid)
         self.forks[pid] = connection
 
@@ -269,7 +269,7 @@ class Server:
         self._on(ended, tell)
 
     def _stop(self) -> None:
-        """Take no more requests."""
+        """Stops taking requests."""
         if self.open:
             self.open = False
             self.path.unlink(missing_ok=True)
@@ -277,7 +277,7 @@ class Server:
             self.listening.close()
 
     def _leave(self) -> None:
-        """In a fork: close what belongs to the server."""
+        """In a fork: closes the server's files."""
         files = [entry.fileobj for entry in self.selector.get_map().values()]
         # First: to take a file out of it would take it out of the server's, too.
         self.selector.close()

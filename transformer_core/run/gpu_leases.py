@@ -45,7 +45,7 @@ def visible_gpus() -> list[str]:
 
 
 def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
-    """``count`` of the GPUs ``uuids`` that nobody else holds, each with the file that holds it.
+    """Leases ``count`` of the GPUs ``uuids``; returns each with the file that holds its lease.
 
     Waits until so many are free. A file per GPU in ``folder`` is locked; the kernel releases it
     with the last process that has it open, however that ends. Raises ValueError if there are fewer.
@@ -67,7 +67,7 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
 
 
 def _lock(path: Path) -> IO[str] | None:
-    """The locked file; null while somebody else has it."""
+    """The locked file; null while another process has it."""
     file = os.fdopen(open_own(path), "a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

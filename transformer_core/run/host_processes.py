@@ -25,8 +25,8 @@ from schemas.config.link import HOST_VARIABLE
 ONE_HOST = "transformer_core.run.host_processes"
 AGENT = "transformer_core.run.rendezvous"
 QUICK_START = "transformer_core.run.quick_start"
-"""Runs a module as a program; its end, without taking anything apart, is safe too: threads of gloo
-that are still there when a process takes itself apart abort it."""
+"""Runs a module as a program, and ends without Python's shutdown, which threads of gloo that are
+still running would abort."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Host:
 
 
 def this_host() -> Host | None:
-    """This host's place, as its environment says; null where it says nothing.
+    """This host's place from its environment; null if it is not set.
 
     Raises ValueError for an environment that says half of it.
     """
@@ -76,7 +76,7 @@ def torchrun(processes: int, address: str = "127.0.0.1", port: int = 0) -> list[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say what to start."""
+    """Adds the options that choose what to start."""
     parser.add_argument("--nodes", type=int, required=True, help="hosts of the run")
     parser.add_argument("--processes", type=int, required=True, help="processes on each host")
     parser.add_argument(

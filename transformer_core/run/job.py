@@ -1,4 +1,4 @@
-"""Any job that a rule orders: ``python -m transformer_core.run.job --order JSON``.
+"""Runs a job that a rule orders: ``python -m transformer_core.run.job --order JSON``.
 
 An order names its ``kind`` and the fields of that kind, which ``--describe KIND`` lists: the
 settings and the files that the job reads and writes. ``--order`` also takes a file that holds one.
@@ -26,7 +26,7 @@ class Job(Schema):
 
     @abstractmethod
     def run(self, log_file: Path | None) -> int | None:
-        """Do it; the exit code. Plain log lines go to ``log_file``, too."""
+        """Runs the job; returns the exit code. Plain log lines go to ``log_file``, too."""
 
 
 class TrainingJob(Job):
@@ -48,7 +48,7 @@ def read_job(text: str) -> Job:
 
 
 def describe(kind: str) -> str:
-    """The fields of an order, with what they mean and what they are if they are not given."""
+    """The fields of an order, with their meanings and defaults."""
     from schemas.generate import field_docstrings  # takes long, and only people ask
 
     model = class_of(kind, JOBS, "--describe")

@@ -1,4 +1,4 @@
-"""Which class an order is, by the ``kind`` that its JSON names.
+"""Maps the ``kind`` in an order's JSON to its class.
 
 A job is what a rule orders; its workers get orders of their own. The classes are named as texts, so
 that nothing is imported that an order does not need.
@@ -54,8 +54,8 @@ ORDERS = MappingProxyType(
 
 
 def class_of(kind: str, kinds: Mapping[str, str], where: str) -> Any:
-    """The class of a kind; ConfigError, with the nearest names, for an unknown one. ``where`` says
-    what named it."""
+    """The class of a kind; ConfigError, with the nearest names, for an unknown one. ``where`` names
+    the source."""
     if kind not in kinds:
         remedy = nearest(kind, kinds)
         raise ConfigError([ConfigProblem(where, "kind", kind, "is not known", remedy)])
@@ -64,7 +64,8 @@ def class_of(kind: str, kinds: Mapping[str, str], where: str) -> Any:
 
 
 def parse(text: str, kinds: Mapping[str, str], where: str) -> Any:
-    """The order in a JSON text; ConfigError, which names ``where`` it is from, if it is none."""
+    """Parses the order in a JSON text; ConfigError, naming its origin ``where``, if it is
+    invalid."""
     try:
         fields = json.loads(text)
     except ValueError as error:

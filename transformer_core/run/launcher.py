@@ -1,4 +1,4 @@
-"""How the processes of a run are started, on one host or on several."""
+"""Starts the processes of a run, on one host or on several."""
 
 import sys
 
@@ -64,13 +64,13 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
 
 
 def lends_processes_only() -> bool:
-    """Whether this is a host of a run other than the first: the first one writes the results."""
+    """Whether this host is not the first of a run: the first one writes the results."""
     host = this_host()
     return host is not None and host.node_rank > 0
 
 
 def spans_machines(spec: RunSpec) -> bool:
-    """Whether the run's processes are on several machines, which share no more than a network."""
+    """Whether the run's processes are on several machines that share only a network."""
     return spec.machine.nodes > 1 and spec.machine.link is None
 
 
@@ -86,7 +86,7 @@ def _no_gpus(spec: RunSpec) -> bool:
 
 
 def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
-    """How the link of ``spec`` can be made here; Unsupported if it cannot."""
+    """How this host can emulate the link of ``spec``; Unsupported if it cannot."""
     reason = "machine.link.emulate" if link.emulate else namespaces.refusal()
     if reason is None:
         return "namespaces"
@@ -102,7 +102,7 @@ def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
 
 
 def _shared_gpus(spec: RunSpec) -> list[str]:
-    """The option that shares the GPUs of this machine out among its made-up hosts."""
+    """The option that divides this machine's GPUs among its emulated hosts."""
     found = [] if spec.machine.device == "cpu" else visible_gpus()
     if not found and spec.machine.device != "cuda":
         return []

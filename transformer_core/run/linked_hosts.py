@@ -27,10 +27,10 @@ from transformer_core.run.namespaces import (
 from transformer_core.run.statuses import end_with_parent
 
 GRACE = 8.0
-"""Seconds that a host has to end by itself once the other one has ended with an error."""
+"""Seconds that a host has to end by itself after the other one failed."""
 
 PORT = 29_500
-"""Port of the rendezvous in a namespace, where nobody else is."""
+"""Port of the rendezvous in a namespace, which nothing else uses."""
 
 
 def start(arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:

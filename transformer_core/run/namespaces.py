@@ -24,7 +24,7 @@ DEVICE = "link0"
 """Name of the network device in either namespace."""
 
 ADDRESSES = ("10.99.0.1", "10.99.0.2")
-"""Addresses of the two hosts, which nobody outside can see."""
+"""Addresses of the two hosts, invisible from outside."""
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of sched.h
 _QUEUE = "50ms"
@@ -45,7 +45,7 @@ class Namespace:
     """Open file that holds the namespace."""
 
     def enter(self) -> None:
-        """Move this thread into it; meant for a process between fork and exec."""
+        """Moves this thread into it; for a process between fork and exec."""
         if _LIBRARY.setns(self.file, _NEW_NETWORK):
             raise OSError(ctypes.get_errno(), "setns")
 
@@ -76,7 +76,7 @@ def join_two(bandwidth: float) -> tuple[Namespace, Namespace]:
 
 
 def refusal() -> str | None:
-    """Why :func:`join_two` is not possible here; null where it is."""
+    """The reason why :func:`join_two` is impossible here; null where it works."""
     # In a process of its own: it leaves its namespace for good.
     done = subprocess.run(
         [sys.executable, "-m", __name__], capture_output=True, text=True, check=False, timeout=60

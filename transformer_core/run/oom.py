@@ -1,4 +1,4 @@
-"""Running out of memory, as a reason: how much was asked for, how much was free, and a remedy.
+"""The reason of an out-of-memory error: bytes requested, bytes free, and a remedy.
 
 Nothing here imports torch: supervisors use it.
 """
@@ -27,9 +27,9 @@ _OTHER_CUDA = re.compile(
     r"|Failed to CUDA (calloc|malloc|host alloc)"
     r"|(Cuda|CUDA) failure.*out of memory"
 )
-"""How CUDA, its libraries and NCCL say it where torch's allocator was not asked."""
+"""How CUDA, its libraries and NCCL report it when torch's allocator is not involved."""
 _CUBLAS = "CUBLAS_STATUS_NOT_INITIALIZED"
-"""How cuBLAS says it where it finds no room for its handle; it says so of other faults, too."""
+"""cuBLAS's error when it has no room for its handle; other faults give the same error."""
 _CUBLAS_BYTES = 256 << 20
 """Free memory of a device with which cuBLAS starts: its handle and workspace take less."""
 _CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes")
@@ -57,7 +57,7 @@ def reason_of(error: BaseException) -> str | None:
 
 
 def reason_of_kill() -> str:
-    """The reason of a run one of whose processes the kernel ended for its memory."""
+    """The reason of a run if the kernel killed one of its processes for its memory."""
     return f"The kernel ended a process because memory ran out. {HINT}"
 
 

@@ -30,7 +30,7 @@ class Order(Schema):
     spec: RunSpec
     """The run spec to execute."""
     output: Path
-    """Folder of the results, of this order, and of what workers report that do not finish."""
+    """Folder of the results, of this order, and of the reports of unfinished workers."""
     command: str
     """The command that makes the result again."""
     log_file: Path | None = None
@@ -50,7 +50,7 @@ class Order(Schema):
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """The order in ``file``; ConfigError if it is missing or another one."""
+        """Reads the order in ``file``; ConfigError if it is missing or of another kind."""
         text = file.read_text()
         order: Any = parse(text, ORDERS, str(file))
         assert isinstance(order, cls), f"{file}: {order.kind} is no {cls.__name__}"

@@ -1,4 +1,4 @@
-"""A folder of the user's own, for what that user's processes on a host share: locks and sockets."""
+"""A private folder of the user, for locks and sockets that the user's processes on a host share."""
 
 import os
 import stat
@@ -10,8 +10,8 @@ _NAME = "transformer_core"
 
 
 def own_folder(*names: str) -> Path:
-    """A folder by the ``names`` on its path, below XDG_RUNTIME_DIR, or below the user's cache where that is not set or
-    not this user's: nobody else may enter it. Made if it is missing.
+    """The private folder ``names`` below XDG_RUNTIME_DIR, or below the user's cache where that is
+    unset or belongs to another user. Made if it is missing.
 
     Raises OSError where there is none: PermissionError for a folder of somebody else.
     """
@@ -29,15 +29,15 @@ def own_folder(*names: str) -> Path:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this is a folder, and no link to one, that belongs to this user alone."""
+    """Whether this is a folder, not a link, that only this user can enter."""
     found = folder.lstat()
     private = found.st_uid == os.getuid() and not found.st_mode & 0o077
     return stat.S_ISDIR(found.st_mode) and private
 
 
 def open_own(file: Path) -> int:
-    """A descriptor of a file of this user's, made if it is missing; OSError if it is a link or
-    somebody else's."""
+    """A descriptor of this user's file, made if it is missing; OSError if it is a link or another
+    user's."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(file, flags, 0o600)
     if os.fstat(descriptor).st_uid != os.getuid():

@@ -13,7 +13,7 @@ from transformer_core.training.assemble import Setup, assemble, unwatched
 
 
 def take_place(order: Order) -> Process:
-    """This process of the run, with the threads it is due; the main one writes log lines.
+    """Sets up this process of the run, with its share of threads; the main one writes log lines.
 
     Unsupported where there are GPUs that torch cannot use, or too few of them, or where it cannot
     have the cores or the allocator that the run spec says.

@@ -1,4 +1,4 @@
-"""A worker, or several of one host, without the time that starting and ending Python takes.
+"""Starts a worker, or several on one host, without the time that starting and ending Python takes.
 
 ``python -m transformer_core.run.quick_start MODULE ...`` does what ``python -m
 MODULE ...``
@@ -30,8 +30,8 @@ from transformer_core.run.warm_start import start_warm
 
 
 def imported(worker: str, *others: str) -> ModuleType:
-    """The module ``worker``, imported with ``others`` while no garbage is looked for. Nor will any
-    be among what they made."""
+    """Imports the module ``worker`` with ``others`` while garbage collection is off, and exempts
+    their objects from later collections."""
     gc.disable()
     try:
         module = importlib.import_module(worker)
@@ -51,7 +51,7 @@ def prepare(module: ModuleType, options: Sequence[str]) -> None:
 
 
 def work(worker: str, options: Sequence[str]) -> None:
-    """The life of a forked process: the module ``worker`` as a program."""
+    """Runs the module ``worker`` as a program in a forked process."""
     # What the agent does when it is asked to stop is not for its children: they end at once, also
     # where they wait in a library.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -134,7 +134,7 @@ def main() -> int:
 
 
 def to_the_end(run: Callable[[], int]) -> NoReturn:
-    """Run something, and end this process with its exit code, here and now."""
+    """Runs a function, and ends this process at once with its exit code."""
     try:
         code = run()
     except SystemExit as error:

@@ -66,7 +66,7 @@ def listening(address: str, port: int) -> socket.socket:
 
 
 def meet(parameters: RendezvousParameters) -> RendezvousHandler:
-    """The rendezvous that torchrun's options ask for."""
+    """The rendezvous for torchrun's options."""
     address, port = parse_rendezvous_endpoint(parameters.endpoint, 0)
     return OneAddress(
         socket.gethostbyname(address),
@@ -79,7 +79,7 @@ def meet(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def register() -> None:
-    """Make torch know this way to meet."""
+    """Registers this rendezvous with torch."""
     if BACKEND not in rendezvous_handler_registry._registry:
         rendezvous_handler_registry.register(BACKEND, meet)
 

@@ -1,4 +1,4 @@
-"""Why processes could not be started here: what a host lacks that every run needs.
+"""Reasons why processes cannot start here: requirements of every run that a host lacks.
 
 Asked before a run (:func:`no_loopback`, which would else show after minutes of waiting) and after
 one whose processes ended before they could say why.
@@ -27,7 +27,7 @@ def obstacle(folder: Path, threads: int, files: int = 64) -> str | None:
 
 
 def no_loopback() -> str | None:
-    """Whether processes of this host cannot reach one another, in a sentence."""
+    """A sentence if processes of this host cannot reach one another; else None."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = server.getsockname()

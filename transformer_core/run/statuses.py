@@ -1,4 +1,4 @@
-"""How a worker that did not finish tells its supervisor why.
+"""How a worker that fails reports the reason to its supervisor.
 
 A supervisor waits: what it imports only delays the run, so nothing here imports torch.
 """
@@ -38,17 +38,17 @@ _TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
 
 
 class Outcome(Schema):
-    """How workers ended that did not finish."""
+    """How unfinished workers ended."""
 
     status: Status
     reason: str | None
     traceback: str | None = None
     rank: int | None = None
-    """The process that tells it; null where its supervisor does."""
+    """The process that reports it; null if its supervisor does."""
     time: float = 0.0
-    """When it was told, in seconds since the epoch."""
+    """When it was reported, in seconds since the epoch."""
     again: bool = False
-    """Whether another attempt may end otherwise: this end is no lasting result."""
+    """Whether another attempt may succeed: this is not a lasting result."""
 
     @classmethod
     def of(cls, error: BaseException, rank: int | None = None) -> Self:
@@ -64,7 +64,7 @@ class Outcome(Schema):
 
     @property
     def of_a_result(self) -> dict[str, Any]:
-        """The fields of a result that say how it ended."""
+        """The fields of a result that describe its end."""
         return {"status": self.status, "reason": self.reason, "traceback": self.traceback}
 
 
@@ -102,7 +102,7 @@ def _last_error(error: BaseException) -> str:
 
 
 def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
-    """Leave the end of this rank in ``folder``."""
+    """Records the end of this rank in ``folder``."""
     write_text(folder / f"outcome-{rank}.json", Outcome.of(error, rank).model_dump_json())
 
 
@@ -114,7 +114,7 @@ def end_with_parent() -> None:
 
 @contextmanager
 def supervised(folder: Path) -> Iterator[None]:
-    """The life of a worker: it ends with its supervisor, and leaves an error in ``folder``."""
+    """Runs a worker: it ends with its supervisor, and records an error in ``folder``."""
     # Only here: a supervisor has no use for torch.
     from transformer_core.parallel import lost_ranks
 
@@ -144,14 +144,14 @@ def read_outcomes(folder: Path) -> Outcome | None:
 
 
 def clear_outcomes(folder: Path) -> None:
-    """Forget the ends of earlier attempts."""
+    """Deletes the records of earlier attempts."""
     for path in folder.glob("outcome-*.json"):
         path.unlink()
 
 
 AGAIN = "The same command tries again."
 _IN_TEXT = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
-"""How libraries in Rust tell the number of an error of the system."""
+"""How Rust libraries print the number of a system error."""
 _NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 
@@ -170,7 +170,7 @@ def mendable_reason(error: BaseException) -> str | None:
 
 
 def _number(error: BaseException) -> int | None:
-    """The number of the system's error behind ``error``."""
+    """The system error number behind ``error``."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     text = str(error)

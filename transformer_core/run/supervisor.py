@@ -33,7 +33,7 @@ from transformer_core.run.warm_start import GROUP
 
 
 def end_on_request() -> None:
-    """Let SIGTERM end this process like an exception, so that nothing is left behind."""
+    """Makes SIGTERM end this process like an exception, so that nothing is left behind."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
@@ -45,7 +45,7 @@ def lend_processes(order: Order) -> None:
 
 
 def attempt(order: Order, result: Path) -> Outcome | None:
-    """Run the workers; None if they wrote ``result``, else how they ended.
+    """Runs the workers; returns None if they wrote ``result``, else how they ended.
 
     What an earlier attempt left of both is forgotten. Ends this process if the workers were asked
     to stop.
@@ -79,7 +79,7 @@ def attempt(order: Order, result: Path) -> Outcome | None:
 
 
 def without_words(order: Order, code: int) -> Outcome:
-    """The end of workers that ended by themselves before they could say why."""
+    """The outcome of workers that ended without giving a reason."""
     spec = order.spec
     threads = threads_per_process(spec) * spec.processes_per_node
     why = obstacle(order.output, threads) or "The log may tell more."

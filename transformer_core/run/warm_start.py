@@ -33,22 +33,22 @@ THREADS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"),
     *("VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"),
 )
-"""Snakemake sets all of them to the cores of a job, and each library reads one or several, some in
-an order of their own: torch takes MKL's before OpenMP's."""
+"""Snakemake sets all of them to the cores of a job. Each library reads some, in its own order:
+torch reads MKL's before OpenMP's."""
 
 SERVER = "transformer_core.run.fork_server"
 
 _FOLDER = "warm-starts"
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that end a program which does not say otherwise."""
+"""Signals that end a program by default."""
 _START_SECONDS = 120.0
-"""How long a server may take to begin, with all of its imports on a busy machine."""
+"""Seconds that a server may take to start, with all of its imports on a busy machine."""
 
 
 WARM_STARTS = "WARM_STARTS"
-"""Environment variable that offers warm starts: process id of Snakemake and :func:`this_place`. Any other
-value, like ``off``, stands for none."""
+"""Environment variable that offers warm starts: process id of Snakemake and :func:`this_place`. Any
+other value, like ``off``, disables them."""
 GROUP = "WARM_STARTS_GROUP"
 """Environment variable: processes with different values have different servers."""
 
@@ -131,7 +131,7 @@ def _connected(owner: int, jobs: bool) -> socket.socket:
 
 
 def _start_server(path: Path, owner: int, jobs: bool) -> None:
-    """Start a server that listens at ``path``; who asks it before it is ready waits."""
+    """Starts a server that listens at ``path``; early clients wait until it is ready."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -158,7 +158,7 @@ def _accepted(server: socket.socket, request: dict[str, Any]) -> bool:
 
 
 def _stand_for(server: socket.socket) -> NoReturn:
-    """Wait for the program, and end as it ended."""
+    """Waits for the program, and ends with its exit status."""
 
     def hand_on(number: int, _: object) -> None:
         with contextlib.suppress(OSError):
@@ -199,7 +199,7 @@ def offer_warm_starts() -> str:
 
 
 def server_owner() -> int | None:
-    """The process that offers warm starts to this one; None where nobody does, or elsewhere."""
+    """The process that offers warm starts to this one; None if none does, or it runs elsewhere."""
     pid, _, place = os.environ.get(WARM_STARTS, "").partition(":")
     return int(pid) if pid.isdigit() and place == this_place() else None
 
@@ -210,7 +210,7 @@ def folder_of(pid: int) -> Path:
 
 
 def remove_folders_of_the_dead() -> None:
-    """Remove what servers left behind that were killed together with their owner."""
+    """Removes leftovers of servers that were killed together with their owner."""
     with contextlib.suppress(OSError):
         for folder in own_folder(_FOLDER).glob(f"{_place()}*"):
             if not Path("/proc", folder.name.removeprefix(_place())).exists():

@@ -1,4 +1,4 @@
-"""One process of a job, whatever that measures: ``python -m transformer_core.run.worker ORDER``.
+"""One process of any job: ``python -m transformer_core.run.worker ORDER``.
 
 A job writes its order, and starts as many of these as the run has processes. Each reads the order,
 and does the work that the order names: it assembles the program, attaches observers, runs it, and
@@ -17,7 +17,7 @@ from transformer_core.run.statuses import supervised
 
 
 def prepare(options: Sequence[str]) -> None:
-    """Import what the order needs: once, before a process is forked for each rank."""
+    """Imports the modules of the order once, before a process is forked for each rank."""
     importlib.import_module(Order.read(Path(options[0])).work)
 
 

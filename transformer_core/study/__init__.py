@@ -1,1 +1,1 @@
-"""From a study to a DAG: resolving variants, rules across sections, jobs, targets, comparisons."""
+"""From a study to a DAG: resolving variants, checks across sections, jobs, targets, comparisons."""

@@ -16,8 +16,8 @@ from transformer_core.study.compositions import with_compositions
 from transformer_core.study.resolve import VARIANTS_FILE, spec_of
 
 NEXT_TO_NONE = 1e-9
-"""A dropout that drops nothing. Were it 0, some kernels would be others than those that are timed:
-torch's fused attention on CPUs cannot drop anything."""
+"""A dropout rate that drops nothing. With 0, some kernels would differ from the timed ones: torch's
+fused attention on CPUs cannot drop anything."""
 
 
 @dataclass(frozen=True)

@@ -419,13 +419,13 @@ def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
 
 
 def own_targets(study: Study) -> tuple[str, ...]:
-    """Targets of a study of the user's own training; none of another study."""
+    """Targets of a study of your own training; none for other studies."""
     kind = study.task.kind
     return OWN_TARGETS if kind == "import" else SCRIPT_TARGETS if kind == "script" else ()
 
 
 def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
-    """Targets on a command line that a study with a training of the user's own does not have."""
+    """Targets on a command line that a study of your own training does not have."""
     if not isinstance(study.task, ImportedTask | ScriptTask):
         return
     targets = own_targets(study)
@@ -441,7 +441,7 @@ def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
 
 
 def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
-    """Everything that is wrong with a study whose sections are right."""
+    """All problems of a study whose sections are each valid."""
     yield from of_imported_study(study, file)
     for field, path in _named_files(study):
         message = _unusable(path)
@@ -481,7 +481,7 @@ def _named_files(study: Study) -> Iterator[tuple[str, str]]:
 
 
 def _unusable(path: str) -> str | None:
-    """Why a file cannot be read; null where it can, as far as can be seen without reading it."""
+    """The reason why a file cannot be read; null if none can be seen without reading it."""
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError) as error:

@@ -42,7 +42,7 @@ def combine(
 
 
 def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> ClassOfEquivalence:
-    """How closely a combination must train the same model: as its loosest part allows.
+    """The equivalence class of a combination: that of its loosest part.
 
     A part that is to be bitwise equal to another variant leaves rounding to the others: tolerance.
     """

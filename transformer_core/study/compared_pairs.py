@@ -1,4 +1,4 @@
-"""Which variants are compared with which."""
+"""The pairs of variants that are compared."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

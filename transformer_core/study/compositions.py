@@ -121,7 +121,7 @@ def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, st
 
 
 def leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every field of a change that is no section, with its path."""
+    """Every field of a change that is not a section, with its path."""
     if isinstance(change, dict) and change:
         for key, value in change.items():
             yield from leaves(value, (*path, key))

@@ -1,4 +1,4 @@
-"""The runs with which the emulated link is held against a real one."""
+"""The runs that compare the emulated link with a real one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Whose results lie in the results folder: one study's, and one Snakemake at a time works on them.
+"""Ownership of the results folder: one study's results, and one Snakemake at a time.
 
 Snakemake makes a file again when its parameters have changed, and keeps those in
 ``.snakemake/metadata``. Where results were copied without that folder, or it was removed, it takes
@@ -40,7 +40,7 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
 
 
 def _is_known(place: str, found: str, snakemake: Path) -> bool:
-    """Whether Snakemake knows this very file, or that it was not done with it."""
+    """Whether Snakemake knows exactly this file, or knows that it is unfinished."""
     name = base64.b64encode(place.encode()).decode()
     if (snakemake / "incomplete" / name).exists():
         return True
@@ -95,7 +95,7 @@ def check_owner(study: Study, marker: Path, file: str) -> None:
 
 
 def work_alone(lock: Path) -> None:
-    """Keep other Snakemakes from this folder until this process ends, however it ends.
+    """Keeps other Snakemakes out of this folder until this process ends, however it ends.
 
     The system drops the lock with the process, also on a file system shared by several hosts.
     Raises ConfigError if another process has it. A file system without locks gets none.

@@ -89,8 +89,8 @@ def spec_of(
 def _without_meaning(
     study: Study, name: str, variants: Mapping[str, Variant], error: ConfigError
 ) -> str | None:
-    """Why a variant means nothing for a language model; None where it is a mistake: the study
-    itself is one, or the variant were one for a translation, too."""
+    """The reason why a variant does not apply to a language model; None if it is a mistake: the
+    study itself is wrong, or the variant would be wrong for a translation, too."""
     if not isinstance(study.task, LanguageModel) or name == study.baseline:
         return None
     translation = Study(name=study.name, variants=[name], baseline=name, machine=study.machine)
@@ -180,7 +180,7 @@ def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FIL
 
 
 def _depth(change: dict[str, Any], parts: list[str]) -> int:
-    """How many steps of the path of a field ``change`` has."""
+    """The number of steps along a field's path that ``change`` contains."""
     node: Any = change
     for depth, part in enumerate(parts):
         if not isinstance(node, dict) or part not in node:

@@ -1,4 +1,4 @@
-"""Which results are made again after a change of the sources.
+"""The results that are made again after a change of the sources.
 
     python -m transformer_core.study.staleness                         # all files, all rules
     python -m transformer_core.study.staleness --file transformer_core/training/loop.py

@@ -1,4 +1,4 @@
-"""How long a study is going to take, and how far it is.
+"""The expected duration of a study, and its progress.
 
 A job is expected to take as long as others of its rule took on this host, else a guess is made.
 A guess is a range. It rests on how fast this host multiplies matrices at the time, and on how long
@@ -42,7 +42,7 @@ LARGE = 512
 TRIES = 20
 """Products of which the fastest counts: on a busy host most are interrupted."""
 SPREAD = (0.8, 1.3)
-"""Range around what jobs of the same rule took before."""
+"""Range around the earlier times of jobs of the same rule."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Work:
         return Range(max(0.0, found.low - spent), max(0.0, found.high - spent))
 
     def overdue(self, now: float) -> bool:
-        """Whether a job that runs takes longer than expected: then nobody knows what is left."""
+        """Whether a running job takes longer than expected: the time left is then unknown."""
         return any(
             now - began > expected(rule, self.known, self.guessed, self.start).high
             for rule, began, _ in self.running.values()
@@ -235,13 +235,13 @@ class Timekeeper(logging.Handler):
             self.work.done += 1
 
     def tell(self) -> None:
-        """Say how far the study is, if that is due."""
+        """Reports the progress of the study, if that is due."""
         if self.now() - self.said >= LINE_SECONDS:
             self.said = self.now()
             self.say(self.line())
 
     def line(self) -> str:
-        """How far the study is, the time left, and the job at work."""
+        """The progress of the study, the time left, and the running job."""
         spent = clock_text(self.clock.spent())
         of = f" of {clock_text(self.asked)}" if self.asked else ""
         left = self.work.left(self.now())
@@ -318,7 +318,7 @@ def at_the_start(
     asked: float | None,
     spent: float,
 ) -> str:
-    """How many variants and jobs, how long they take on this machine, and how sure that is."""
+    """The number of variants and jobs, their expected time on this machine, and its uncertainty."""
     basis = "as such jobs took before"
     if len(unknown) == rules:
         basis = "a first guess: no such job has ended here yet"
@@ -335,7 +335,7 @@ def at_the_start(
 
 
 def at_the_end(asked: float | None, spent: float, record: Path = REFINEMENT) -> str:
-    """How long it took, and what more time would settle; nothing without a time of the study."""
+    """The time it took, and what more time would decide; nothing if the study has no time."""
     if asked is None:
         return ""
     text = f"{clock_text(spent)} of {clock_text(asked)} are spent."

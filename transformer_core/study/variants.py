@@ -162,7 +162,7 @@ def _of_unknown(
 
 
 def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[ConfigProblem]:
-    """Names that variants give and that there are not, or that they may not have."""
+    """Names in variants that do not exist or are not allowed."""
     for name, variant in variants.items():
         lineage(name, variants, file)
         if name == REFERENCE:

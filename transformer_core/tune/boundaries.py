@@ -23,8 +23,8 @@ from transformer_core.tune.order import Boundary
 Call = Callable[..., Any]
 
 BACKWARDS_WITHOUT_STEP = 8
-"""After so many backward passes without an optimizer, weights that have changed all the same were
-updated by hand. Weights that have not are those of a step that accumulates gradients."""
+"""After this many backward passes without an optimizer, changed weights were updated by hand.
+Unchanged weights are those of a step that accumulates gradients."""
 
 ORDER_KEPT = 64
 
@@ -76,7 +76,7 @@ class Boundaries:
         self._watch_modules()
 
     def stop_watching_modules(self) -> None:
-        """Give ``nn.Module.__call__`` back: later calls cost nothing. All outermost modules of the
+        """Restores ``nn.Module.__call__``: later calls cost nothing. All outermost modules of the
         training have been called by then."""
         nn.Module.__call__ = self._call  # type: ignore[method-assign]
 

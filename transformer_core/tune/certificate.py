@@ -19,8 +19,8 @@ from transformer_core.tune.techniques.technique import NOISE, Rounding
 Word = Literal["same", "different", "undecided"]
 
 MARGIN = 6.0
-"""A difference of so many times the measured floor is no rounding. Rounding every intermediate
-result adds up to a few times what rounding the weights alone does."""
+"""A difference beyond this multiple of the measured floor is not rounding. Rounding every
+intermediate result adds up to a few times the effect of rounding the weights alone."""
 CEILING: dict[Rounding, float] = {"exact": 0.02, "float32": 0.02, "tf32": 0.1, "bfloat16": 0.25}
 """Largest relative difference of a tensor's gradient, whatever the floor."""
 SMALLEST = 1e-6
@@ -36,8 +36,8 @@ NEGLIGIBLE: dict[Rounding, float] = {
     "tf32": 1e-3,
     "bfloat16": 3e-3,
 }
-"""A gradient below this share of the largest tensor's is rounding through and through, such as that
-of the bias of keys in attention, which is 0: its difference counts relative to that share."""
+"""A gradient below this fraction of the largest tensor's is mere rounding, such as that of the bias
+of keys in attention, which is 0: its difference is relative to that fraction."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def certify(
 
 
 def trust(one: Record, other: Record) -> tuple[bool, str]:
-    """Whether a script run twice does the same, and if not, where it begins to differ."""
+    """Whether two runs of a script agree, and if not, where they begin to differ."""
     if one.equals(other):
         return True, "the same losses, gradients and weights, to the last bit"
     first = {key for key in one.ranks[0] if key.startswith("0 weight")}
@@ -230,7 +230,7 @@ def _other_batches(found: Record, own: Record, floor: Record) -> str:
 
 
 def _other_rates(found: Record, own: Record) -> str:
-    """Whether other dropout rates are asked for, where dropout is off and rates were noted."""
+    """Whether dropout rates differ, where dropout is off and rates were recorded."""
     for one, two in zip(found.ranks, own.ranks, strict=True):
         mine, theirs = (each.get("rates", np.zeros(0)) for each in (one, two))
         if len(mine) and len(theirs) and not np.array_equal(mine, theirs):

@@ -51,7 +51,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str, Any]:
-    """The answer about ``new`` against ``old``. Raises CannotTune where one cannot be observed."""
+    """Compares ``new`` with ``old``. Raises CannotTune if one cannot be observed."""
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:4.0f} s  {text}", file=sys.stderr, flush=True)

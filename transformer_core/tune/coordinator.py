@@ -24,7 +24,7 @@ from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import Rounding
 
 HELLO_SECONDS = 120.0
-"""How long a process may take until it has imported torch."""
+"""Seconds that a process may take to import torch."""
 LAUNCHERS = ("torchrun", "accelerate")
 
 
@@ -54,7 +54,7 @@ class Side:
     techniques: tuple[str, ...] = ()
     noise: float = 0.0
     program: Program | None = None
-    """Another program than that of the session: a changed script."""
+    """A program other than the session's: a changed script."""
     files: Mapping[Path, str] = field(default_factory=dict)
     """Files of the program, relative to its folder, with the text that this side has instead."""
     dropout: bool = True

@@ -15,7 +15,7 @@ PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "<frozen", "
 
 
 class Watch:
-    """Counts what techniques ask for, in the script's process.
+    """Counts what techniques need, in the script's process.
 
     ``counts`` has how often each watched function of torch was called; ``places`` where the user's
     own code called the outermost module or made an optimizer or a data loader first.

@@ -43,7 +43,7 @@ LEAST_GAIN = 1.005
 
 @dataclass
 class Tried:
-    """A technique or a combination, and what became of it."""
+    """A technique or a combination, with its result."""
 
     techniques: tuple[str, ...]
     status: str = "ok"
@@ -65,7 +65,7 @@ class Tried:
 
 @dataclass
 class Answer:
-    """All that was found out about a script."""
+    """All results about a script."""
 
     command: str
     status: str = "ok"
@@ -145,7 +145,7 @@ class Tuning:
         self.start_seconds = 5.0
         self.record = 6
         self.steps: int | None = None
-        """Steps after which the script ends, if that was seen."""
+        """Steps after which the script ends, if observed."""
 
     def run(self) -> Answer:
         """The answer. Raises CannotTune."""
@@ -166,7 +166,7 @@ class Tuning:
         return lambda text: self.say(f"{stage}: {text}")
 
     def trust(self) -> Answer:
-        """Run the script twice, and learn what it is."""
+        """Runs the script twice, and learns its facts."""
         for _ in range(3):
             try:
                 return self._run_twice()
@@ -296,7 +296,7 @@ class Tuning:
                 self.say(f"{tried.name}: {in_words(tried)}")
 
     def _without_dropout(self, plan: Plan, outcome: Outcome, answer: Answer) -> Outcome:
-        """Where only other random numbers may be the difference, compare again without dropout."""
+        """Compares again without dropout where random numbers alone may explain the difference."""
         suspects = [
             side
             for side in plan.sides
@@ -335,8 +335,8 @@ class Tuning:
         return tried
 
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
-        """The best techniques by themselves, all that may pay together, and that without the ones
-        that seemed to bring least."""
+        """The best single techniques, all promising ones together, and these without the ones that
+        seemed to gain least."""
         good = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
         best: dict[str, str] = {}
         for tried in sorted(good, key=lambda t: t.screened or 0, reverse=True):
@@ -427,7 +427,7 @@ class Tuning:
             answer.noise = {"ratio": i.median, "low": i.low, "high": i.high}
 
     def _change(self, answer: Answer) -> None:
-        """Write the answer into the script, and run the changed script against the original."""
+        """Applies the answer to the script, and runs the changed script against the original."""
         if not answer.recommended:
             return
         script = self.program.command[0]

@@ -23,7 +23,7 @@ class TooLarge(Exception):
 
 
 def isolated(command: Sequence[str], folder: Path, scratch: Path) -> tuple[list[str], Path]:
-    """``command`` so that it leaves ``folder`` as it is, and the working directory for it.
+    """``command`` changed so that it leaves ``folder`` untouched, and its working directory.
 
     What it writes lies below ``scratch``, which is not inside ``folder``. Raises TooLarge.
     """

@@ -24,7 +24,7 @@ from transformer_core.tune.flow import Answer, CannotTune, Tuning
 from transformer_core.tune.isolation import TooLarge
 
 SECONDS = 300.0
-"""How long it takes where the study gives no time."""
+"""Seconds to spend where the study sets no time."""
 
 
 def program_of(task: ScriptTask) -> Program:

@@ -1,4 +1,4 @@
-"""How a script is started, and what its process and the coordinator say to each other.
+"""How a script is started, and the messages between its process and the coordinator.
 
 Every message is one line of JSON on a local socket: nothing that arrives is ever executed. Only the
 standard library is imported here: the user's script may have modules of any other name.
@@ -15,7 +15,7 @@ from typing import Any, Literal
 Boundary = Literal["optimizer", "backward"]
 
 UNOBSERVED = "cannot be observed: "
-"""Begins what a side says of a script whose training is out of its sight."""
+"""Prefix of a side's message about a script whose training it cannot observe."""
 
 
 @dataclass(frozen=True)

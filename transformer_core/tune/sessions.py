@@ -22,7 +22,7 @@ OWN, AGAIN = "own", "again"
 """The script as it stands, and once more with its weights disturbed by float32 rounding: an equal
 side, which shows the noise of the comparison."""
 TURN_SECONDS = 0.25
-"""A turn lasts at least this long."""
+"""Least seconds of a turn."""
 LEAST_ROUNDS = 3
 
 
@@ -91,7 +91,7 @@ class Sessions:
         self.steps: int | None = None
         """Steps after which the script ends, once a session has seen it."""
         self.deadline = inf
-        """By ``time.monotonic``: later, a session has no more rounds than it must."""
+        """By ``time.monotonic``; after it, sessions have the fewest rounds allowed."""
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         """The outcome of a session, from its file if it was done before. Raises SideEnded if the
@@ -109,7 +109,7 @@ class Sessions:
         return found
 
     def _whole(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
-        """The outcome of a session; once more with shorter turns if the script ended before it."""
+        """The outcome of a session; repeats it with shorter turns if the script ended early."""
         for _ in range(2):
             try:
                 found = self._run(plan, progress)
@@ -153,8 +153,7 @@ class Sessions:
         return found
 
     def _begin(self, run: Session, plan: Plan, found: Outcome) -> None:
-        """Wait until all sides are at their first boundary, which a side that is compiled reaches
-        late."""
+        """Waits until all sides are at their first boundary, which a compiled side reaches late."""
         for side in plan.sides:
             found.sides[side.name] = Measured()
             run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
@@ -185,7 +184,7 @@ class Sessions:
                     break
 
     def _drop_idle(self, run: Session, plan: Plan, found: Outcome) -> None:
-        """End sides that no turn is for: floors, and changes that took no effect."""
+        """Ends sides that need no turns: floors, and changes without effect."""
         for side in plan.sides:
             facts = run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
             if facts and facts["without_effect"]:
@@ -197,8 +196,8 @@ class Sessions:
     def _rounds(
         self, run: Session, plan: Plan, found: Outcome, progress: Callable[[str], None]
     ) -> None:
-        """Take turns. The order is turned round from round to round, so that no side always
-        follows the same one."""
+        """Takes turns. The order is reversed every round, so that no side always follows the same
+        one."""
         found.turn = max(1, self._turn(plan, self.steps))
         for side in [each.name for each in run.sides]:
             run.attempt(side, lambda side=side: run.steps(side, found.turn))  # type: ignore[misc]
@@ -218,7 +217,7 @@ class Sessions:
                 break
 
     def _failed(self, run: Session, found: Outcome) -> None:
-        """Give sides that ended their status; SideEnded if the script itself did."""
+        """Sets the status of sides that ended; SideEnded if the script itself ended."""
         for name, error in run.failed.items():
             finished = not error.why
             if name == OWN and not (finished and found.sides[OWN].seconds):

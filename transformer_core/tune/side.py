@@ -54,7 +54,7 @@ class Side:
         """Whether calls of modules are still intercepted."""
 
     def prepare(self) -> None:
-        """Make everything ready for the script's first line."""
+        """Prepares everything for the script's first line."""
         shift_seeds(self.order.seed)
         self.boundaries.on_module = self._found
         self.boundaries.on_inputs = self._note_inputs
@@ -72,8 +72,8 @@ class Side:
         self.line.send(hello=self.order.side, rank=self.rank, pid=os.getpid())
 
     def _refuse_spawn(self) -> None:
-        """A training whose ranks are started by the script itself has them out of sight: say so
-        instead of waiting for steps that never come."""
+        """A script that starts its ranks itself hides them: reports this instead of waiting for
+        steps that never come."""
 
         def spawn(*args: Any, **kwargs: Any) -> NoReturn:
             self.ended(
@@ -86,7 +86,7 @@ class Side:
         torch.multiprocessing.start_processes = spawn
 
     def ended(self, reason: str, trace: str | None = None) -> None:
-        """Say that the script is over: ``reason`` is empty if it reached its end."""
+        """Reports that the script ended: ``reason`` is empty if it reached its end."""
         with suppress(OSError):
             self.line.send(
                 ended=reason,
@@ -119,7 +119,7 @@ class Side:
         self._wait()
 
     def _further_optimizer(self) -> None:
-        """Keep the weights that an optimizer is about to change for the first time."""
+        """Saves the weights that an optimizer is about to change for the first time."""
         if self.order.noise:
             # Those of no module that was called.
             self._disturb([parameter for _, parameter in self.boundaries.parameters()])
@@ -129,7 +129,7 @@ class Side:
                     self.sketches[f"{self.step} weight {name}"] = sketch(parameter)
 
     def _disturb(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Change weights a little, each by a random share of its size."""
+        """Perturbs weights, each by a random fraction of its size."""
         generator = torch.Generator().manual_seed(self.order.seed + 1)
         with torch.no_grad():
             for parameter in parameters:
@@ -187,7 +187,7 @@ class Side:
             self._wait()
 
     def _record(self) -> None:
-        """Keep what the certificate compares of this step."""
+        """Records the quantities of this step that the certificate compares."""
         for name, parameter in self.boundaries.parameters():
             if parameter.grad is not None:
                 self.sketches[f"{self.step} gradient {name}"] = sketch(parameter.grad)
@@ -237,7 +237,7 @@ class Side:
         self.line.send(written=str(file))
 
     def _pause_children(self, number: signal.Signals) -> None:
-        """Stop the workers of data loaders while others are timed, and let them go on."""
+        """Stops data loader workers while other sides are timed, and resumes them afterwards."""
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error, OSError):
                 child.send_signal(number)
@@ -267,7 +267,7 @@ def peak_memory() -> int:
 
 
 def leave() -> NoReturn:
-    """End this process and its children here and now, in the middle of the script."""
+    """Ends this process and its children at once, in the middle of the script."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):
             child.send_signal(signal.SIGCONT)
@@ -305,8 +305,8 @@ def shift_seeds(shift: int) -> None:
 
 
 def without_dropout(rates: set[float]) -> None:
-    """Let nothing drop elements, so that programs can be compared that draw other masks. The rates
-    at which the script would have dropped go to ``rates``."""
+    """Disables dropout, so that programs with different masks can be compared. Adds the rates that
+    the script requests to ``rates``."""
     functional: Any = torch.nn.functional
 
     def note(rate: float) -> None:
@@ -334,8 +334,8 @@ def without_dropout(rates: set[float]) -> None:
 
 
 def as_the_user_has_it() -> None:
-    """Leave no trace of this project in the paths in which the script finds its modules, and none
-    of its modules under a name that the script may use for its own."""
+    """Removes this project from the script's module paths, and its modules from names that the
+    script may use itself."""
     # The first path is where ``python -m`` was started; the coordinator adds the last one given.
     here = str(Path(__file__).resolve().parents[2])
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

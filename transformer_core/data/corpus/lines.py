@@ -26,7 +26,7 @@ _MOST_DICTIONARY = 1 << 28
 """Most memory in bytes that a file may want for decompressing it: `xz -9` wants 65 MiB, and a file may
 say 4 GiB."""
 _USUAL = 64
-"""No text becomes more than so many times as long."""
+"""Text never expands by more than this factor."""
 _FREE = 1 << 26
 """Bytes of a file, decompressed, from which on their ratio to its size counts."""
 _LIMITS = ReadingLimits()
@@ -111,7 +111,7 @@ def most_bytes(path: Path, limits: ReadingLimits, compressed: bool) -> float:
 
 
 def _check(path: Path, limits: ReadingLimits, total: int, most: float, line: int) -> None:
-    """Refuse what goes beyond the limits after ``total`` bytes, with the length of a long line."""
+    """Refuses a file beyond the limits after ``total`` bytes, with the length of a long line."""
     if line > limits.line:
         message = f"has a line of more than {limits.line:,} bytes before byte {total:,}"
         limit = "line"

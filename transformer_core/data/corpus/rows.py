@@ -1,4 +1,4 @@
-"""Rows of a corpus: sentence pairs, lines that hold none, and the error for a corpus without use."""
+"""Rows of a corpus: sentence pairs, lines without one, and the error for an unusable corpus."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Writing of shards, each followed by the progress from which a killed job goes on."""
+"""Writing of shards, each followed by the progress from which a killed job resumes."""
 
 import logging
 from collections.abc import Callable
@@ -33,17 +33,17 @@ _TOKENS_PER_SHARD = 1 << 26
 
 @dataclass(frozen=True)
 class Done:
-    """How far a job is."""
+    """The progress of a job."""
 
     next_pair: int
-    """The first pair of the split that no finished shard holds or leaves out."""
+    """The first pair of the split after those of finished shards."""
     manifest: ShardManifest
     """The manifest as far as it is known."""
     work: Callable[[], str]
     """Identifies the work: checksum of input, settings and code."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in ``folder``, for a job that resumes from here."""
+        """Saves it in ``folder``, for a job that resumes from here."""
         kept = ShardProgress(
             work=self.work(), next_pair=self.next_pair, manifest=self.manifest
         ).model_dump_json()

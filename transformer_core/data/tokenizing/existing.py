@@ -258,7 +258,7 @@ def _merges(
 
 
 def _set_spaces(tokenizer: Tokenizer, proto: Any) -> None:
-    """How the model normalises and what it does to spaces."""
+    """Sets how the model normalises text and treats spaces."""
     rules = proto.normalizer_spec
     stages: list[Any] = []
     if rules.precompiled_charsmap:

@@ -1,4 +1,4 @@
-"""Which tokenizers cut a text where, for certain, so that words can be encoded by themselves.
+"""Finds where tokenizers always cut a text, so that words can be encoded separately.
 
 Most tokenizers first cut a text into pre-tokens and encode each by itself. Where a cut is certain
 at every space before a visible character, the ids of a text are those of its words in a row. Many

@@ -1,4 +1,4 @@
-"""From techniques to what a user changes in the script: a diff where it can be told, else words."""
+"""From techniques to changes in the user's script: a diff where possible, else words."""
 
 import ast
 import difflib

@@ -1,1 +1,1 @@
-"""Where the time of the user's step goes, as it is and as it is recommended."""
+"""The breakdown of the user's step, as it is and as recommended."""

@@ -1,5 +1,5 @@
-"""Record where the time of the user's step goes, as it is and as it is recommended:
-``python -m transformer_core.own_training.profiled.job``."""
+"""Profiles the user's step, as it is and as recommended: ``python -m
+transformer_core.own_training.profiled.job``."""
 
 import argparse
 import json

@@ -1,1 +1,1 @@
-"""The page of a training of the user's own."""
+"""The page of your own training."""

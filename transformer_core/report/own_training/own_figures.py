@@ -1,4 +1,4 @@
-"""The figures of a training of the user's own."""
+"""The figures of your own training."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,5 +1,5 @@
-"""A training of the user's own as one self-contained page:
-``python -m transformer_core.report.own_training.own_page``."""
+"""Your own training as one self-contained page: ``python -m
+transformer_core.report.own_training.own_page``."""
 
 import argparse
 import sys

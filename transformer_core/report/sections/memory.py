@@ -208,7 +208,7 @@ class Cheaper:
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Everything that is known of the memory of the variants."""
+    """All data on the memory of the variants."""
     memory = read_memory(results)
     runs = run_checks(results, memory)
     measured = sorted(_measured(results, memory), key=lambda one: one.rank.peak_tensor_bytes)

@@ -155,7 +155,7 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
 
 
 def draw_memory_prediction(results: StudyResults) -> Drawing:
-    """How far the prediction is off."""
+    """The error of the prediction."""
     memory = read_memory(results)
     checks = tensor_checks(memory)
     names = list(dict.fromkeys(check.variant for check in checks))

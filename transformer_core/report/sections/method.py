@@ -1,4 +1,4 @@
-"""How the numbers came about."""
+"""How the numbers were obtained."""
 
 from typing import Any
 

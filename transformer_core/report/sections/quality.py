@@ -1,4 +1,4 @@
-"""How soon the baseline and the recommendation translate well."""
+"""The time that the baseline and the recommendation need to translate well."""
 
 from typing import Any
 

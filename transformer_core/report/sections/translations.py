@@ -7,7 +7,7 @@ from schemas.results import Translation
 from transformer_core.decide.study_results import StudyResults
 
 FEWEST_BLEU = 5.0
-"""Below this nothing but chance hits: such translations say nothing of the variants."""
+"""Below this, matches are chance: such translations say nothing about the variants."""
 
 
 @dataclass(frozen=True)

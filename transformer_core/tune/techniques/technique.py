@@ -53,7 +53,7 @@ class Technique:
         """Change an outermost module of the training before its first call."""
 
     def boundary(self, step: int) -> None:
-        """Do what is due after ``step`` steps."""
+        """Called after ``step`` steps."""
 
     def without_effect(self, watch: "Watch") -> str | None:
         """Why it changed nothing in the steps so far; None if it did."""
