@@ -1,4 +1,4 @@
-"""Lines of text that tokenizers are easily wrong on."""
+"""Lines of text on which tokenizers easily make mistakes."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Who takes part in benchmarks/step.py: a step of training each, made from one description."""
+"""The contenders of benchmarks/step.py: a training step each, made from one description."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ RECOMMENDED_32 = "all of these in 32 bits, by oneDNN"
 
 @dataclass(frozen=True)
 class Contender:
-    """How one of them differs from the project's model and training as they come."""
+    """How a contender differs from the project's default model and training."""
 
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)

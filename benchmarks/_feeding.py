@@ -31,7 +31,8 @@ from transformer_core.training.loop import optimizer_step
 PART = "feed, batches of 64 pairs"
 REFERENCE = "datasets + DataLoader"
 _LINGERING = {"litdata", "mosaicml-streaming"}
-"""Whose threads go on after their turn, in this process, and would take the time of all others."""
+"""Contenders whose threads continue after their turn in this process, and would take time from the
+others."""
 CPU = torch.device("cpu")
 Contender = Callable[[], float]
 
@@ -64,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
-    """Everything about feeding."""
+    """All measurements of feeding."""
     if options.shards is not None:
         store = open_shards(options.shards)
         with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +77,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _peers(store: PairStore, folder: Path, rounds: int, seconds: float) -> Iterator[Row]:
-    """The same batches of 64 pairs by everybody, where the peer lets one choose."""
+    """Batches of 64 pairs, the same for all contenders where the peer allows it."""
     batching = FixedSize(kind="fixed_size", pairs=64)
     batches = [
         rows.tolist() for window in plan_epoch(store, batching, 1, 0) for rows in window.rows
@@ -154,7 +155,7 @@ def _planning(store: PairStore, rounds: int, pairs: int) -> Iterator[Row]:
 
 
 def _training(folder: Path, rounds: int) -> Iterator[Row]:
-    """Steps of the default study in one process on all cores, and how long their batches take."""
+    """Steps of the default study in one process on all cores, and the time of their batches."""
     study = check_study(read_yaml("config/config.yaml"), "config/config.yaml")
     variants = with_compositions(read_variants().variants, study.variants)
     shards = folder / "shards"

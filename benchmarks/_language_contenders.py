@@ -33,12 +33,12 @@ _LLAMA_FORM: dict[str, Any] = {"tied_embeddings": False}
 
 @dataclass(frozen=True)
 class LanguageContender:
-    """A model of one of two forms, this project's or a library's."""
+    """A model of one of two architectures, this project's or a library's."""
 
     like: str
     """The contender of another library whose weights it has, or has the size of."""
     library: str = ""
-    """Whose it is, if not this project's: then the loss is torch's own."""
+    """Its library, if not this project's: then the loss is torch's own."""
     weights: bool = True
     """Whether its loss must be that of ``like``."""
     one_pass: bool = False
@@ -64,8 +64,7 @@ LANGUAGE_CONTENDERS = {
 
 
 def language_batches(options: argparse.Namespace) -> list[Batch]:
-    """Rows of random tokens, the same for everybody: how long a step takes does not depend on
-    them."""
+    """Rows of random tokens, the same for all contenders: they do not change a step's time."""
     generator = torch.Generator().manual_seed(1)
     rows = max(1, options.size // options.context)
     shape = (rows, options.context + 1)

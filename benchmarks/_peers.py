@@ -1,4 +1,4 @@
-"""Peers that need a hand to be imported."""
+"""Peers whose import needs a workaround."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A trace as large as one likes: the events of a real one again and again, shifted in time."""
+"""A trace of any size: repeats the events of a real one, shifted in time."""
 
 import gzip
 import json

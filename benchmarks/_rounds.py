@@ -18,11 +18,11 @@ class Row:
     part: str
     """The part that is compared."""
     contender: str
-    """Who does it."""
+    """The contender's name."""
     unit: str
-    """Of the three numbers that follow."""
+    """Unit of the three numbers that follow."""
     median: float | None
-    """Over the rounds; None if it could not run."""
+    """Median over the rounds; None if it could not run."""
     lowest: float | None
     """Of the rounds."""
     highest: float | None
@@ -30,7 +30,7 @@ class Row:
     ratio: float | None
     """Median over that of the reference; None for what is not compared."""
     note: str = ""
-    """Why it could not run, or what else was found."""
+    """The reason why it could not run, or another finding."""
 
 
 def take_turns(

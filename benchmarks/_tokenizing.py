@@ -1,4 +1,4 @@
-"""From sentence pairs as text to files of token ids, by everybody from the same file."""
+"""From sentence pairs as text to files of token ids, by all contenders from the same file."""
 
 import argparse
 import itertools
@@ -34,7 +34,7 @@ SIDES = ("source", "target")
 _COMPARED = 300_000
 """Pairs whose ids are compared with the tokenizer's own."""
 _SLOW = {"mosaicml-streaming": "one turn", "litdata, 2 workers": "one turn"}
-"""Whose turn takes about as long as those of all others together."""
+"""Contenders whose turn takes about as long as all others together."""
 _FEW = 20_000
 """Pairs of the turn that does not count."""
 _RULES = Filter(max_tokens=1_000, max_characters=1_000_000)
@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
-    """Everything about tokenizing."""
+    """All measurements of tokenizing."""
     texts: dict[str, Callable[[Path], Path]] = {}
     if options.multi30k is not None:
         texts[f"Multi30k, {options.times} times"] = lambda folder: _multi30k(
@@ -107,7 +107,8 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 def _text(
     name: str, pairs: Path, everything: Path | None, options: argparse.Namespace
 ) -> Iterator[Row]:
-    """Everybody on ``pairs``, and this project on ``everything``, of which they are a part."""
+    """All contenders on ``pairs``, and this project on ``everything``, of which ``pairs`` are a
+    part."""
     part = f"tokenize + shard, {name}"
     folder = pairs.parent
     tokenizer = folder / "tokenizer.json"
@@ -373,7 +374,7 @@ def _first(pairs: Path, output: Path, count: int) -> Path:
 
 
 def _read(folder: Path, source: Path, target: Path) -> Path:
-    """The two files as the workflow reads them."""
+    """Reads the two files as the workflow does."""
     pair = TextPair(source=str(source), target=str(target))
     corpus = TextCorpus(kind="text", name="text", train=pair, validation=pair, test=pair)
     pairs = folder / "pairs.arrow"

@@ -1,4 +1,4 @@
-"""How fast data are prepared and fed, against other libraries: ``python benchmarks/data.py``.
+"""The speed of preparing and feeding data, against other libraries: ``python benchmarks/data.py``.
 
 Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``, then
 ``pip install --no-deps -r benchmarks/peers.txt``. One that is not there is left out, with the

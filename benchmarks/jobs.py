@@ -48,7 +48,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it was seen."""
+        """Seconds between its first and last observation."""
         return self.last - self.first
 
 
@@ -65,19 +65,19 @@ class Record:
     all_mb: float = 0.0
     """Most memory of all processes together, Snakemake's own included, in MB."""
     disk_mb: float = 0.0
-    """Most that the folders took on disk, in MB."""
+    """Largest size of the folders on disk, in MB."""
     disk_end_mb: float = 0.0
     """Disk space used at the end, in MB."""
     jobs: list[Job] = field(default_factory=list)
     """In the order in which they began."""
     machine: dict[str, str | int] = field(default_factory=dict)
-    """Where that was."""
+    """The machine it ran on."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of the packages that do the work."""
 
 
 def watch(command: list[str], folders: list[Path], interval: float) -> Record:
-    """Run a command and look at it every ``interval`` seconds."""
+    """Runs a command and observes it every ``interval`` seconds."""
     record = Record(command, machine=_machine(), versions={p: version(p) for p in _PACKAGES})
     began = time.perf_counter()
     running = psutil.Popen(command)
@@ -221,7 +221,7 @@ def main() -> int:
         help="whose size is recorded, too; may be given again",
     )
     parser.add_argument(
-        "--interval", type=float, default=0.1, help="seconds between two looks (default: 0.1)"
+        "--interval", type=float, default=0.1, help="seconds between observations (default: 0.1)"
     )
     parser.add_argument("command", nargs="+", help="after --: what to run")
     options = parser.parse_args()

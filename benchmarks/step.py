@@ -1,5 +1,5 @@
-"""How fast a step of training is, against the published code and other libraries:
-``python benchmarks/step.py --shards results/data/<corpus>/shards/train/manifest.json``.
+"""The speed of a training step, against the published code and other libraries: ``python
+benchmarks/step.py --shards results/data/<corpus>/shards/train/manifest.json``.
 
 Every contender is a process of its own with the same batches, allocator, threads, dropout, label
 smoothing and clipping; they take turns, a step of each in every round, and wait while others train.
@@ -101,7 +101,7 @@ def data_of(options: argparse.Namespace) -> list[Any]:
 
 
 def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
-    """The life of a contender: on ``loss`` tell it, on a number train on that batch."""
+    """Runs a contender: reports its loss on ``loss``, and trains on a batch on its number."""
     torch.set_num_threads(options.threads)
     try:
         data: list[Any] = data_of(options)
@@ -256,7 +256,7 @@ def last_and_best_peer(
 
 
 def over_peers(options: argparse.Namespace, name: str, seconds: dict[str, list[float]]) -> str:
-    """How fast a contender of this project is beside the fastest other library in its format."""
+    """The speed of a contender of this project against the fastest other library in its format."""
     if options.task == "language_model" or CONTENDERS[name].peer:
         return ""
     best = best_peer(options, name, seconds)
@@ -272,7 +272,7 @@ def _ask(orders: Connection, order: Any) -> Any:
 
 
 def contenders(options: argparse.Namespace) -> list[str]:
-    """All who can take part in the task, the reference first."""
+    """All contenders of the task, the reference first."""
     return [*(LANGUAGE_CONTENDERS if options.task == "language_model" else CONTENDERS)]
 
 

@@ -81,7 +81,7 @@ class Counts(TorchDispatchMode):
 
 
 def _bytes(x: Tensor) -> int:
-    """Of the elements that there are: one that is expanded is read from one place."""
+    """Bytes of the stored elements: an expanded tensor is read from one place."""
     elements = 1
     for size, stride in zip(x.shape, x.stride(), strict=True):
         elements *= size if stride else 1

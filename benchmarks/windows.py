@@ -1,4 +1,4 @@
-"""How long a window of a comparison should be on this machine: ``python benchmarks/windows.py``.
+"""The best length of a comparison's windows on this machine: ``python benchmarks/windows.py``.
 
 One small training goes on and on, and every step is timed. Its steps are then dealt out to two
 sides that take turns, in windows of different lengths: both sides are the same, so that the ratio

@@ -1,4 +1,4 @@
-"""The same cores for all that is compared."""
+"""The same cores for all compared processes."""
 
 import os
 from pathlib import Path

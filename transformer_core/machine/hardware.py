@@ -29,7 +29,7 @@ _X86_FEATURES = (
 )
 _ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme")
 FEATURES = frozenset(_X86_FEATURES + _ARM_FEATURES)
-"""Instruction sets that decide how fast a matrix product is, by Linux's names."""
+"""Instruction sets that decide the speed of matrix products, by Linux's names."""
 
 _ALLOCATOR_VARIABLES = (
     "GLIBC_TUNABLES",
@@ -61,7 +61,7 @@ def read_hardware() -> Hardware:
 
 
 def cpu_name(root: Path = _ROOT) -> str:
-    """Product name of the CPU, else its architecture. ``root`` is where /proc stands."""
+    """Product name of the CPU, else its architecture. ``root`` is the folder of /proc."""
     name = _cpuinfo(root).get("model name")
     if name:
         return name

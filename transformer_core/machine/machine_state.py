@@ -1,4 +1,5 @@
-"""The machine at one moment: clocks, temperatures, load; and what other processes take of it."""
+"""The machine at one moment: clocks, temperatures, load, and the share that other processes
+take."""
 
 import os
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let the peaks of torch's CUDA allocator start anew; does nothing on other devices."""
+    """Resets the peaks of torch's CUDA allocator; does nothing on other devices."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

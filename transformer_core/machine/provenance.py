@@ -1,4 +1,4 @@
-"""Where a number comes from: code, packages, machine, and the command that makes it again."""
+"""The provenance of a number: code, packages, machine, and the command that reproduces it."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""How fast a device is right now: a matrix product and a copy of memory, some 50 ms each.
+"""The current speed of a device: a matrix product and a copy of memory, some 50 ms each.
 
 A probe does not depend on what is trained: where it changes, the machine has changed.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 SECONDS = 0.05
-"""How long each of the two tasks is repeated."""
+"""Seconds for which each of the two tasks is repeated."""
 
 _CPU_SIZE, _CPU_BYTES = 1024, 64 << 20
 _CUDA_SIZE, _CUDA_BYTES = 4096, 256 << 20

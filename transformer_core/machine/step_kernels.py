@@ -1,4 +1,4 @@
-"""Which kernels the first step of a training takes."""
+"""The kernels of a training's first step."""
 
 import contextlib
 from typing import Any
@@ -16,7 +16,7 @@ UPDATE = ("_fused_", "_foreach_")
 
 
 class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
-    """Sees the operators between :meth:`begin` and :meth:`end`; as a context, it ends with it.
+    """Observes the operators between :meth:`begin` and :meth:`end`, within a context.
 
     Operators are seen on the thread that trains, and on autograd's for it. A few microseconds each
     make it too slow for steps that are timed.
@@ -58,7 +58,7 @@ class _Seen(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run as it will in later steps, unseen, rather than not at all."""
+        """Lets compiled code run unobserved, as in later steps, rather than not at all."""
         return True
 
     def __torch_dispatch__(

@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--spec", type=Path, nargs="+", required=True, help="run specs as JSON")
     parser.add_argument(
-        "--data", type=Path, help="results/data/<corpus> with shards: batches as they will be"
+        "--data", type=Path, help="results/data/<corpus> with shards, for the run's real batches"
     )
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--no-context", action="store_true", help="predict the tensors only")

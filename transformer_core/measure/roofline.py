@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the roofline; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.measure.roofline",
-        description="Measure what the device of this machine reaches: matrix products by format, "
+        description="Measure the limits of this machine's device: matrix products by format, "
         "memory bandwidth, overhead of an operation, copies between host and device.",
     )
     parser.add_argument(

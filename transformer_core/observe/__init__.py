@@ -1,1 +1,1 @@
-"""Observers: what looks at a training from outside while it runs."""
+"""Observers, which watch a training from outside while it runs."""

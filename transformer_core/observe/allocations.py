@@ -63,7 +63,7 @@ class CpuAllocations:
         return [(address, time / 1e3 + shift) for address, time in self._deaths]
 
     def mark(self, moment: str) -> None:
-        """Something happens now; of equal marks the first counts."""
+        """Marks a moment; of equal marks the first counts."""
         self._clock.setdefault(moment, time.perf_counter_ns())
         with record_function(_MARK + moment):
             pass
@@ -121,7 +121,7 @@ def _changes(
 
 
 class CudaAllocations:
-    """The same of a CUDA device, whose allocator counts by itself."""
+    """The same for a CUDA device, whose allocator counts by itself."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -134,7 +134,7 @@ class CudaAllocations:
         pass
 
     def mark(self, moment: str) -> None:
-        """Something happens now."""
+        """Marks a moment."""
         torch.cuda.synchronize(self._device)
         self._peaks.setdefault(moment, torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)

@@ -53,7 +53,7 @@ class WindowClock(Observer):
         self._begin(0, 0.0)
 
     def start(self, step: int) -> None:
-        """Training starts, or goes on, with ``step`` optimizer steps done.
+        """Training starts or resumes with ``step`` optimizer steps done.
 
         A window that an earlier session left unfinished is dropped, and the warm-up begins anew.
 

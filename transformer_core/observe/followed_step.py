@@ -1,4 +1,4 @@
-"""An optimizer step whose memory is followed, or whose moments are watched."""
+"""An optimizer step whose memory is tracked, or whose moments are observed."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ from transformer_core.training.loop import optimizer_step
 from transformer_core.training.precision import Precision
 
 LEARNING_RATE = 1e-4
-"""Small: what the steps learn does not matter, but their numbers must stay finite."""
+"""Small: learning does not matter here, but numbers must stay finite."""
 
 
 class WatchedPrecision(Precision):
@@ -65,11 +65,11 @@ class Storage:
     died: int | None = None
     labels: set[str] = field(default_factory=set)
     address: int = 0
-    """Where it lies; 0 if that was not asked for."""
+    """Its address; 0 if not requested."""
 
 
 class StorageTracker(TorchDispatchMode):
-    """While active, follows all storages on devices of one type.
+    """While active, tracks all storages on devices of one type.
 
     Besides what operations tell, two things must be told: what storages are for (:meth:`label`),
     and what autograd saves (:meth:`saving`). In ``deaths`` it notes where and when storages end:
@@ -128,14 +128,14 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def label(self, tensors: Iterable[Any], label: str) -> None:
-        """Say what these tensors are for: weights, gradients or optimizer."""
+        """Labels tensors by purpose: weights, gradients or optimizer."""
         for tensor in tensors:
             for part in _plain(tensor):
                 self._see(part)
                 self._label(part, label)
 
     def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context in which what autograd saves for a backward pass is noticed."""
+        """A context that notes the tensors autograd saves for a backward pass."""
 
         def pack(tensor: Tensor) -> Tensor:
             for part in _plain(tensor):
@@ -344,8 +344,8 @@ _FLATTENED = {
     "c10d::_allgather_base_": 0,
     "c10d::_reduce_scatter_base_": 1,
 }
-"""Operations for which gloo takes a flat copy of one of their arguments, and of which: its threads
-do that, where no operation is seen."""
+"""Operations for which gloo's threads make a flat copy, unobserved, of one argument, and which
+argument."""
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
@@ -355,7 +355,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    """Where it lies; 0 for the empty storage of a tensor that others make up."""
+    """Its address; 0 for the empty storage of a tensor that consists of others."""
     try:
         return storage.data_ptr()
     except RuntimeError:

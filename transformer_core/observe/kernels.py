@@ -7,8 +7,8 @@ from transformer_core.training.observer import Observer
 
 
 class FirstKernels(Observer):
-    """Lets ``first`` see the first step, and none where training goes on from a later one: to look
-    slows a step down."""
+    """Shows ``first`` the first step, and no step if training resumes later: observing slows a step
+    down."""
 
     def __init__(self, first: FirstStep) -> None:
         self.first = first

@@ -14,7 +14,7 @@ from transformer_core.parallel import nvml
 
 
 class Milestones:
-    """Reads host and device memory when told to; each name once, the first time.
+    """Reads host and device memory on request; each name once, the first time.
 
     Made before anything has touched the device: what is in use then belongs to others.
     """
@@ -25,7 +25,7 @@ class Milestones:
         self.found: dict[torch.device, dict[str, Milestone]] = {}
 
     def begin(self, devices: list[torch.device]) -> None:
-        """Follow these devices, which have done nothing yet."""
+        """Observes these devices, which have done no work yet."""
         for device in devices:
             start = Milestone(
                 name="start",
@@ -38,7 +38,7 @@ class Milestones:
             self.found[device] = {"start": start}
 
     def take(self, name: MilestoneName) -> None:
-        """Read everything now, unless this was done under the same name."""
+        """Reads everything now, unless the name was already used."""
         for device, seen in self.found.items():
             if name not in seen:
                 seen[name] = self._read(name, device)
@@ -57,7 +57,7 @@ class Milestones:
             )
 
     def foreign(self) -> list[ForeignProcess]:
-        """Other processes with memory on the devices that are followed."""
+        """Other processes with memory on the observed devices."""
         found = []
         for device in self.found:
             identity = _uuid(device)
@@ -97,7 +97,8 @@ class Milestones:
 
 
 def first_kernel(device: torch.device) -> None:
-    """Let the device work once, so that it has what a process takes before it has a tensor."""
+    """Runs one kernel, so that the device allocates what a process takes before its first
+    tensor."""
     ones = torch.ones(64, 64, device=device)
     float((ones @ ones).sum())
 

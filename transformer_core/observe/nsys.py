@@ -1,4 +1,5 @@
-"""Nsight Systems: is it here, what does its version understand, and did it record anything?
+"""Nsight Systems: whether it is installed, which options its version has, and whether it recorded
+anything.
 
 Nothing here imports torch. An exit code of 0 proves nothing: success is the SQLite export with at
 least one kernel.
@@ -57,7 +58,7 @@ class Nsys:
     """Text of ``nsys profile --help`` by option."""
 
     def command(self, output: Path, cuda: bool) -> list[str]:
-        """The command that profiles one rank, but for the program it runs.
+        """The command that profiles one rank, without the program it runs.
 
         With ``cuda`` the capture range is between cudaProfilerStart and cudaProfilerStop, else it
         is an NVTX range. Raises ValueError if this version lacks an option that is needed.
@@ -125,7 +126,7 @@ def environment() -> dict[str, str]:
 
 
 def export(nsys: Nsys, report: Path) -> None:
-    """Make the SQLite export of a report that has none."""
+    """Makes the SQLite export of a report without one."""
     _output(
         [
             *(nsys.path, "export", "--type=sqlite", "--force-overwrite=true"),
@@ -166,7 +167,7 @@ def rows(export_file: Path) -> tuple[int, int]:
 
 
 def telling_lines(text: str, most: int = 3) -> str:
-    """The last lines of a log that tell what went wrong, else its last line."""
+    """The last lines of a log that describe an error, else its last line."""
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
     telling = [line for line in lines if _TELLING.search(line)]
     return " ".join((telling or lines[-1:])[-most:])

@@ -58,7 +58,7 @@ NSYS_LOG = "nsys.log"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which profiler records, and why."""
+    """The chosen profiler, and the reason."""
 
     profiler: Literal["nsys", "torch"]
     reason: str
@@ -71,7 +71,7 @@ class Choice:
 
 
 def choose(profiling: Profiling, nsys: Nsys | None, cuda: bool, nodes: int = 1) -> Choice:
-    """The profiler that the study asks for, or the better one of those that are here.
+    """The profiler that the study requests, or the best available one.
 
     Raises Unsupported if it asks for Nsight Systems where that cannot be used.
     """
@@ -100,18 +100,18 @@ def choose(profiling: Profiling, nsys: Nsys | None, cuda: bool, nodes: int = 1) 
 
 
 def uses_cuda(spec: RunSpec) -> bool:
-    """Whether the run will be on GPUs, as far as can be told without torch."""
+    """Whether the run will use GPUs, as far as is known without torch."""
     return spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(nvml.gpus()[0]))
 
 
 def capture_with_torch(order: CaptureOrder) -> Outcome | None:
-    """Let torch.profiler record; None if it did, else how it ended."""
+    """Records with torch.profiler; None if it succeeded, else how it ended."""
     order = order.model_copy(update={"profiler": "torch"})
     return attempt(order, order.output / rank_file(0))
 
 
 def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
-    """Let Nsight Systems record; None if it did, else how it ended.
+    """Records with Nsight Systems; None if it succeeded, else how it ended.
 
     Ends this process if it was asked to stop.
     """
@@ -177,7 +177,7 @@ def unusable(reason: str) -> Outcome:
 
 
 def supervise(order: CaptureOrder) -> None:
-    """Choose a profiler, let it record, and make sure that capture.json says how it ended."""
+    """Chooses a profiler, records, and makes sure that capture.json says how it ended."""
     started = datetime.now(UTC)
     output, spec, profiling = order.output, order.spec, order.profiling
     clear(output)
@@ -213,7 +213,7 @@ def supervise(order: CaptureOrder) -> None:
 def result(
     order: CaptureOrder, choice: Choice, outcome: Outcome | None, started: datetime
 ) -> Capture:
-    """The record of a capture that ended as ``outcome`` says; well, if that is None."""
+    """The record of a capture that ended with ``outcome``; successfully if None."""
     done: list[dict[str, Any]] = []
     if outcome is None:
         paths = (order.output / rank_file(rank) for rank in range(order.spec.world_size))
@@ -235,14 +235,14 @@ def result(
 
 
 def clear(output: Path) -> None:
-    """Remove what earlier captures left, but for capture.json."""
+    """Removes leftovers of earlier captures, except capture.json."""
     clear_outcomes(output)
     for path in [*output.glob("rank-*"), *output.glob(NSYS_LOG)]:
         path.unlink()
 
 
 class ProfileJob(TrainingJob):
-    """To profile a few steps of a variant, in a run of their own; ``output`` is the folder of the
+    """Profiles a few steps of a variant, in a run of their own; ``output`` is the folder of the
     traces."""
 
     kind = "profile"

@@ -12,7 +12,7 @@ its timers (torch, ``Reducer::should_collect_runtime_stats``)."""
 
 
 class CaptureOrder(TrainingOrder):
-    """To train a few steps, the last of them recorded."""
+    """Order to train a few steps and record the last of them."""
 
     kind = "capture"
     work = "transformer_core.observe.profiler"

@@ -34,7 +34,7 @@ from transformer_core.training.observer import Observer
 
 
 class Enough(Exception):
-    """The profiled steps are done: the training need not go on."""
+    """The profiled steps are done: the training can stop."""
 
 
 class Recording(Protocol):
@@ -45,16 +45,16 @@ class Recording(Protocol):
         """A range."""
 
     def prepare(self) -> None:
-        """Do what takes time, so that :meth:`start` does not."""
+        """Does slow preparations, so that :meth:`start` is fast."""
 
     def start(self) -> None:
-        """Record from here on."""
+        """Starts to record."""
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stops recording."""
 
     def save(self) -> list[str]:
-        """Write the raw files of this rank; their names."""
+        """Writes the raw files of this rank; returns their names."""
 
 
 class TorchRecording:
@@ -197,7 +197,7 @@ def has_slow_timers(setup: Setup) -> bool:
 
 
 def switch_on_timers(setup: Setup) -> None:
-    """Let DistributedDataParallel time every step from now on."""
+    """Makes DistributedDataParallel time every step from now on."""
     if isinstance(setup.module, DistributedDataParallel):
         setup.module._set_ddp_runtime_logging_sample_rate(1)
 
@@ -240,7 +240,7 @@ def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
 
 
 def work(order: CaptureOrder, program: Program) -> None:
-    """Train a few steps, the last of them recorded, and write rank-<r>.json."""
+    """Trains a few steps, records the last of them, and writes rank-<r>.json."""
     process = program.process
     shards = open_training_shards(order.data)
     warmup, steps = order.warmup_steps, order.profiling.steps

@@ -1,11 +1,11 @@
-"""How far a training is: the progress bar and the plain lines of a log."""
+"""The progress of a training: a bar, and plain lines of a log."""
 
 from transformer_core.common.progress import RunProgress
 from transformer_core.training.observer import Observer
 
 
 class Progress(Observer):
-    """Shows the steps of a training, under a ``name``, on the process that is to ``show`` them."""
+    """Shows the steps of a training, under a ``name``, on the process that must ``show`` them."""
 
     def __init__(self, name: str, steps: int, show: bool) -> None:
         self._shown = RunProgress(name, steps, show=show)

@@ -71,7 +71,7 @@ def mark_phases(setup: Setup, mark: Mark) -> None:
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Put ``function`` in the place of a method, of this one object."""
+    """Replaces a method of this one object with ``function``."""
     setattr(owner, name, function)
 
 

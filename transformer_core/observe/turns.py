@@ -1,4 +1,4 @@
-"""Training in turns: an observer that lets a training work when it is its turn.
+"""Training in turns: an observer that lets a training work only in its turns.
 
 To test the protocol of comparisons, it can make steps longer by a known share.
 """
@@ -51,7 +51,7 @@ class PlantedDelay:
         self._began = now()
 
     def begin(self) -> None:
-        """A step begins now, and not where the last one ended."""
+        """Marks the begin of a step that does not start where the last one ended."""
         self._began = self._now()
 
     def step_done(self) -> None:
@@ -65,11 +65,11 @@ class PlantedDelay:
 
 
 class TurnsOver(Exception):
-    """There is no further turn: the training ends here, in the middle of it."""
+    """There is no further turn: the training ends here, unfinished."""
 
 
 def refuse(task: Any) -> Any:
-    """No measurement but the own one has further tasks."""
+    """Refuses tasks of other measurements."""
     raise TypeError(f"{task} is no task of a side")
 
 
@@ -143,7 +143,7 @@ class TurnTaker(Observer):
             self._wait()
 
     def _wait(self) -> None:
-        """Do what is asked for until it is a turn; TurnsOver if there is none."""
+        """Answers tasks until the next turn; TurnsOver if there is none."""
         while True:
             match self._turns.next():
                 case Turn() as turn:

@@ -83,12 +83,12 @@ def _nothing(made: dict[str, Any], ended: Outcome) -> OwnTrainingResult:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.own_training.job",
-        description="Find out what makes a training of your own faster.",
+        description="Find out what makes your own training faster.",
     )
     parser.add_argument("--study", type=Path, required=True, help="study.json")
     parser.add_argument("--spec", type=Path, required=True, help="spec.json of its baseline")
     parser.add_argument("--output", type=Path, required=True, help="results.json")
-    parser.add_argument("--code", default="", help="what the sources say")
+    parser.add_argument("--code", default="", help="digest of the sources")
     add_log_file(parser)
     given = parser.parse_args()
     log_to(given.log_file)

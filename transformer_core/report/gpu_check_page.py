@@ -42,7 +42,7 @@ def render(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.report.gpu_check_page",
-        description="Write what held on a GPU, what did not and why, as one HTML file.",
+        description="Write the passed and failed checks of a GPU, with reasons, as one HTML file.",
     )
     parser.add_argument("--checks", type=Path, required=True, help="checks.json")
     parser.add_argument("--tests", type=Path, required=True, help="tests.json")

@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.run.gpu_leases",
         description="Run a command that sees GPUs which no other such command on this host sees. "
-        "Without a GPU it runs as it stands.",
+        "Without a GPU it runs unchanged.",
     )
     parser.add_argument("--count", type=int, required=True, help="GPUs that the command needs")
     parser.add_argument("command", nargs="+", help="the command, after --")

@@ -64,7 +64,7 @@ def describe(kind: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.run.job",
-        description="Carry out an order of a rule.",
+        description="Run an order of a rule.",
         epilog=f"Kinds: {', '.join(JOBS)}. A rule's order is its parameter `order`, which "
         "snakemake --printshellcmds shows.",
     )

@@ -100,7 +100,7 @@ def _free_port() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.run.linked_hosts",
-        description="Start a run on two hosts that are made on this machine, with a limited link.",
+        description="Start a run on two hosts emulated on this machine, with a limited link.",
     )
     parser.add_argument(
         "--link", choices=get_args(LinkKind), required=True, help="how the link is made"

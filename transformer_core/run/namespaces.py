@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make a link and end; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.run.namespaces",
-        description="Try whether two hosts with a limited link can be made on this machine.",
+        description="Check whether this machine can emulate two hosts with a limited link.",
     )
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bits per second")
     bandwidth = parser.parse_args(arguments).bandwidth

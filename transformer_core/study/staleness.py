@@ -69,8 +69,8 @@ def _chosen(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.study.staleness",
-        description="Which rules run again after a change of which file: file by file, the rules "
-        "whose results a change of it can change.",
+        description="List the rules that run again after a change of a file: file by file, the rules "
+        "whose results it can change.",
     )
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--file", type=Path, help="only this file")

@@ -97,7 +97,7 @@ def _arguments() -> argparse.ArgumentParser:
     )
     other = parser.add_argument_group("in pipelines")
     other.add_argument(
-        "--cache", type=Path, metavar="DIR", help="keep events there, by what is in the files"
+        "--cache", type=Path, metavar="DIR", help="cache events there, by the contents of the files"
     )
     other.add_argument(
         "--keep-status",

@@ -56,14 +56,14 @@ def add_window(parser: argparse._ActionsContainer) -> None:
         dest="begin",
         type=milliseconds,
         metavar="MS",
-        help="leave out what is before, in milliseconds after the first event",
+        help="leave out earlier events, in milliseconds after the first event",
     )
     parser.add_argument(
         "--to",
         dest="end",
         type=milliseconds,
         metavar="MS",
-        help="leave out what is after, likewise",
+        help="leave out later events, likewise",
     )
 
 

@@ -314,8 +314,8 @@ def main(arguments: Sequence[str]) -> int:
         f"a breakdown.json. Exit status {REGRESSION} if a step of the second takes longer than "
         "allowed, 1 if a profile cannot be used, 2 for a wrong command.",
     )
-    parser.add_argument("first", type=Path, help="what it was, for example before/")
-    parser.add_argument("second", type=Path, help="what it is now, for example after/")
+    parser.add_argument("first", type=Path, help="the profile before, for example before/")
+    parser.add_argument("second", type=Path, help="the profile after, for example after/")
     parser.add_argument(
         "--allowed",
         type=percent,

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.training",
         description="Train a run spec, validate, keep checkpoints, and save the model. Given "
-        "again, it goes on from the last checkpoint.",
+        "again, it resumes from the last checkpoint.",
     )
     parser.add_argument(
         "--spec",
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="for example results/recommended.yaml, or results/runs/single/spec.json",
     )
     parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
-    parser.add_argument("--output", type=Path, required=True, help="folder of what it leaves")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument(
         "--checkpoint-every",
         type=int,

@@ -1,4 +1,4 @@
-"""The one place that fixes the order in which a training is put together."""
+"""Assembles a training, always in this order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Trainer:
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device of this process."""
         return self.process.device
 
     @property

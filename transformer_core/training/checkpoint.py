@@ -122,7 +122,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _usable(path: Path, setup: Setup) -> bool:
-    """Whether a checkpoint is of this run spec, and all of it is there."""
+    """Whether a checkpoint belongs to this run spec and is complete."""
     try:
         check(path / "state.json")
         record = _record(path)
@@ -158,7 +158,7 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _discard(path: Path) -> None:
-    """Delete a checkpoint; if that is cut short, what is left no longer has its name."""
+    """Deletes a checkpoint; an interrupted deletion leaves no folder with its name."""
     if path.exists():
         removed = path.rename(path.with_name(f".{path.name}.removed"))
         shutil.rmtree(removed)

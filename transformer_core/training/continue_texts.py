@@ -1,4 +1,4 @@
-"""Judging a trained language model: how well it predicts the test split, and how it goes on."""
+"""Evaluates a trained language model: its loss on the test split, and its continuations."""
 
 import math
 import time
@@ -99,7 +99,8 @@ def _continuations(
     store: PairStore,
     tokenizer: Tokenizer,
 ) -> list[Continuation]:
-    """Of the first text of each of the first rows, where it has more tokens than a prompt."""
+    """Continues the first text of each of the first rows, where it has more tokens than a
+    prompt."""
     texts = _first_texts(store, spec.evaluation.samples, task.prompt)
     prompts = [[BOS, *text[: task.prompt]] for text in texts]
     if not prompts:

@@ -84,7 +84,7 @@ class History:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "History":
-        """The history that :meth:`state` gave."""
+        """The history that :meth:`state` saved."""
         history = cls()
         history.steps = state["steps"]
         history.validations = [Validation.model_validate(v) for v in state["validations"]]

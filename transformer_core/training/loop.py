@@ -1,4 +1,4 @@
-"""The training loop. It knows no technique: strategy, precision and observer do."""
+"""The training loop. It knows no technique: those belong to strategy, precision and observer."""
 
 import math
 import time

@@ -8,10 +8,10 @@ if TYPE_CHECKING:  # clocks are imported where torch is not
 
 
 class Observer:
-    """Watches a training, and does nothing: override what you need."""
+    """Watches a training without doing anything: override the methods you need."""
 
     def start(self, step: int) -> None:
-        """Training starts, or goes on, with ``step`` optimizer steps done."""
+        """Training starts or resumes with ``step`` optimizer steps done."""
 
     def updated(self, step: int, target_tokens: int, loss_sum: "Tensor", norm: "Tensor") -> None:
         """The weights were updated. ``loss_sum`` of this rank and ``norm`` of the whole gradient
@@ -20,7 +20,7 @@ class Observer:
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
     ) -> None:
-        """An optimizer step is done (on the host; the device may still be at it)."""
+        """An optimizer step is done (on the host; the device may still be working on it)."""
 
     def logged(self, step: int, loss: float) -> None:
         """The loss of a step was read."""
@@ -32,19 +32,19 @@ class Observer:
         """Pauses before work that is not training (validation, a checkpoint)."""
 
     def resume(self) -> None:
-        """Training goes on."""
+        """Training resumes."""
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, as JSON."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state` gave."""
+        """Restores the state that :meth:`state` returned."""
 
 
 class Observers(Observer):
-    """Several observers of one training, which look one after the other. Their states are kept
-    together, so each has its own names in it."""
+    """Several observers of one training, called in order. Their states are merged, so each uses its
+    own names."""
 
     def __init__(self, *observers: Observer) -> None:
         self.observers: Sequence[Observer] = observers

@@ -196,7 +196,8 @@ def by_torch(
     group: Mapping[str, Any],
     scale: Tensor | None = None,
 ) -> None:
-    """Torch's fused kernel on masters and gradients of 32 bits, then the weights anew."""
+    """Updates 32-bit masters and gradients with torch's fused kernel, then rounds the weights from
+    them."""
     if not weights:
         return
     if scale is not None:

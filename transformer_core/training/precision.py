@@ -32,7 +32,8 @@ class Precision:
         self.clipping = clipping
 
     def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
-        """Put ``model`` into the format of its weights; what those were, where it had more bits."""
+        """Converts ``model`` to the format of its weights; returns the original weights where they
+        had more bits."""
         return {}
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -68,7 +69,7 @@ class Precision:
         return norm
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Take any factor that :meth:`backward` put on the loss out of the gradients."""
+        """Divides the gradients by any factor that :meth:`backward` put on the loss."""
 
     def update(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
         """Apply the gradients, whose norm was ``norm`` before clipping."""
@@ -83,7 +84,7 @@ class Precision:
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state` gave."""
+        """Restores the state that :meth:`state` returned."""
 
 
 class Autocast(Precision):
@@ -263,8 +264,7 @@ _library: list[torch.library.Library] = []
 
 
 def take_onednn() -> None:
-    """Compute products of 32 bits on CPUs by oneDNN from now on; Unsupported where torch lacks
-    it."""
+    """Switches 32-bit products on CPUs to oneDNN; Unsupported if torch lacks it."""
     if _library:
         return
     try:
@@ -281,13 +281,13 @@ def take_onednn() -> None:
 
 
 def take_torchs() -> None:
-    """Compute them as torch does by itself."""
+    """Switches them back to torch's own choice."""
     while _library:
         _library.pop()._destroy()
 
 
 def _kernel(name: str, before: Any) -> Callable[..., Tensor]:
-    """The kernel of an operator; what oneDNN is not asked for goes to the one ``before``."""
+    """The kernel of an operator; calls that oneDNN does not serve go to the kernel ``before``."""
     kernels: dict[str, Callable[..., Tensor]] = {
         "mm": _product,
         "mm.out": lambda a, b, *, out: _into(out, _product(a, b)),

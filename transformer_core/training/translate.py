@@ -29,7 +29,8 @@ EXTRA_TOKENS = 50
 
 
 def load_weights(model: nn.Module, weights: Path) -> None:
-    """Put the weights of a file into ``model``; ConfigError if they are damaged or of another."""
+    """Loads the weights of a file into ``model``; ConfigError if they are damaged or belong to
+    another model."""
     check(weights)
     try:
         load_model(model, str(weights))

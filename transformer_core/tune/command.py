@@ -53,9 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         epilog=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--time", default="5min", help="how long it may take, about (default: 5min)"
-    )
+    parser.add_argument("--time", default="5min", help="approximate time to spend (default: 5min)")
     parser.add_argument("--only", help="techniques to try, with commas between them (default: all)")
     parser.add_argument("--folder", type=Path, help="folder of the study (default: tuned-<script>)")
     parser.add_argument("--no-verify", action="store_true", help="do not run the changed script")

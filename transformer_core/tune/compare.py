@@ -39,10 +39,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "it does not, and 2 if they cannot be compared.",
         epilog="OLD and NEW are files, or commits of the repository if --script names the script.",
     )
-    parser.add_argument("old", help="the script as it was, or a commit")
+    parser.add_argument("old", help="the old script, or a commit")
     parser.add_argument("new", help="the changed script, or a commit")
     parser.add_argument("--script", help="the script, if OLD and NEW are commits")
-    parser.add_argument("--time", default="2min", help="how long it may take (default: 2min)")
+    parser.add_argument("--time", default="2min", help="time to spend (default: 2min)")
     parser.add_argument("--report", type=Path, help="write the answer to a file as Markdown")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.add_argument("--not-slower", action="store_true", help="exit with 1 if NEW is SLOWER")

@@ -23,12 +23,12 @@ from transformer_core.data.arrays import ranges
 from transformer_core.data.sharding.shard_store import PairStore
 
 WINDOW = 2**17
-"""Pairs that are planned together, more or less: a hundredth of a second's work."""
+"""Approximate number of pairs that are planned together: a hundredth of a second's work."""
 LARGEST_WINDOW = 2**20
 """Pairs that are planned together at most: some 100 MB."""
 WINDOW_BATCHES = 1024
-"""Batches of similar lengths that are cut from a window, as far as it goes: with fewer, lengths in
-a batch differ more, and padding grows."""
+"""Batches of similar lengths that are cut from a window if it is large enough: with fewer, lengths
+in a batch differ more, and padding grows."""
 BLOCK = 512
 """Neighbours in the corpus that are read together: a stretch of some pages of the memory map."""
 
@@ -138,7 +138,7 @@ def cut_by_tokens(
 
 
 def _window(store: PairStore, batching: AnyBatching) -> int:
-    """Pairs of a window, more or less."""
+    """Approximate number of pairs in a window."""
     if isinstance(batching, FixedSize):
         return WINDOW
     manifest = store.manifest

@@ -133,7 +133,7 @@ class Feed:
     def _received(
         self, sent: Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]
     ) -> Batches:
-        """The batches once the current stream may use them; the host does not wait."""
+        """Yields batches once the current stream may use them; the host does not wait."""
         with closing(sent):
             for item, arrived in sent:
                 stream = torch.cuda.current_stream(self._device)

@@ -172,7 +172,7 @@ def _check(kind: Any, option: str, text: str) -> Any:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.data.corpus.job",
-        description="Read one split of a corpus, leave out what cannot be used, and write the "
+        description="Read one split of a corpus, leave out unusable pairs, and write the "
         "sentence pairs as an Arrow IPC file (source, target, line) beside a report.",
     )
     parser.add_argument(

@@ -215,7 +215,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--context",
         type=int,
         metavar="TOKENS",
-        help="take the pairs as texts, and cut them into rows of so many tokens",
+        help="treat the pairs as texts, and cut them into rows of this many tokens",
     )
     return _checked(parser, arguments)
 

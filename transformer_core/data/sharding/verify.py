@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 if everything is whole, 2 after a message for each file that is not."""
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.data.sharding.verify",
-        description="Compare every shard with the checksum in its manifest. Damaged ones are named "
+        description="Compare every shard with the checksum in its manifest. Damaged shards are listed "
         "with the command that makes them again.",
     )
     parser.add_argument("--output", required=True, type=Path, help="verify.json to write")

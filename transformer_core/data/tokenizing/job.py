@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.data.tokenizing.job",
         description="Train one byte-level BPE tokenizer on both sides of the training pairs, "
-        "or take one that is there already.",
+        "or convert an existing one.",
     )
     parser.add_argument(
         "--tokenizer", required=True, metavar="JSON", help="the tokenizer section of a run spec"

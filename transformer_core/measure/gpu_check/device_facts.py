@@ -169,7 +169,7 @@ def measure() -> DeviceFacts:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.measure.gpu_check.device_facts",
-        description="Find out whether NVML, NCCL and compiling work here, and tell all versions.",
+        description="Check whether NVML, NCCL and compiling work here, and list all versions.",
     )
     parser.add_argument("--output", type=Path, required=True, help="device.json to write")
     given = parser.parse_args(arguments)

@@ -92,7 +92,7 @@ def _with(cases: Sequence[ElementTree.Element], tag: str) -> Iterator[GpuTest]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.measure.gpu_check.device_tests",
-        description="Run the tests that need a GPU, and write what became of them.",
+        description="Run the tests that need a GPU, and write their results.",
     )
     parser.add_argument("--folders", nargs="+", required=True, help="folders of tests/")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds at most")

@@ -90,7 +90,7 @@ def _broken_down(output: Path, ranks: int, name: str) -> Breakdown:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.own_training.profiled.job",
-        description="Record where the time of your training step goes, before and after.",
+        description="Profile your training step, before and after.",
     )
     parser.add_argument("--study", type=Path, required=True, help="study.json")
     parser.add_argument("--spec", type=Path, required=True, help="spec.json of its baseline")
