@@ -44,7 +44,7 @@ def take_turns(
     Those ``once`` take part in the first round that counts alone.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
-    # What one contender keeps in memory must not slow down the garbage collection of all.
+    # One contender's objects must not slow down garbage collection for all.
     gc.collect()
     gc.freeze()
     for turn in tqdm(range(uncounted + rounds), desc="rounds", disable=None):

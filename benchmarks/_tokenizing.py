@@ -184,7 +184,7 @@ def _identical(pairs: Path, tokenizer: Path) -> str:
     return f"ids of {lines:,} lines identical, 10,000 of them adversarial"
 
 
-# What the system says of a process that has ended includes what its parent had; so it tells itself.
+# The system's peak of an ended process includes its parent's, so the process reports its own.
 _JOB = """
 import sys
 from transformer_core.data.sharding.job import main
@@ -270,7 +270,7 @@ def _datasets(tokenizer: Path) -> Contender:
 def _sentencepiece(pairs: Path, vocabulary: int) -> Contender:
     import sentencepiece
 
-    # It takes the best of its own pieces, so that nobody reads the text for it twice.
+    # It uses its own best pieces, so that the text is not read twice for it.
     sentences = itertools.islice(
         (text for batch in PairFile(pairs) for side in SIDES for text in batch[side].to_pylist()),
         100_000,

@@ -30,7 +30,7 @@ def main() -> int:
     rows: list[Row] = []
     for row in chain(_tokenizing.measure(options), _feeding.measure(options)):
         rows.append(row)
-        # A part that ends early takes nothing of the others with it.
+        # A part that ends early does not affect the others.
         if options.output is not None:
             write_csv(rows, options.output)
     if not rows:

@@ -86,7 +86,7 @@ def watch(command: list[str], folders: list[Path], interval: float) -> Record:
     while running.poll() is None:
         now = time.perf_counter() - began
         record.all_mb = max(record.all_mb, _look(running, jobs, now) / _MB)
-        # A walk through folders takes longer than a look at processes.
+        # Walking folders takes longer than observing processes.
         if turn % 20 == 0:
             record.disk_mb = max(record.disk_mb, _disk(folders))
         turn += 1

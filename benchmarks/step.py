@@ -110,7 +110,7 @@ def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
         else:
             words = open_shards(options.shards).manifest.vocabulary
             step, plain = make(CONTENDERS[name], lambda c: model(options, c), words, _LONGEST)
-    except Exception as error:  # told to the parent, which goes on without this one
+    except Exception as error:  # reported to the parent, which continues without this one
         orders.send(f"{type(error).__name__}: {error}")
         return
     orders.send(None)

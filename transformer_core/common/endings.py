@@ -17,7 +17,7 @@ from typing import Any
 from schemas.errors import Refusal
 from transformer_core.common.files import write_text
 
-CHANGES_NO_RESULT = True  # it says what is wrong
+CHANGES_NO_RESULT = True  # it reports errors
 
 REMEDIES = {
     errno.ENOSPC: "make room there",

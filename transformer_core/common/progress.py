@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-CHANGES_NO_RESULT = True  # it shows how far a job is
+CHANGES_NO_RESULT = True  # it shows progress
 
 log = logging.getLogger("transformer_core")
 
@@ -58,7 +58,7 @@ class Progress:
         self.done = self.first = done
         self.began = self.lined = time.monotonic()
         if self.show and sys.stderr.isatty():
-            from tqdm import tqdm  # takes long, and most jobs have no terminal
+            from tqdm import tqdm  # slow to import, and most jobs have no terminal
 
             self.bar = tqdm(
                 total=self.total,

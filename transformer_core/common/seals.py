@@ -23,7 +23,7 @@ from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common.endings import remake
 from transformer_core.common.files import write_text
 
-CHANGES_NO_RESULT = True  # it says whether a file is what it was
+CHANGES_NO_RESULT = True  # it checks whether a file is unchanged
 
 
 class Seal(Schema):
@@ -40,7 +40,7 @@ class Seal(Schema):
 def digest(path: Path) -> str:
     """XXH3 of the contents of a file, 128 bit in hexadecimal digits."""
     with path.open("rb") as stream:
-        # The library's type lacks the attributes that nobody uses here.
+        # The library's type lacks attributes that are not used here.
         kind: Any = xxhash.xxh3_128
         return hashlib.file_digest(stream, kind).hexdigest()
 
@@ -69,7 +69,7 @@ def write_sealed(
     path: Path, text: str, made_from: Iterable[Path] = (), of: Path | None = None
 ) -> None:
     """Write ``text`` as UTF-8, whole or not at all, and seal it."""
-    # Cut short between the two, a file has no seal rather than that of another.
+    # If interrupted between the two, a file has no seal rather than another file's.
     seal_file(path).unlink(missing_ok=True)
     write_text(path, text)
     seal(path, made_from, of)
@@ -109,7 +109,7 @@ class Together:
         Raises ConfigError.
         """
         if not path.exists():
-            return  # whoever reads it says so
+            return  # its reader reports that
         found = check(path)
         known = {place(path): found.xxh3 if found else digest(path)}
         known |= found.made_from if found else {}

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from transformer_core.common.files import write_text
 
-CHANGES_NO_RESULT = True  # it says which results are made again, not what is in them
+CHANGES_NO_RESULT = True  # it decides which results are made again, not their contents
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("transformer_core", "schemas")

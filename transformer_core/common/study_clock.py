@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from schemas.base import Schema
 from transformer_core.common.files import write_text
 
-CHANGES_NO_RESULT = True  # it says how long the work has taken
+CHANGES_NO_RESULT = True  # it records how long the work has taken
 
 CLOCK = Path("results/.clock.json")
 BEAT = 5.0

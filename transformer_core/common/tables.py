@@ -14,7 +14,7 @@ from transformer_core.common.files import atomic_path
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Reads columns of a Parquet file, all unless named; ConfigError if it is missing, damaged or a
     different one."""
-    import pyarrow.parquet as pq  # takes long, and programs that read no table import this module
+    import pyarrow.parquet as pq  # slow, and programs that read no table import this module
 
     seals.check(path)
     try:

@@ -146,7 +146,7 @@ class _SymbolInfo(ctypes.Structure):
 
 def _malloc_library() -> str:
     """Name of the library whose malloc this process calls, with the version where it is glibc."""
-    # A look at the loaded libraries would not do: one may be loaded without replacing malloc.
+    # The list of loaded libraries is not enough: one may be loaded without replacing malloc.
     try:
         process = ctypes.CDLL(None)
         info = _SymbolInfo()

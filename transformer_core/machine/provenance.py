@@ -16,7 +16,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import Provenance
 from transformer_core.machine.hardware import read_hardware
 
-CHANGES_NO_RESULT = True  # it says where a number comes from
+CHANGES_NO_RESULT = True  # it records where a number comes from
 
 DISTRIBUTIONS = (
     "numpy",

@@ -183,7 +183,7 @@ def work(order: CollectivesOrder, program: Program) -> None:
     """Measures; the main rank writes the table."""
     if order.spec.world_size < 2:
         raise Unsupported("A single process has nobody to talk to: the study asks for one device.")
-    # Newer torch has other names for two of them; older has only these.
+    # Newer torch renamed two of them; older versions have only these names.
     warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning)
     process = program.process
     strategy = ProcessGroupStrategy(process, order.spec.machine)

@@ -225,7 +225,7 @@ def work(order: ComputeOrder, program: Program) -> None:
     process = program.process
     setup = program.assemble(
         spec.model_copy(update={"parallel": Single()}),
-        # As one of all processes of the run it gets its share of the batches, and no more.
+        # As one of all processes of the run, it gets only its share of the batches.
         replace(process, world_size=order.shares),
     )
     times = StepTimes(setup)

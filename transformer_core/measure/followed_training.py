@@ -94,7 +94,7 @@ def unfollowed(training: Training, milestones: Milestones) -> Unfollowed:
         milestones.take(MOMENTS[moment])
 
     setup = training.assemble(lambda moment: milestones.take("weights"))
-    # The first message: libraries take their buffers when they need them.
+    # The first message: libraries allocate their buffers on first use.
     setup.strategy.sum(torch.zeros(1))
     milestones.take("wrapped")
     batch = training.batch(setup)

@@ -168,7 +168,7 @@ def find(trials: Trials, start: int) -> dict[str, Any]:
             if low < 1:
                 reason = "No size fitted a second time."
                 return no_answer | {"status": "oom", "reason": reason}
-        # Needs differ a little from run to run: a size that failed may fit the next time.
+        # Memory use varies a little between runs: a size that failed may fit the next time.
         steps_more, failed_again = 1, not trials.fits(high, "one_step_more")
         while not failed_again and steps_more < STEPS_MORE:
             high += step_of(low, resolution)

@@ -43,7 +43,7 @@ def work(order: AnatomyOrder, program: Program) -> None:
         and process.device.type == "cuda"
     ):
         devices = [torch.device("cuda", i) for i in range(spec.machine.devices_per_node)]
-    # What is imported stays: without looking at it again, milestones take a tenth of the time.
+    # Imports stay: without scanning them again, milestones take a tenth of the time.
     gc.freeze()
     milestones.begin(devices)
     for device in devices:

@@ -102,7 +102,7 @@ def predict_ranks(
     spec.refuse_without_meaning()
     parallel, world_size = spec.parallel, spec.world_size
     if isinstance(parallel, DataParallel):
-        # The same scheme, in one process: a device is what a rank is there.
+        # The same scheme in one process: a device takes the place of a rank.
         parallel = Central(kind="central", local_loss=parallel.local_loss)
         world_size = spec.machine.devices_per_node
     spec = spec.model_copy(update={"parallel": parallel})
@@ -138,7 +138,7 @@ def _predict_rank(
     packed = isinstance(spec.batching.rows, PackedRows)
     with torch.device("meta"):
         model = build_model(spec.model, vocabulary, packed)
-    # It may have to look at a product, which has no numbers on fake tensors.
+    # It may have to read a product, which has no values on fake tensors.
     set_matmul(spec.training.precision, device)
     with _silent_group(spec, process):
         strategy = _strategy(spec, process)
@@ -206,7 +206,7 @@ def _trainer(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Modu
     if eight_bit:
         trainer = replace(trainer, optimizer=ExpectedEightBit(trainer.module.parameters()))
     if isinstance(trainer.precision, ScaledAutocast):
-        # Whether a step is skipped depends on numbers, which fake tensors have not.
+        # Whether a step is skipped depends on values, which fake tensors lack.
         plain = Autocast(process.device.type, trainer.precision.dtype)
         trainer = replace(trainer, precision=plain)
     return trainer

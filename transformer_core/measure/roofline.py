@@ -45,7 +45,7 @@ def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str)
     watch = Stopwatch(device, limits.seconds)
     name = torch.cuda.get_device_name(device) if cuda else hardware.cpu_name()
     cores = hardware.usable_cores()
-    # On a CPU for one thread too, since ranks that share the cores have a part of them each.
+    # On a CPU for one thread too, since ranks divide the cores among themselves.
     matrix, memory = _rates(watch, limits, [None] if cuda else [*sorted({1, cores})])
     return Roofline(
         status="ok",
@@ -292,13 +292,13 @@ def matrix_rate(
                 for m, k, n in shapes(largest):
                     flops = 2 * m * k * n
                     if reached and flops / reached > _PATIENCE * watch.seconds:
-                        continue  # where the format has no hardware, say
+                        continue  # for example, a format without hardware support
                     rate = flops / watch.best(_product(m, k, n, dtype, watch.device, transposed))
                     reached = max(reached, rate)
                     if best is None or rate > best[0]:
                         best = rate, [m, k, n]
     except (Unsupported, RuntimeError) as error:
-        # RuntimeError: what this build cannot multiply, or a size for which there is no memory.
+        # RuntimeError: a format this build cannot multiply, or a size that does not fit in memory.
         reason = None if best else str(error).split("\n")[0]
     return MatrixRate(
         format=number_format,
@@ -362,7 +362,7 @@ def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[
     """Copy and triad (McCalpin's STREAM) over arrays of 32-bit numbers."""
     count = array_bytes // 4
     b = torch.rand(count, device=watch.device)
-    # Random numbers take longer than all copies of them; what is written first may be anything.
+    # Drawing random numbers takes longer than all copies; the initial contents do not matter.
     a, c = torch.empty_like(b), b.clone()
 
     def copy() -> None:

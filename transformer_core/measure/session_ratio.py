@@ -38,7 +38,7 @@ def log_ratio_of(pair: Pair, logs: Sequence[float]) -> LogRatio:
     count = len(values)
     cut = int(TRIM * count)
     kept = values[cut : count - cut]
-    # As scipy.stats.mstats has them, whose import takes a second, and 35 MB on a host without it.
+    # As in scipy.stats.mstats, whose import takes a second, and 35 MB on a host without it.
     estimate = float(kept.mean())
     error = nan
     if count > 1:

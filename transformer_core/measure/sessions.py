@@ -165,7 +165,7 @@ class Sessions:
     def _in_turns(self, ask: Ask, members: Members, began: float, enough: Enough) -> dict[str, Any]:
         """Returns what the sides did, from their first turn to their last."""
         on_gpu = any(topology.device == "cuda" for topology, _ in members.values())
-        # Before the first turn: from then on a side may have fewer cores than there are.
+        # Before the first turn: afterwards a side may have only some of the cores.
         if not self.provenance:
             self.provenance |= self.provenances(ask)
         before = self._state(ask, on_gpu)
@@ -200,7 +200,7 @@ class Sessions:
         as the first side needs for a window."""
         self.progress("warm-up")
         first, *others = self.sides
-        # As many for each side: in a round all train on the same batches.
+        # The same number for each side: in a round all train on the same batches.
         count = max(2, self.comparing.warmup_steps)
         last = min(PILOT_STEPS, count // 2)
         begun = _slowest(ask(first, Turn(0, count - last)))
@@ -241,8 +241,8 @@ class Sessions:
         shared = *where, session, self.keeps
         for side in self.sides:
             clear_outcomes(self.folder / side.name)
-            # Before any starts: one that waited for a session that never came would take a turns
-            # in the next.
+            # Before any starts: a side waiting for a session that never came would take turns in
+            # the next.
             try:
                 check_start(side.spec, side.order.worker)
             except Unsupported as error:

@@ -57,7 +57,7 @@ def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
     seal(order.output / "model.safetensors")
     seal(metrics, made_from)
     if outcome is not None and outcome.again:
-        count_failure(metrics)  # and the next attempt goes on from the last checkpoint
+        count_failure(metrics)  # and the next attempt resumes from the last checkpoint
     else:
         shutil.rmtree(order.output / CHECKPOINTS, ignore_errors=True)
 

@@ -38,7 +38,7 @@ def work(order: TimedRunOrder, program: Program) -> None:
     progress = Progress(order.title, order.spec.training.steps, show=is_main)
     with FirstStep() as kernels:
         observers: list[Observer] = [clock, progress]
-        # The first step is of the warm-up; without one, nobody looks.
+        # The first step belongs to the warm-up; without a warm-up, it is not observed.
         if measurement.warmup_steps:
             observers.append(FirstKernels(kernels))
         history = train(setup, Observers(*observers), order.output / CHECKPOINTS)

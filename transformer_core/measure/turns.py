@@ -50,7 +50,7 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
             for place, side in enumerate(sides)
             if spans_machines(side.spec)
         }
-        # For the next session they wait at the meeting point, which may be never.
+        # They wait at the meeting point for the next session, which may never come.
         while not recorded() and any(child.poll() is None for child in children.values()):
             time.sleep(POLL_SECONDS)
         for child in children.values():

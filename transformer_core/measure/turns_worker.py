@@ -32,7 +32,7 @@ SEEDS = 2**32
 
 def endless(spec: RunSpec) -> RunSpec:
     """``spec`` as an uninterrupted training that ends with its last turn."""
-    # A rate that falls to 0 at the end of the training would go on below it.
+    # A rate that falls to 0 at the end of the training would continue below 0.
     steps = max(spec.training.steps, ENDLESS_STEPS)
     changes = {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
     return spec.model_copy(update={"training": spec.training.model_copy(update=changes)})
@@ -83,7 +83,7 @@ def take_turns(
         planted = PlantedDelay(order.planted, lambda: Strategy.synchronise(strategy))
 
     def prepare() -> None:
-        # Of several ranks, gloo's threads take the cores that are left, as in any training.
+        # With several ranks, gloo's threads take the remaining cores, as in any training.
         if process.world_size == 1 and topology.device == "cpu":
             keep_to(torch.get_num_threads())
 

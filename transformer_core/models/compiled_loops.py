@@ -72,13 +72,13 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
         pieces()
     if errors:
         raise errors[0]
-    # What a signal raises just before C calls Python is printed there, and lost.
+    # An exception that a signal raises just before C calls Python is printed there, and lost.
     if get_ident() not in came:
         raise KeyboardInterrupt
 
 
 def _next(starts: list[int]) -> int | None:
-    with suppress(IndexError):  # between a look and a grasp another thread may be faster
+    with suppress(IndexError):  # another thread may have taken it meanwhile
         return starts.pop()
     return None
 

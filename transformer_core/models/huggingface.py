@@ -41,7 +41,7 @@ class MarianCache:
 
     def select(self, rows: Tensor) -> None:
         """Keep (or repeat) ``rows``, sources and prefixes alike."""
-        # The library's name for it; it also takes fewer rows, or more, than there are.
+        # The library's name for it; it also accepts fewer or more rows.
         self.key_values.reorder_cache(rows)
 
 

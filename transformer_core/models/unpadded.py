@@ -115,7 +115,7 @@ def _sentences(
         return Sentences(tokens.shape, places(tokens.flatten() != PAD), full, t, fill)
     index = places(tokens.flatten() != PAD)
     found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index])
-    # The width, and not the longest: to ask a GPU for that would make the host wait.
+    # The width, not the longest: asking a GPU for that would make the host wait.
     return Sentences(tokens.shape, index, found, t, -len(index) % multiple)
 
 

@@ -74,5 +74,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # modules stay: the collector need not look through them again and again
+    gc.freeze()  # modules stay: the collector need not scan them repeatedly
     sys.exit(main())

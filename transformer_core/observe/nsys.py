@@ -82,7 +82,7 @@ class Nsys:
         text = self.help.get(option)
         if text is None:
             return False
-        # Only where the values are listed can one be missing.
+        # A value can be missing only where the help lists them.
         return "ossible" not in text or all(word in text for word in value.split(","))
 
 

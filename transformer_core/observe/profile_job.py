@@ -193,7 +193,7 @@ def supervise(order: CaptureOrder) -> None:
             outcome = capture_with_torch(order)
         else:
             outcome = capture_with_nsys(order, choice.nsys)
-            # With a rank, it is the run itself that ended so, under whatever profiler.
+            # With a rank, the run itself ended this way, whatever the profiler.
             if outcome and outcome.rank is None and profiling.profiler == "auto":
                 log.info("%s: %s Trying torch.profiler.", order.title, outcome.reason)
                 clear(output)
@@ -261,7 +261,7 @@ class ProfileJob(TrainingJob):
             profiler="torch",
         )
         if lends_processes_only() and order.profiling.profiler == "nsys":
-            return  # as the first host will say, it cannot be
+            return  # unsupported, as the first host reports
         lend_processes(order)
         with exclusive(order.output):
             supervise(order)

@@ -81,7 +81,7 @@ class LazyLogits:
 def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> Tensor | None:
     """The loss; None where it is one that cannot be divided."""
     known = {"ignore_index", "reduction", "label_smoothing"}
-    # torch names all arguments, also those that nobody gave.
+    # torch names all arguments, even those not given.
     options = {name: value for name, value in options.items() if value is not None}
     reduction = options.pop("reduction", "mean")
     if more or logits.hidden.dim() != 2 or target.dim() != 1 or not options.keys() <= known:

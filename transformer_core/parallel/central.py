@@ -136,7 +136,7 @@ class CentralObjective(nn.Module):
         columns = [source, target_input, target_output]
         firsts = [EOS, BOS, PAD]
         if not self.local_loss:
-            # The labels stay where the logits come to.
+            # The labels stay where the logits arrive.
             del columns[2], firsts[2]
         own = self._scatter_rows(columns, firsts)
         if self.local_loss:

@@ -86,7 +86,7 @@ def ring_all_reduce(
     right, left = (dist.get_global_rank(group, (rank + offset) % world_size) for offset in (1, -1))
     for step in range(2 * (world_size - 1)):
         reducing = step < world_size - 1
-        # A chunk is at home, and complete, on the rank before the one of its number.
+        # A chunk is complete on the rank before the one with its number.
         outgoing = chunks[(rank - step) % world_size]
         target = chunks[(rank - step - 1) % world_size]
         received = incoming[: target.numel()] if reducing else target

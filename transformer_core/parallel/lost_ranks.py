@@ -63,7 +63,7 @@ class RollCall:
 
     def explain(self, error: Exception) -> Exception:
         """See :func:`explain`."""
-        with contextlib.suppress(RuntimeError):  # lost() will say so
+        with contextlib.suppress(RuntimeError):  # lost() reports it
             self.store.set(f"ended/{self.rank}", "")
         lost = self.lost() if _is_about_peers(error) else None
         if lost is None:

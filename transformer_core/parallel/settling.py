@@ -42,7 +42,7 @@ def bind_threads(place: int, places: int) -> None:
         _bind(thread, share)
     torch.ones(threads * _WORTH_A_THREAD)  # torch starts its threads when it first needs them
     started = sorted(_threads() - before)
-    # Others may have begun meanwhile: then nobody can say which are torch's.
+    # Other threads may have started meanwhile: then torch's cannot be told apart.
     if len(started) == threads - 1:
         for thread, core in zip(started, share[1:], strict=True):
             _bind(thread, [core])

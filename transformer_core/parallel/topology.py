@@ -38,7 +38,7 @@ class Process:
 
     def among(self, machine: Machine) -> tuple[int, int]:
         """Its number among the processes of this machine, and how many those are."""
-        if machine.link is not None:  # its hosts are made on one machine
+        if machine.link is not None:  # its hosts are emulated on one machine
             return self.rank, self.world_size
         return self.local_rank, self.local_world_size
 
@@ -75,7 +75,7 @@ def link_in_use(machine: Machine) -> LinkUse | None:
     """The limited link that this process was started with; null without one."""
     if machine.link is None:
         return None
-    # Set by whatever made the hosts: without it there is no limit, whatever the run spec says.
+    # Set by the launcher of the hosts: without it there is no limit, whatever the run spec says.
     kind = os.environ.get(LINK_VARIABLE)
     if kind is None:
         raise RuntimeError(

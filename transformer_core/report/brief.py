@@ -27,7 +27,7 @@ def brief(answer: Answer) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-    )  # Markdown is no HTML: texts of others go through the filter cell.
+    )  # Markdown is not HTML: foreign texts go through the filter cell.
     made.filters |= {
         "cell": cell,
         "ratio_interval": plain_ratio_interval,

@@ -30,7 +30,7 @@ def worker_environment(spec: RunSpec, given: Mapping[str, str]) -> dict[str, str
     # Processes of several hosts choose the interface on each of them.
     within = within_host(given) if spec.machine.nodes == 1 else {}
     cuda = cuda_allocator_environment(spec.machine.cuda_allocator, given)
-    # Not the user's own: how many are kept stands in the run spec.
+    # Not the user's own: the run spec sets how many are kept.
     kept = spec.machine.kept_kernels
     kernels = dict.fromkeys(KEPT_KERNELS, str(kept)) if kept is not None else {}
     counts = dict.fromkeys(THREADS, threads)

@@ -34,14 +34,14 @@ def workplace(folder: Path) -> Iterator[None]:
     stays, with everything that the next attempt can use."""
     with exclusive(folder):
         yield
-        # Still held, and the lock last: who waits for it must not begin before all is gone.
+        # Still locked, and the lock last: waiting processes must not begin before all is removed.
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != _LOCK:
                 path.unlink(missing_ok=True)
         (folder / _LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # somebody is already there
+        with suppress(OSError):  # another process is already there
             folder.rmdir()
 
 

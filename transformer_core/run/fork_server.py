@@ -249,7 +249,7 @@ class Server:
             for number in heard:
                 os.kill(pid, number)
             if not heard:
-                # Who asked is gone: so goes all that the fork has started.
+                # The client is gone: end everything that the fork has started.
                 self.selector.unregister(connection)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
@@ -279,7 +279,7 @@ class Server:
     def _leave(self) -> None:
         """In a fork: closes the server's files."""
         files = [entry.fileobj for entry in self.selector.get_map().values()]
-        # First: to take a file out of it would take it out of the server's, too.
+        # First: unregistering a file here would unregister it in the server, too.
         self.selector.close()
         for file in files:
             if isinstance(file, int):

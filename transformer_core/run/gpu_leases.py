@@ -60,7 +60,7 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
                 held[uuid] = file
         if len(held) == count:
             return held
-        # Two that hold one each and wait for another would wait for ever.
+        # Two commands that hold one each and wait for another would deadlock.
         for file in held.values():
             file.close()
         time.sleep(_POLL)
@@ -89,12 +89,12 @@ def main() -> None:
     arguments = parser.parse_args()
     found = visible_gpus()
     if found and arguments.count:
-        # With fewer than it needs the command says itself what it cannot do.
+        # With too few GPUs the command itself reports what it cannot do.
         held = lease(found, min(arguments.count, len(found)), own_folder("leased-gpus"))
         for file in held.values():
             # The command holds them from here on.
             os.set_inheritable(file.fileno(), True)
-        # CUDA would number them from the fastest on; NVML and this module do by their place.
+        # CUDA would number them by speed; NVML and this module number them by bus position.
         os.environ.update({_VARIABLE: ",".join(held), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     os.execvp(arguments.command[0], arguments.command)
 

@@ -49,7 +49,7 @@ def read_job(text: str) -> Job:
 
 def describe(kind: str) -> str:
     """The fields of an order, with their meanings and defaults."""
-    from schemas.generate import field_docstrings  # takes long, and only people ask
+    from schemas.generate import field_docstrings  # slow, and only users ask for it
 
     model = class_of(kind, JOBS, "--describe")
     meanings = field_docstrings(model)

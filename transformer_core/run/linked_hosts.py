@@ -73,7 +73,7 @@ def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _end(hosts: Sequence[subprocess.Popen[bytes]]) -> None:
-    # Not SIGTERM: torchrun would wait for processes that stand still. Its processes end with it.
+    # Not SIGTERM: torchrun would wait for blocked processes. Its processes end with it.
     for host in hosts:
         if host.poll() is None:
             host.kill()

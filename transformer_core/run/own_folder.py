@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-CHANGES_NO_RESULT = True  # it says where locks and sockets lie
+CHANGES_NO_RESULT = True  # it chooses where locks and sockets lie
 
 _NAME = "transformer_core"
 

@@ -52,8 +52,8 @@ def prepare(module: ModuleType, options: Sequence[str]) -> None:
 
 def work(worker: str, options: Sequence[str]) -> None:
     """Runs the module ``worker`` as a program in a forked process."""
-    # What the agent does when it is asked to stop is not for its children: they end at once, also
-    # where they wait in a library.
+    # The agent's signal handlers are not for its children: they end at once, even if they wait in a
+    # library.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     sys.argv = [worker, *options]
@@ -83,7 +83,7 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     try:
         elastic_launch(config, work)(worker, options)
     except ChildFailedError:
-        return 1  # the process that failed has said why
+        return 1  # the process that failed has reported the reason
     except SignalException as error:
         return 128 + error.sigval
     return 0

@@ -87,7 +87,7 @@ def register() -> None:
 def main() -> int:
     """torchrun with these options."""
     register()
-    # Workers say why they ended in files of their own: torchrun's would stay in /tmp.
+    # Workers report their errors in files of their own: torchrun's would stay in /tmp.
     imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
     return 0
 

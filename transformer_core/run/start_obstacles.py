@@ -88,7 +88,7 @@ def _no_threads(threads: int) -> str | None:
 
 
 def _full(folder: Path, remedy: str) -> str | None:
-    with suppress(OSError):  # a folder that is not there is in nobody's way
+    with suppress(OSError):  # a missing folder is no obstacle
         free = shutil.disk_usage(folder).free
         if free < _LEAST_BYTES:
             return f"{folder} is full: {free} bytes are free. Remedy: {remedy}."

@@ -30,7 +30,7 @@ _SAME_GPU = "Duplicate GPU detected"
 CHECKPOINTS = "checkpoint"
 """Folder of a run's checkpoints, beside its results."""
 
-# Opened here and not where it is used: between fork and exec little is allowed.
+# Opened here, not where it is used: little is allowed between fork and exec.
 _LIBRARY = ctypes.CDLL(None)
 
 # A rank that fails takes its peers down with it: what they report is a consequence.
@@ -55,7 +55,7 @@ class Outcome(Schema):
         """The end by an exception of ``rank``."""
         status, reason = classify(error)
         again = status == "failed" and mendable_reason(error) is not None
-        # The reason says it all where the machine or a file is at fault, and not a program.
+        # The reason suffices if the machine or a file is at fault, not a program.
         told = status == "failed" and not (again and not isinstance(error, PeerLost))
         text = "".join(tracebacks.format_exception(error)) if told else None
         return cls(

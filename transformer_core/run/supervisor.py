@@ -63,12 +63,12 @@ def attempt(order: Order, result: Path) -> Outcome | None:
         outcome = Outcome.of(error)
     if code == 0 and outcome is None and result.exists():
         return None
-    # What a worker says of its end when all were stopped is no result.
+    # A worker's report after all were stopped is not a result.
     stopped = code in (-signal.SIGTERM, -signal.SIGINT)
     if not stopped:
         outcome = outcome or read_outcomes(order.output)
     if oom.kernel_kills() > kills and (outcome is None or outcome.status == "failed"):
-        # A process that the kernel ends can say nothing, and its peers only that it is gone.
+        # A process that the kernel kills reports nothing, and its peers only that it is gone.
         outcome = Outcome(status="oom", reason=oom.reason_of_kill())
     if outcome is None and stopped:
         end_as_stopped(order.output, code)
@@ -111,7 +111,7 @@ def start_workers(
     return subprocess.Popen(
         command,
         env=environment | ({GROUP: group} if group else {}),
-        preexec_fn=end_with_parent,  # torchrun would train on without anybody who records it
+        preexec_fn=end_with_parent,  # torchrun would keep training with nothing recording it
     )
 
 

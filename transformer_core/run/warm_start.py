@@ -166,7 +166,7 @@ def _stand_for(server: socket.socket) -> NoReturn:
 
     server.settimeout(None)
     for number in ENDING:
-        # What was started to ignore it (nohup, the background of a shell) goes on ignoring it.
+        # A process started to ignore it (nohup, a shell's background) still ignores it.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, hand_on)
     told = b""

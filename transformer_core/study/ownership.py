@@ -34,7 +34,7 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
         try:
             found = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
-            continue  # it is made, or its reader says what is wrong
+            continue  # it is made, or its reader reports the error
         if found != text and not _is_known(place, found, snakemake):
             raise ConfigError([_problem(place, found, text, study)])
 

@@ -45,7 +45,7 @@ def resolve(
     try:
         spec = RunSpec.model_validate(data)
     except ValidationError as error:
-        # The study is valid, so a change is to blame: the youngest that says most of the field.
+        # The study is valid, so a change is wrong: the latest that sets most of the field's path.
         problems = []
         for problem in from_validation(error, RunSpec, variants_file).problems:
             parts = problem.field.split(".")

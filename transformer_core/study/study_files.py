@@ -68,7 +68,7 @@ def guard(arguments: Sequence[str] | None = None) -> None:
     try:
         given, _ = parser.parse_known_args(arguments)
     except (argparse.ArgumentError, SystemExit):
-        return  # Snakemake says so
+        return  # Snakemake reports it
     try:
         study_settings(given.configfile, given.config)
     except ConfigError as error:

@@ -62,7 +62,7 @@ class Range:
 
 def matrix_rate() -> float:
     """Floating-point operations per second of a product of two 32-bit matrices here."""
-    import numpy as np  # who only plans needs no numpy
+    import numpy as np  # planning alone needs no numpy
 
     matrix = np.ones((LARGE, LARGE), np.float32)
     best = float("inf")
@@ -246,7 +246,7 @@ class Timekeeper(logging.Handler):
         of = f" of {clock_text(self.asked)}" if self.asked else ""
         left = self.work.left(self.now())
         if self.asked and "refine" in self.work.counts and self.work.counts["refine"]:
-            # Comparisons go on until the time is spent.
+            # Comparisons continue until the time is spent.
             rest = self.asked - self.clock.spent()
             left = Range(max(left.low, rest), max(left.high, rest))
         doing = next((what for _, _, what in reversed(self.work.running.values())), "")
@@ -292,7 +292,7 @@ def begin(
     clock = RunningClock()
     known = clock.clock.jobs
     work = Work(counts, shares, known, guessed, start)
-    # Comparisons that go on take what is left, so they are no part of what must run.
+    # Continued comparisons take the remaining time, so they are not part of the required work.
     must = {rule: count for rule, count in counts.items() if rule != "refine"}
     needed = total(must, shares, known, guessed, start)
     unknown = sorted(rule for rule in must if rule not in known)

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    # Reading a trace should not take the time of importing what only other commands need.
+    # Reading a trace must not wait for imports that only other commands need.
     if arguments[:1] == ["diff"]:
         from transformer_core.trace import compare
 
@@ -188,5 +188,5 @@ def write_results(
 
 
 if __name__ == "__main__":
-    gc.freeze()  # modules stay: the collector need not look through them again and again
+    gc.freeze()  # modules stay: the collector need not scan them repeatedly
     sys.exit(main())

@@ -147,7 +147,7 @@ class _Lanes:
 
     def __init__(self, rank: int, clock: Clock) -> None:
         self.rank, self.clock = rank, clock
-        # A thread with the number of its process would be shown as the main one, out of order.
+        # A thread numbered like its process would be shown as the main thread, out of order.
         self._numbers = count(rank + 1)
 
     def _open(self, name: str) -> tuple[int, list[Event]]:

@@ -111,7 +111,7 @@ def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module)
     above."""
     training = spec.training
     precision = build_precision(training.precision, process.device, training.clipping)
-    # Before the wrapper, which looks at the format of the weights.
+    # Before the wrapper, which depends on the format of the weights.
     masters = precision.convert(model)
     module = strategy.wrap(objective_of(spec, model))
     return Trainer(

@@ -90,7 +90,7 @@ def latest(folder: Path, setup: Setup) -> Path | None:
     Called on every rank. Checkpoints that are damaged are named in the log.
     """
     own = next((path for path in reversed(_complete(folder)) if _usable(path, setup)), None)
-    # What only one host can read is of no use.
+    # A checkpoint that only one host can read is useless.
     steps = setup.strategy.gather([-1.0 if own is None else float(_step(own))])
     oldest = int(min(step for (step,) in steps))
     return None if oldest < 0 else folder / f"{_PREFIX}{oldest:08d}"

@@ -52,7 +52,7 @@ def train(
                 _check_finite(loss, f"training loss at step {step}")
                 observer.logged(step, loss)
             history.add_step(step, batch, rate, loss, norm if loss is not None else None, waited)
-            # When all is read: a step that waits for its device takes that time.
+            # After all reads: waiting for the device is part of the step's time.
             observer.step_done(step, batch.pairs, batch.tokens, batch.padded_tokens, waited)
 
             last = step == training.steps

@@ -329,7 +329,7 @@ def _added(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
     if c.dim() == 1 and len(c) == b.size(1) and beta == 1 and alpha == 1:
         return _product(a, b, c.contiguous())
     result = _scaled(a, b, alpha)
-    # What stands in c counts nothing with a beta of 0, even if it is no number.
+    # With a beta of 0 the contents of c are ignored, even NaNs.
     return result.add_(c, alpha=beta) if beta else result
 
 

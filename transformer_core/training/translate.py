@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, weights: Path) -> None:
         load_model(model, str(weights))
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
-            raise  # memory that does not suffice, say
+            raise  # out of memory, for example
         problem = ConfigProblem(str(weights), WHOLE_FILE, None, str(error), remake(weights))
         raise ConfigError([problem]) from None
 

@@ -97,7 +97,7 @@ class Boundaries:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 name = f"parameter {number}"
-                # Once named, always so: the parameter is kept, so that its id stays its own.
+                # Names are permanent: the parameter is kept, so that its id stays unique.
                 yield self._names.setdefault(id(parameter), (name, parameter))[0], parameter
 
     def cycle(self) -> int:

@@ -342,7 +342,7 @@ def _largest(
             )
     if not relative:
         return 0.0, 0.0, "", bad
-    # Steps in which rounding alone changes everything say nothing of a change.
+    # Steps in which rounding alone changes everything say nothing about a change.
     steps = {key[1] for key in keys}
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])

@@ -299,7 +299,7 @@ def _stop(made: Session) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.05, end - time.monotonic()))
     for process in made.processes.values():
-        # Also what the script started: all of it is in a session of its own.
+        # Also everything that the script started: it is all in one process session.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

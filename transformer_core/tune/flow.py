@@ -220,7 +220,7 @@ class Tuning:
                 run.facts(side.name)
             self.start_seconds = time.monotonic() - began
             first = run.steps(OWN, 1, record=True)
-            # A few seconds of steps at most, and no more of them than six.
+            # A few seconds of steps, and at most six steps.
             count = max(2, min(6, 1 + int(10 / max(first, 1e-3))))
             if self.steps is not None:
                 count = min(count, self.steps // 4)
@@ -383,7 +383,7 @@ class Tuning:
         certified = [t for t in found if useful(t) and t.verdict == "FASTER"]
         best = max(certified, key=lambda t: t.ratio or 0, default=None)
         if best is not None:
-            # Fewer changes where more bring nothing.
+            # Fewer changes if more gain nothing.
             simple = [t for t in certified if (t.ratio or 0) > 0.99 * (best.ratio or 0)]
             best = min(simple, key=lambda t: (len(t.techniques), -(t.ratio or 0)))
             answer.recommended = best.techniques

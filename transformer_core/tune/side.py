@@ -121,7 +121,7 @@ class Side:
     def _further_optimizer(self) -> None:
         """Saves the weights that an optimizer is about to change for the first time."""
         if self.order.noise:
-            # Those of no module that was called.
+            # Parameters of modules that were never called.
             self._disturb([parameter for _, parameter in self.boundaries.parameters()])
         if self.recording or not self.step:
             for name, parameter in self.boundaries.parameters():

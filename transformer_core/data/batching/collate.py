@@ -59,7 +59,7 @@ class Batch:
             return F.pad(tensor, (0, width - tensor.size(1)), value=PAD)
 
         if (self.source.size(1), self.target_input.size(1)) == (source_width, target_width):
-            return self  # to pad by nothing copies all the same
+            return self  # padding by nothing would still copy
         return Batch(
             source=wide(self.source, source_width),
             target_input=wide(self.target_input, target_width),

@@ -199,7 +199,7 @@ def _answer(url: str, headers: dict[str, str], timeout: float) -> requests.Respo
             response = requests.get(
                 place, headers=headers, stream=True, timeout=timeout, allow_redirects=False
             )
-        except ValueError as error:  # requests reads where it would lead to
+        except ValueError as error:  # requests parses the redirect's target
             if isinstance(error, requests.RequestException):
                 raise
             raise _refused(url, "leads to what is no address on the web") from error

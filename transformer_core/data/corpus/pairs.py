@@ -32,7 +32,7 @@ class PairFile:
         self.path = path
         check(path)
         try:
-            # Only the places and sizes of the batches are looked at in this map.
+            # Only the offsets and sizes of the batches are read from this map.
             mapped = pa.ipc.open_file(pa.memory_map(str(path)))
             rows = [mapped.get_batch(n).num_rows for n in range(mapped.num_record_batches)]
             self._reader = pa.ipc.open_file(pa.OSFile(str(path)))

@@ -77,7 +77,7 @@ def invented_names(count: int) -> list[str]:
     for rank in range(len(parts)):
         if len(names) == count:
             break
-        # Some come about in two ways.
+        # Some arise in two ways.
         names["".join(parts[rank * _STRIDE % len(parts)])] = None
     return list(names)
 
@@ -93,7 +93,7 @@ def draw_names(random: Draw, count: int) -> Iterator[str]:
     names, sums = invented_names(count), _up_to(count)
     while True:
         drawn = np.array([random() for _ in range(_AT_ONCE)]) * sums[-1]
-        # What rounding takes beyond the last sum is the last name.
+        # Draws that rounding puts beyond the last sum give the last name.
         for rank in np.searchsorted(sums[:-1], drawn, side="right").tolist():
             yield names[rank]
 

@@ -169,7 +169,7 @@ def _work(inputs: list[Any]) -> str:
 @cache
 def _code() -> str:
     """The sources that this job depends on: work started by different code is not resumed."""
-    # Finding them takes as long as a small corpus, which is done before it is asked for.
+    # Finding them takes as long as a small corpus, which finishes before they are needed.
     from transformer_core.common.sources import Sources
 
     return Sources().fingerprint(["transformer_core.data.sharding.job"])

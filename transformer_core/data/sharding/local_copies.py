@@ -57,7 +57,7 @@ def copy_to(folder: Path, manifest: Path) -> Path:
 
 
 def _copy(manifest: Path, partial: Path, place: Path) -> None:
-    # Left over by a process that was killed: whoever has the lock is the only one to write here.
+    # Left over by a killed process: only the holder of the lock writes here.
     shutil.rmtree(partial, ignore_errors=True)
     try:
         for shard in read_manifest(manifest).shards:
@@ -67,7 +67,7 @@ def _copy(manifest: Path, partial: Path, place: Path) -> None:
             try:
                 check_quickly(partial / manifest.name, shard)
             except ShardError:
-                # If the original is damaged, that is what must be mended.
+                # If the original is damaged, the original must be repaired.
                 check_shard(manifest, shard)
                 raise
         shutil.copy2(manifest, partial)

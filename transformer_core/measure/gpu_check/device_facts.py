@@ -43,7 +43,7 @@ def fact(name: str, expected: str, look: Look) -> DeviceFact:
         return DeviceFact(**known, status="unsupported", holds=None, found="", reason=reason)
     try:
         holds, found = look()
-    except Exception as error:  # whatever it is, the other lines are wanted
+    except Exception as error:  # any error: the other lines are still needed
         status, reason = classify(error)
         return DeviceFact(**known, status=status, holds=None, found="", reason=reason)
     return DeviceFact(**known, status="ok", holds=holds, found=found, reason=None)

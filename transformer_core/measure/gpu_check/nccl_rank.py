@@ -41,7 +41,7 @@ def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     try:
         outcome = {"status": "ok", "sum": added(rank, world_size, folder)}
-    except Exception as error:  # whatever it is, it is the result
+    except Exception as error:  # any error is the result
         status, reason = classify(error)
         outcome = {"status": status, "reason": reason}
     write_text(folder / f"{rank}.json", json.dumps(outcome))

@@ -153,7 +153,7 @@ def _curves(axes: Axes, table: DataFrame) -> None:
         (line,) = axes.plot(
             curve["bytes"],
             curve["bus_bandwidth"],
-            # The one that training leans on most stands out.
+            # Highlights the one that training uses most.
             color=svg.INK if name == "all_reduce" else SERIES[place % len(SERIES)],
             lw=2.2 if name == "all_reduce" else 1.4,
             marker=_MARKERS[place % len(_MARKERS)],

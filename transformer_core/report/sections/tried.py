@@ -74,7 +74,7 @@ def changes(results: StudyResults, variant: str, reference: str) -> list[str]:
         else:
             names += [f"{section}.{field}" for field in new if old.get(field) != new[field]]
     if any(name.split(".")[0] == "parallel" for name in names):
-        # Several devices are where a parallel strategy runs, and no change beside it.
+        # Several devices belong to a parallel strategy and are not a change of their own.
         names = [name for name in names if name not in _PLACES]
     return sorted(names)
 

@@ -215,7 +215,7 @@ def break_down_all(
         marks, waited = (rows.where(rows["rank"] == rank) for rows in (ranges, waits))
         found.append((mine, marks, waited))
     matched = waiting([mine for mine, _, _ in found])
-    # One after the other, and forgotten: what was made of the columns of a device is large.
+    # One device at a time, then freed: the results of its columns are large.
     devices = [_device(*found.pop(0), transfers, kernels) for transfers in matched.transfers]
     return devices, matched
 

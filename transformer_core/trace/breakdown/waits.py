@@ -305,7 +305,7 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
         if event < 0:
             host.tell(path, begin, at)
             break
-        # What is between the event's end and here was the host's: after the last event of a step.
+        # The time between the event's end and here belongs to the host: after a step's last event.
         host.tell(path, max(begin, int(t1[event])), at)
         at = min(at, int(t1[event]))
         start = max(begin, int(t0[event]))
@@ -334,7 +334,7 @@ def _on_host(
     event (-1 for none)."""
     wait = host.last_wait(at)
     if wait is None or wait[1] <= begin:
-        # Nothing made the host wait in the step, or nobody recorded it.
+        # Nothing made the host wait in the step, or it was not recorded.
         host.tell(path, begin, at)
         return begin, -1
     host.tell(path, wait[1], at)

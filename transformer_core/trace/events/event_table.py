@@ -250,7 +250,7 @@ def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
         if name not in TEXTS:
             return values
         table = tables[name][1]
-        # What is null stands behind the last text, wherever that is.
+        # Null comes after the last text, wherever that is.
         values[values == NULL] = len(table) - 1
         return picked(table, values)
 

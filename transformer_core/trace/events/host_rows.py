@@ -122,7 +122,7 @@ class ProcessRows:
         return self._of_operator("call", operator, numbers)
 
     def _leaves(self, operator: Integers) -> NDArray[np.bool_]:
-        # All others have no arithmetic and no traffic that is known.
+        # The arithmetic and traffic of all others are unknown.
         working = ("CONTRACTION", "NORMALIZATION", "ELEMENT_WISE")
         wanted = [self.names[getattr(operator_classes, name)] for name in working]
         present, place = np.unique(operator, return_inverse=True)
@@ -310,5 +310,5 @@ def _left_allocated(rows: ProcessRows, t0: Integers, t1: Integers) -> Integers:
     before, after = (
         taken(allocated, np.searchsorted(clock, edges, side="right") - 1) for edges in (t0, t1)
     )
-    # Nothing was said before the first event: it may have been allocated long since.
+    # Unknown before the first event: the memory may have been allocated long before.
     return np.where(before == NULL, NULL, after - before)

@@ -134,7 +134,7 @@ def mapped(names: Names, values: Integers, name: Callable[[str], str | None]) ->
     """The number of the name that a function gives each text; null stays null."""
     some = values != NULL
     present = np.flatnonzero(np.bincount(values[some])) if some.any() else np.empty(0, np.int64)
-    # Texts come into being here: only those that were there are asked for.
+    # This creates texts: only those that existed before are looked up.
     answers = [name(names.texts[number]) for number in present.tolist()]
     if not len(present):
         return nulls(len(values))

@@ -250,7 +250,7 @@ def _text_size(path: Path) -> int:
     try:
         return path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1)
     except OSError:
-        return 0  # said when it is read
+        return 0  # reported when it is read
 
 
 def _read_one(path: Path, optional: bool, cache: Path | None = None) -> FileTables | NotATrace:
@@ -317,7 +317,7 @@ def _refuse_doubles(paths: Sequence[Path]) -> None:
                     )
                 seen[key] = path
         except OSError:
-            continue  # said when it is read
+            continue  # reported when it is read
 
 
 def _settle_ranks(found: list[ProcessTable]) -> list[str]:

@@ -26,7 +26,7 @@ def kept(path: Path, folder: Path, read: Callable[[Path], FileTables]) -> FileTa
     try:
         place = folder / f"{_digest(path)}.parquet"
     except OSError:
-        return read(path)  # which says what is wrong
+        return read(path)  # which reports the error
     if place.is_file():
         try:
             return _opened(place, path)

@@ -264,7 +264,7 @@ def nanoseconds(values: list[Any]) -> Integers:
 
 
 def _exact(value: Decimal | None) -> int:
-    # Arithmetic with numbers of very many digits would never end, or fail.
+    # Arithmetic with huge numbers of digits would never end, or fail.
     if value is None or not value.is_finite() or value.adjusted() > 18:
         return NULL
     if value.adjusted() < -18:

@@ -175,7 +175,7 @@ class EventText:
             if not events and self._ends(text := window.text()):
                 window = Window(text + stream.read(_LONGEST))
                 break
-            # Where no end of an event is found, more of the text may hold one.
+            # If no end of an event is found, later text may hold one.
             wanted = _CHUNK if events else 2 * len(window)
             if wanted > _LONGEST:
                 raise Damaged("no event ends where it should")
@@ -196,7 +196,7 @@ class EventText:
             text += more
             if text[257:262] == b"ustar":
                 raise NotATrace(self.path, "is a tar archive", "unpack it first: tar -xf")
-            # The begin of the key, whose list may follow in what is read next.
+            # The beginning of the key; its list may follow in the next read.
             if found := _EVENTS.search(text, place):
                 begin = found.end()
                 break

@@ -150,7 +150,7 @@ class _Report:
         database.execute("PRAGMA trusted_schema = OFF")
         self._left = (path.stat().st_size * _WORK_PER_BYTE // _WORK_AT_ONCE) + 64
         database.set_progress_handler(self._spent, _WORK_AT_ONCE)
-        # Views and virtual tables have no page of their own, and what they compute may never end.
+        # Views and virtual tables have no pages of their own, and their queries may never end.
         named = "SELECT name, rootpage > 0 FROM sqlite_master WHERE type IN ('table', 'view')"
         self.tables: dict[str, bool] = dict(database.execute(named))
         self.processes: dict[int, ProcessTrace] = {}
@@ -326,7 +326,7 @@ class _Report:
         heads = Names()
         head = heads.of([one.partition(", ")[0] for one in texts])
         kinds = np.array([_kind(one) for one in heads.texts], np.int8)[head]
-        # What begins like a collective is one only if all of its text is.
+        # A range that begins like a collective is one only if its whole text matches.
         for place in np.flatnonzero(kinds == _TALKS).tolist():
             if not _COLLECTIVE.fullmatch(texts[place]):
                 kinds[place] = _MARKS
@@ -417,7 +417,7 @@ class _Report:
         number = f"char({ord(_NUMBERED)}) || textId" if "textId" in there else "NULL"
         exact, after, most, last = False, -(2**63), _ROWS, _ROWS
         while (end := self._end_of_stretch(table, after, most, last)) is not None:
-            # As most reports hold nothing but whole numbers there, their types are not asked for.
+            # Most reports hold only whole numbers there, so their types are not queried.
             values = [
                 f'CASE typeof("{name}") WHEN \'integer\' THEN "{name}" ELSE {NULL} END'
                 if exact

@@ -38,7 +38,7 @@ class DataWorkers(Technique):
         original = loader.__init__
 
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            # num_workers is the sixth argument: whoever gives so many by place is left alone.
+            # num_workers is the sixth argument: calls with that many positional arguments stay.
             if len(args) < 6 and not kwargs.get("num_workers"):
                 kwargs |= {"num_workers": workers(), "persistent_workers": True}
                 self.made += 1
