@@ -114,9 +114,9 @@ def test_what_is_no_tokenizer_is_named(tmp_path):
     path = tmp_path / "theirs.json"
     for content in ("{}", "no JSON"):
         path.write_text(content)
-        with pytest.raises(CorpusError, match=r"theirs\.json: is no tokenizer"):
+        with pytest.raises(CorpusError, match=r"theirs\.json: is not a tokenizer"):
             convert(TokenizerFile(kind="file", path=str(path), vocabulary=99))
-    with pytest.raises(CorpusError, match=r"none\.json: is no tokenizer"):
+    with pytest.raises(CorpusError, match=r"none\.json: is not a tokenizer"):
         convert(TokenizerFile(kind="file", path=str(tmp_path / "none.json"), vocabulary=99))
 
 
@@ -197,7 +197,7 @@ def test_sentencepiece_models_that_cannot_be_used(tmp_path, monkeypatch):
     with pytest.raises(CorpusError, match="of words or characters"):
         read(words)
     (tmp_path / "no.model").write_bytes(b"\xffno model")
-    with pytest.raises(CorpusError, match=r"no\.model: is no SentencePiece model"):
+    with pytest.raises(CorpusError, match=r"no\.model: is not a SentencePiece model"):
         read(tmp_path / "no.model")
     (tmp_path / "no.model").write_bytes(b"")
     with pytest.raises(CorpusError, match="holds no pieces"):

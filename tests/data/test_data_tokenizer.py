@@ -147,7 +147,7 @@ def test_foreign_or_damaged_tokenizer_is_refused(tmp_path, path):
     with pytest.raises(CorpusError, match="instead of 0 to 3"):
         load_tokenizer(foreign)
     foreign.write_text("{}")
-    with pytest.raises(CorpusError, match="is no tokenizer"):
+    with pytest.raises(CorpusError, match="is not a tokenizer"):
         load_tokenizer(foreign)
     with pytest.raises(CorpusError, match=r"none\.json"):
         load_tokenizer(tmp_path / "none.json")

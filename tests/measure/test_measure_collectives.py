@@ -109,7 +109,7 @@ def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     table = pq.read_table(file)
     run = CollectiveRun.model_validate_json(table.schema.metadata[b"study"])
     assert run.status == "unsupported"
-    assert "nobody to talk to" in str(run.reason)
+    assert "does not communicate" in str(run.reason)
     assert table.num_rows == 0
     assert table.column_names == list(COLLECTIVE_COLUMNS)
     assert {path.name for path in tmp_path.iterdir()} == {file.name, f".{file.name}.seal"}

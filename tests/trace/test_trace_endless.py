@@ -133,7 +133,7 @@ REFUSED = {
     "a table": (b"PAR1" + bytes(9), "is a table of Parquet"),
     "an accelerator that is not read": (
         f"[{OPERATOR}, {KERNEL.replace('kernel', 'mtia_ccp_events')}]".encode(),
-        "is of an accelerator whose events are not read",
+        "comes from an accelerator whose events are not supported",
     ),
     "20,000 devices": (
         b"["

@@ -182,7 +182,7 @@ def _error(exchange: Exchange) -> float:
 def work(order: CollectivesOrder, program: Program) -> None:
     """Measures; the main rank writes the table."""
     if order.spec.world_size < 2:
-        raise Unsupported("A single process has nobody to talk to: the study asks for one device.")
+        raise Unsupported("A single process does not communicate: the study asks for one device.")
     # Newer torch renamed two of them; older versions have only these names.
     warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning)
     process = program.process

@@ -139,7 +139,7 @@ def _sessions(
         kept.forget()
     done = list(kept.read())
     if done:
-        log.info("%s: going on after %d sessions", lines.name, len(done))
+        log.info("%s: resuming after %d sessions", lines.name, len(done))
     stopped: Stopped | None = None
     ended: SessionEndedError | None = None
     several_hosts = any(spans_machines(side.spec) for side in sides)

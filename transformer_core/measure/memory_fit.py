@@ -138,7 +138,7 @@ def _predicted(
         )
         found = PredictedMemory.model_validate_json(output.read_text()).predictions
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("no prediction whether the sides fit: %s", error)
+        log.warning("it is unknown whether the sides fit: %s", error)
         return None
     return dict(zip(sides, found, strict=True))
 

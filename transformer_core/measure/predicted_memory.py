@@ -107,7 +107,7 @@ def _context(device: torch.device) -> dict[str, int | None]:
     try:
         return measured_context(device)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("what a process takes on %s is not known: %s", device, error)
+        log.warning("the memory of a process on %s is unknown: %s", device, error)
         return {}
 
 

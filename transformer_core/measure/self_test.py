@@ -55,7 +55,7 @@ def measure(
     kept = Kept(folder, sides, comparing)
     done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]
     if done:
-        log.info("self-test: going on after %d sessions", len(done))
+        log.info("self-test: resuming after %d sessions", len(done))
     judge = enough([Pair(side.name, REFERENCE) for side in sides[1:]], comparing)
     lines = SessionLines("self-test")
     began, first = time.monotonic(), len(done)

@@ -269,7 +269,7 @@ class HuggingFaceDecoder(nn.Module):
         if not self.takes_places:
             raise ValueError(
                 f"model.architecture = {self.spec.architecture} has no position_ids, so that "
-                "several documents in a row cannot each begin at place 0"
+                "several documents in a row cannot each begin at position 0"
             )
         mask = together(segments, segments).tril()
         if self.spec.attention == "eager":  # adds it to the scores

@@ -133,7 +133,7 @@ def fused(optimizer: Optimizer) -> Optimizer:
         known = ", ".join(sorted(one.__name__ for one in FUSED))
         raise Unsupported(f"a {kind.__name__} has no fused kernel; torch has them for {known}")
     if all(group.get("fused") for group in optimizer.param_groups):
-        raise Unsupported("the optimizer is fused already")
+        raise Unsupported("the optimizer is already fused")
     groups = [group | {"fused": True, "foreach": False} for group in optimizer.param_groups]
     return kind(groups)  # type: ignore[call-arg]
 

@@ -93,7 +93,7 @@ def with_techniques(own: RunSpec, devices: int, names: Sequence[Technique]) -> R
     assert isinstance(task, ImportedTask)
     for name in names:
         if name in task.applied:
-            raise Unsupported("the step has it already: task.applied")
+            raise Unsupported("the step already has it: task.applied")
         same = [other for other in names if TECHNIQUES[other].group == TECHNIQUES[name].group]
         if len(same) > 1:
             raise Unsupported(f"{' and '.join(same)} exclude each other")

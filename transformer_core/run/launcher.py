@@ -96,7 +96,7 @@ def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
     if buckets and (hook is None or hook.by_backend):
         return "emulated"
     raise Unsupported(
-        f"needs a link of limited bandwidth, which is not made here ({reason}), and can be "
+        f"needs a link of limited bandwidth, which cannot be set up here ({reason}), and can be "
         "emulated only where DDP all-reduces its gradients, in buckets, during backward"
     )
 

@@ -182,9 +182,7 @@ def write_results(
     except OSError as error:
         assert path
         reason = f"cannot be written ({error.strerror or error})"
-        raise unusable(
-            path, reason, "name another file, or make room and give permission"
-        ) from None
+        raise unusable(path, reason, "name another file, or free space and allow writing") from None
 
 
 if __name__ == "__main__":

@@ -258,7 +258,7 @@ def read_events(paths: Sequence[Path], cache: Path | None = None) -> Events:
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise unusable(
-            path, f"is no event table ({reason})", "make it again with --events"
+            path, f"is not an event table ({reason})", "make it again with --events"
         ) from None
 
 

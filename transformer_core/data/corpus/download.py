@@ -75,7 +75,7 @@ def fetch(
         if found != file.sha256:
             part.unlink()
             raise CorpusError(
-                f"has another SHA-256 than the study says: expected {file.sha256}, got {found}",
+                f"has a different SHA-256 from the study's: expected {file.sha256}, got {found}",
                 file=shown(file.url),
                 remedy="if the file was changed on purpose, write the new sum into the study; "
                 "else get it from another address",
@@ -97,7 +97,7 @@ def find(file: RemoteFile, folder: Path) -> Path:
     found = sha256_of(path)
     if found != file.sha256:
         raise CorpusError(
-            f"has another SHA-256 than the study says: expected {file.sha256}, got {found}",
+            f"has a different SHA-256 from the study's: expected {file.sha256}, got {found}",
             file=path,
             remedy=f"copy {shown(file.url)} again",
         )

@@ -93,7 +93,7 @@ def read_file(path: Path) -> Tokenizer:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception on a damaged file
         raise CorpusError(
-            f"is no tokenizer ({error})",
+            f"is not a tokenizer ({error})",
             file=path,
             remedy="give the path of a tokenizer.json of the tokenizers library",
         ) from None
@@ -237,7 +237,7 @@ def _read_proto(path: Path) -> Any:
         proto.ParseFromString(path.read_bytes())
     except (OSError, DecodeError) as error:
         raise CorpusError(
-            f"is no SentencePiece model ({error})", file=path, remedy="give the path of a .model"
+            f"is not a SentencePiece model ({error})", file=path, remedy="give the path of a .model"
         ) from None
     if not proto.pieces:
         raise CorpusError("holds no pieces", file=path, remedy="give the path of a .model")

@@ -69,7 +69,7 @@ def nvml_by(package: str) -> tuple[bool, str]:
         version, path = "", ROOT / OTHERS / package
         if not (path / "pynvml.py").is_file():
             raise Unsupported(
-                f"{package} is not here: pip install --no-deps --target {OTHERS}/{package} "
+                f"{package} is not installed: pip install --no-deps --target {OTHERS}/{package} "
                 f"{package}"
             ) from None
     process = _run("nvml_look", path=path)

@@ -174,7 +174,7 @@ def read_files(
         if formats and read.format != formats[0][0]:
             raise unusable(
                 path,
-                "is of another format than the files before it",
+                "has a different format from the files before it",
                 "give files of one profiler",
             )
         formats.append((read.format, read.version))

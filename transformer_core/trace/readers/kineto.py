@@ -115,7 +115,7 @@ class KinetoReader:
         if self.left_out.accelerators and not len(self.trace.device):
             raise unusable(
                 self.path,
-                "is of an accelerator whose events are not read "
+                "comes from an accelerator whose events are not supported "
                 f"({', '.join(sorted(self.left_out.accelerators))}): its CPU alone does not tell "
                 "where the time goes",
                 "give traces of GPUs, or of trainings on a CPU",
