@@ -120,7 +120,7 @@ def load_tokenizer(path: str | Path, expected: str | None = None) -> Bpe:
     try:
         bpe = Bpe.from_str(Path(path).read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception on a damaged file
-        message = f"is no tokenizer ({error})"
+        message = f"is not a tokenizer ({error})"
         raise CorpusError(message, file=path, remedy=remake(path)) from None
     if expected is not None and (found := sha256(Path(path))) != expected:
         raise CorpusError(
