@@ -1,8 +1,8 @@
 # ruff: noqa: F403, F405
-"""The records that one job writes and another reads: one module per folder of results/.
+"""Records that one job writes and another reads: one module per folder of results/.
 
-Times are seconds, sizes bytes. A value that was not measured is null, never 0. All names can be
-imported from here; their modules are imported only then, because Snakemake starts often and needs
+Times are in seconds, sizes in bytes. An unmeasured value is null, never 0. All names can be
+imported from here; their modules are loaded only on use, because Snakemake starts often and needs
 few of them.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """A public name that one of the modules defines."""
+    """A public name defined by one of the modules."""
     if not name.startswith("_"):
         for module in iter_modules(__path__, f"{__name__}."):
             if name in (names := vars(import_module(module.name))):

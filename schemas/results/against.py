@@ -15,14 +15,13 @@ class Origin(Schema):
     study: str
     """Name of the study."""
     commit: str | None
-    """Git commit of its runs; null if they are of several, or of none."""
+    """Git commit of its runs; null if they have several, or none."""
     device: str
-    """The GPUs, or the CPU where there are none."""
+    """The GPUs, or the CPU if there are none."""
     packages: dict[str, str]
-    """Versions of the packages that shape a result."""
+    """Versions of the packages that affect results."""
     recommended: list[str] | None = None
-    """Parts of the recommended combination, none for the baseline; null where nothing was
-    searched."""
+    """Parts of the recommended combination, empty for the baseline; null if no search was run."""
     speedup: Interval | None = None
     """Its throughput over that of the baseline."""
 
@@ -33,22 +32,22 @@ class Change(Schema):
     variant: str
     """Name of the variant."""
     quantity: Literal["speedup", "throughput", "peak_memory", "traffic"]
-    """Ratio of its throughput to that of the baseline, each measured side by side; the throughput
-    itself, which moves with the machine; its peak memory; bytes sent per step."""
+    """Ratio of its throughput to that of the baseline, measured side by side; the throughput
+    itself, which varies with the machine; its peak memory; bytes sent per step."""
     here: Interval | None
-    """What was measured here."""
+    """The value measured here."""
     there: Interval | None
-    """What was measured there."""
+    """The value measured there."""
     ratio: Interval | None
-    """Here over there; null where one of them is missing."""
+    """Here over there; null if either is missing."""
     verdict: Verdict | None
-    """What the ratio says; null where there is none."""
+    """Verdict on the ratio; null if there is none."""
     reason: str = ""
-    """Why there is no verdict, or none but UNDECIDED."""
+    """Reason for a missing or UNDECIDED verdict."""
 
 
 class Lost(Schema):
-    """A certificate or a status that is not what it was."""
+    """A certificate or status that has changed."""
 
     variant: str
     """Name of the variant."""
@@ -64,24 +63,26 @@ class Against(Schema):
     here: Origin
     """These results."""
     there: Origin
-    """The results that they are compared with."""
+    """The results compared with."""
     same_device: bool
-    """Whether both are of the same kind of device: only then is a throughput a regression."""
+    """Whether both used the same kind of device: only then is a change in throughput a
+    regression."""
     throughput_from: Literal["turns", "runs"]
-    """Where throughputs come from: the comparisons, in which variants took turns with the baseline,
-    over the range of its sessions; or, where one of the folders lacks them, each variant's own
-    run."""
+    """Source of the throughputs: the comparisons, in which variants took turns with the
+    baseline, over the range of its sessions; or each variant's own run, if one of the folders
+    lacks the comparisons."""
     changes: list[Change]
-    """Every quantity of the variants that both have."""
+    """Every quantity of the variants present in both."""
     other_specs: list[str]
-    """Variants whose run specs differ: they do not measure the same thing and are left out."""
+    """Variants left out because their run specs differ, so that they do not measure the same
+    thing."""
     only_here: list[str]
-    """Variants that only these results have."""
+    """Variants only in these results."""
     only_there: list[str]
-    """Variants that only the others have."""
+    """Variants only in the other results."""
     statuses: list[Lost]
-    """Runs that ended otherwise."""
+    """Runs whose status changed."""
     certificates: list[Lost]
-    """Certificates that say something else."""
+    """Certificates whose status changed."""
     claims: list[Lost]
-    """Claims whose verdict changed, by their id in ``variant``."""
+    """Claims whose verdict changed, with their ids in ``variant``."""

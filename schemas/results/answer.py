@@ -1,6 +1,6 @@
-"""The answer of a study in short, for programs: results/summary.json.
+"""The answer of a study in brief, for programs: results/summary.json.
 
-The page and results/report.md show the same numbers, from the same reading.
+The HTML report and results/report.md show the same numbers, read the same way.
 """
 
 from typing import Any, Literal
@@ -21,9 +21,10 @@ class AnswerStage(Schema):
     change: str
     """Variant whose change was added."""
     speedup: Interval | None
-    """Throughput with it and all before it, over that of the baseline; null if not measured."""
+    """Throughput with this change and all before it, over that of the baseline; null if not
+    measured."""
     verdict: Verdict | None
-    """What the interval says."""
+    """Verdict on the interval."""
 
 
 class AnswerVariant(Schema):
@@ -32,149 +33,150 @@ class AnswerVariant(Schema):
     variant: str
     """Name of the variant."""
     changes: list[str] = Field(default_factory=list)
-    """Settings that differ from the baseline's. Several are a bundle: the speed-up is theirs
-    together, and not that of the change after which the variant is named."""
+    """Settings that differ from the baseline's. If there are several, they form a bundle: the
+    speed-up belongs to all of them, not just to the change that the variant is named after."""
     status: Status
     """How its run ended."""
     reason: str | None
     """Why it is not ok."""
     speedup: Interval | None
-    """Throughput over that of the baseline; null if not compared, and of the baseline itself."""
+    """Throughput over that of the baseline; null for the baseline itself and if not compared."""
     verdict: Verdict | None
-    """What the interval says."""
+    """Verdict on the interval."""
     counts: bool
-    """Whether the ratio is a speed-up of the same training: both have their certificates."""
+    """Whether the ratio is a speed-up of the same training: both sides have certificates."""
     certificate: CertificateStatus
     """Whether it trains the same model."""
     tokens_per_second: Interval | None
-    """Non-padding tokens per second: the baseline's over all its sessions, with their range; of
-    any other its ratio times that."""
+    """Non-padding tokens per second: for the baseline, over all its sessions with their range;
+    for any other variant, its ratio times that."""
     peak_memory_bytes: Bytes | None
     """Largest peak of any rank."""
     bleu: Score | None
-    """BLEU after the steps of the study, 0 to 100; null of a language model."""
+    """BLEU after the study's steps, 0 to 100; null for a language model."""
     bits_per_byte: Amount | None = None
-    """Bits per byte of a language model after the steps of the study; null of a translation."""
+    """Bits per byte of a language model after the study's steps; null for translation."""
 
 
 class AnswerChange(Schema):
-    """A speed-up and the changes that it is the effect of."""
+    """A speed-up and the changes that caused it."""
 
     variant: str
-    """Name of the variant, or of the technique that the search measured by itself."""
+    """Name of the variant, or of the technique that the search measured individually."""
     reference: str
-    """The variant against which it was measured."""
+    """The variant that it was measured against."""
     changes: list[str]
-    """Settings that differ: one, or those of a bundle where only bundles were measured."""
+    """Settings that differ: one, or those of a bundle if only bundles were measured."""
     speedup: Interval
     """Throughput over that of the reference."""
     verdict: Verdict
-    """What the interval says."""
+    """Verdict on the interval."""
 
 
 class AnswerRival(Schema):
-    """A certified variant that seems faster than the recommendation, and is not recommended."""
+    """A certified variant that seems faster than the recommendation but is not recommended."""
 
     variant: str
     """Name of the variant."""
     speedup: Interval
-    """Throughput over that of the baseline in its own turns."""
+    """Throughput over that of the baseline, from its own turns."""
     verdict: Verdict | None
-    """What the interval says."""
+    """Verdict on the interval."""
     direct: Interval | None
-    """Measured in the same turns as the recommendation, where it was: its throughput over that of
-    the baseline, or of the recommendation if ``against`` names it."""
+    """Result measured in the same turns as the recommendation, if any: its throughput over that
+    of the baseline, or of the recommendation if ``against`` names it."""
     against: str | None
-    """What ``direct`` is over; null without a direct comparison: then nothing but the missing
-    verdict speaks against the variant."""
+    """Denominator of ``direct``; null without a direct comparison, in which case only the
+    missing verdict speaks against the variant."""
 
 
 class AnswerClaim(Schema):
     """A claim of the original study."""
 
     claim: str
-    """Its id."""
+    """Id of the claim."""
     statement: str
-    """What is claimed."""
+    """The claim, in a sentence."""
     verdict: ClaimVerdict
-    """What this machine says of it."""
+    """Verdict on this machine."""
 
 
 class AnswerTime(Schema):
-    """The time of a study that has one."""
+    """Time spent by a study with a time limit."""
 
     asked_seconds: Elapsed
-    """What it was given (its field ``time``)."""
+    """Time limit of the study (its field ``time``)."""
     taken_seconds: Elapsed
-    """What all commands took until this was written."""
+    """Time taken by all commands until this file was written."""
     unsettled: list[Unsettled]
-    """Comparisons that are undecided, the one that is settled soonest first."""
+    """Undecided comparisons, soonest to be settled first."""
     next_seconds: Elapsed
-    """A time of the study with which one of them more would probably be settled."""
+    """A time limit that would probably settle one more of them."""
 
 
 class AnswerQuality(Schema):
-    """How soon the recommendation translates as well as the study asked."""
+    """How quickly the recommendation reaches the translation quality that the study requested."""
 
     bleu: Score
-    """BLEU that was asked for."""
+    """The requested BLEU."""
     time_ratio: Measured
-    """Training time until then over that of the baseline, of one training each."""
+    """Training time to reach it, over that of the baseline, from one training each."""
 
 
 class AnswerCommands(Schema):
-    """What to type."""
+    """Commands to run."""
 
     reproduce: str
-    """Makes this study again."""
+    """Reproduces this study."""
     train: str
-    """Trains with the recommendation, on the corpus of the study."""
+    """Trains with the recommendation, on the study's corpus."""
     path: str = "results/recommended.yaml"
-    """The run spec of the recommendation."""
+    """Path of the recommended run spec."""
 
 
 class Answer(Schema):
-    """results/summary.json: the best combination, every comparison, every claim, what is open."""
+    """results/summary.json: the best combination, every comparison, every claim, and open
+    questions."""
 
     format: Literal[1] = 1
-    """Version of this file; a field that changes its meaning raises it."""
+    """Version of this file format; it increases if a field changes its meaning."""
     study: str
     """Name of the study."""
     title: str
     """Heading of the report."""
     machine: str
-    """The GPUs, or the CPU where there are none."""
+    """The GPUs, or the CPU if there are none."""
     commit: str | None
-    """Git commit of the runs; null if they are of several, or of none."""
+    """Git commit of the runs; null if they have several, or none."""
     baseline: str
-    """What everything is compared with."""
+    """The variant that everything is compared with."""
     status: Literal["found", "baseline", "not_searched"]
-    """Something faster was found, nothing beats the baseline, or nothing was searched."""
+    """Something faster was found, nothing beats the baseline, or no search was run."""
     reason: str
-    """Why, in a sentence."""
+    """Reason for the status, in a sentence."""
     recommended: list[str]
-    """Variants whose changes the recommendation takes; none for the baseline."""
+    """Variants whose changes the recommendation includes; empty for the baseline."""
     searched: bool = True
-    """Whether the search found it; otherwise it is a variant of the study that is faster than all
-    that the search found."""
+    """Whether the search found it; otherwise it is a variant of the study that is faster than
+    anything the search found."""
     speedup: Interval | None
     """Its throughput over that of the baseline."""
     verdict: Verdict | None
-    """What the interval says."""
+    """Verdict on the interval."""
     certificate: CertificateStatus | None
-    """Whether it trains the same model; null where nothing but the baseline is recommended."""
+    """Whether it trains the same model; null if only the baseline is recommended."""
     settings: dict[str, Any]
-    """Settings of its run spec that differ from the baseline's, nested as there."""
+    """Settings in its run spec that differ from the baseline's, nested as in the run spec."""
     stages: list[AnswerStage]
-    """From the baseline to it, one technique after the other."""
+    """The steps from the baseline to the recommendation, one technique at a time."""
     variants: list[AnswerVariant]
     """Every variant, in the order of the study."""
     fastest_change: AnswerChange | None = None
-    """The single change with the largest effect by itself that is certified and FASTER; a bundle
-    where no single change is."""
+    """The single change with the largest individual effect that is certified and FASTER; a
+    bundle if no single change is."""
     rivals: list[AnswerRival] = Field(default_factory=list)
-    """Certified variants with a higher point estimate than the recommendation's, the fastest
-    first, and the direct comparison."""
+    """Certified variants with a higher point estimate than the recommendation's, fastest first,
+    with the direct comparison."""
     claims: list[AnswerClaim]
     """Every claim, in the order of config/claims.yaml."""
     undecided: list[str]
@@ -182,8 +184,8 @@ class Answer(Schema):
     undecided_claims: list[str]
     """Claims that are undecided."""
     quality: AnswerQuality | None
-    """Time to quality; null where not asked, or where not both trainings arrived."""
+    """Time to quality; null if not requested, or unless both trainings reached it."""
     time: AnswerTime | None
-    """Where the time went; null for a study without a time of its own."""
+    """Where the time went; null for a study without a time limit."""
     commands: AnswerCommands
-    """What to type."""
+    """Commands to run."""

@@ -1,4 +1,5 @@
-"""Captures: the raw traces of a variant, and how they came about: results/profiles/<variant>/."""
+"""Captures: the raw traces of a variant, and how they were recorded:
+results/profiles/<variant>/."""
 
 from typing import Literal
 
@@ -10,7 +11,7 @@ from schemas.results.runs import Provenance, Topology
 
 
 class DdpTimes(Schema):
-    """What DistributedDataParallel itself says of the last reduction of a step."""
+    """DistributedDataParallel's own timings of the last reduction of a step."""
 
     step: StepsOrNone
     """Optimizer step."""
@@ -21,7 +22,7 @@ class DdpTimes(Schema):
     communication_seconds: Elapsed
     """From the start of the first bucket's reduction to the end of the last one's."""
     overlap_seconds: SignedSeconds
-    """Time of the communication that lies within the computation of backward."""
+    """Communication time that overlaps the backward computation."""
 
 
 class RankCapture(Schema):
@@ -30,34 +31,34 @@ class RankCapture(Schema):
     rank: Few
     """Global rank."""
     files: list[str]
-    """Raw files beside this record, the one that the breakdown reads first: a Kineto trace
-    (.json.gz) for Perfetto, or an SQLite export (.sqlite) and a report (.nsys-rep) for the
+    """Raw files beside this record, starting with the one that the breakdown reads: a Kineto
+    trace (.json.gz) for Perfetto, or an SQLite export (.sqlite) and a report (.nsys-rep) for the
     Nsight Systems GUI."""
     step_seconds: list[Elapsed]
     """Host time of every profiled step; a GPU may lag behind."""
     ddp: list[DdpTimes]
-    """DistributedDataParallel's own times of the profiled steps; empty for other strategies."""
+    """DistributedDataParallel's own timings of the profiled steps; empty for other strategies."""
 
 
 class Capture(Schema):
-    """results/profiles/<variant>/capture.json: a few profiled steps, in a run of their own."""
+    """results/profiles/<variant>/capture.json: a few profiled steps, in a separate run."""
 
     variant: str
     """Name of the variant."""
     status: Status
     """How it ended."""
     reason: str | None
-    """Why it is not ok, in a sentence."""
+    """Why the status is not ok, in a sentence."""
     traceback: str | None
     """The traceback of a failed capture."""
     profiler: Literal["nsys", "torch"] | None
-    """Profiler that recorded it; null where none did."""
+    """The profiler used; null if none recorded anything."""
     profiler_version: str | None
-    """Its version; null where none recorded."""
+    """Version of the profiler; null if none recorded anything."""
     profiler_reason: str
-    """Why this profiler was taken, in a sentence."""
+    """Why this profiler was chosen, in a sentence."""
     topology: Topology | None
-    """What it ran on; null if it is not ok."""
+    """Devices and processes of the run; null if the status is not ok."""
     warmup_steps: StepsOrNone
     """Steps before the profiled ones."""
     first_step: StepsOrNone
@@ -65,6 +66,6 @@ class Capture(Schema):
     last_step: StepsOrNone
     """Last profiled optimizer step."""
     ranks: list[RankCapture] = Field(default_factory=list)
-    """The processes in order of rank; empty if it is not ok."""
+    """The processes in rank order; empty if the status is not ok."""
     provenance: Provenance
-    """Where this comes from."""
+    """Where this record comes from."""

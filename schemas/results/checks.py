@@ -1,4 +1,4 @@
-"""What a short training was checked for, step by step and at its end: a part of its record."""
+"""Checks of a short training, step by step and at its end: a part of its record."""
 
 from pydantic import Field
 
@@ -7,29 +7,29 @@ from schemas.results.common import Cosine, Loss, Magnitude, Many
 
 
 class TensorDistance(Schema):
-    """How far one tensor is from the one that it should be."""
+    """How far a tensor is from its expected value."""
 
     tensor: str
-    """Its canonical name."""
+    """Canonical name of the tensor."""
     step: StepsOrNone
     """Optimizer step at which it was compared, from 1."""
     error: Magnitude
-    """2-norm of the difference over the 2-norm of what was expected."""
+    """2-norm of the difference over the 2-norm of the expected tensor."""
     ratio: Magnitude
-    """2-norm over that of what was expected."""
+    """2-norm over that of the expected tensor."""
     cosine: Cosine
     """Cosine of the angle between the two; 0 for a tensor of zeros."""
     size: Magnitude
-    """2-norm of what was expected."""
+    """2-norm of the expected tensor."""
     rounding: Magnitude
-    """The error that the number format itself makes, found without the variant's code."""
+    """Error due to the number format alone, determined without the variant's code."""
     kinks: Magnitude = 0.0
-    """The error where every ReLU whose input is 0 but for rounding takes the other side."""
+    """Error if every ReLU whose input is 0 up to rounding takes the other side."""
 
 
 class CheckedPoint(Schema):
-    """A step whose loss and gradients were computed once more, in 32 bit, or in 64 where that left
-    a doubt."""
+    """A step whose loss and gradients were recomputed, in 32 bits, or in 64 if that left a
+    doubt."""
 
     step: StepsOrNone
     """Optimizer step, from 1."""
@@ -38,54 +38,54 @@ class CheckedPoint(Schema):
     expected_loss: Loss
     """Training loss from the same weights and the same global batch."""
     rounding: Magnitude
-    """Relative error that the number format itself makes in this loss."""
+    """Relative error in this loss due to the number format alone."""
     norm: Magnitude
-    """Norm of the whole gradient before clipping, of the run."""
+    """Norm of the run's whole gradient before clipping."""
     expected_norm: Magnitude
     """Norm of the gradient from the same weights and the same global batch."""
 
 
 class DecodedTokens(Schema):
-    """Translating, or going on with a text, a token at a time with what a cache keeps, beside the
-    computation of whole prefixes."""
+    """Decoding token by token with a cache, for translation or text continuation, compared with
+    computing whole prefixes."""
 
     error: Magnitude
-    """The largest error of the next token's logits, relative to their spread (2-norms)."""
+    """Largest error of the next token's logits, relative to their spread (2-norms)."""
     rounding: Magnitude
-    """The same of an emulation of the number format; 0 for 32 bits."""
+    """The same for an emulation of the number format; 0 for 32 bits."""
 
 
 class CheckedValidation(Schema):
-    """A validation after the last step, on a few pairs."""
+    """A validation on a few pairs after the last step."""
 
     loss: Loss
-    """The validation loss of the run."""
+    """Validation loss of the run."""
     expected_loss: Loss
-    """The one that its weights should give, computed once more in 64 bit."""
+    """Validation loss expected from its weights, recomputed in 64 bits."""
     rounding: Magnitude
-    """Relative error that the number format itself makes in the loss of one of the batches, at the
-    most."""
+    """Largest relative error in a batch's loss due to the number format alone."""
     modes_changed: Many
-    """Modules that the validation did not put back from evaluation to training, or the reverse."""
+    """Modules that the validation did not return from evaluation to training mode, or the
+    reverse."""
 
 
 class Checks(Schema):
-    """A training beside its own weights: every quantity is compared with what the weights, the
-    global batch and the gradients of the run itself should have given."""
+    """A training checked against its own weights: every quantity is compared with the value
+    expected from the run's own weights, global batches and gradients."""
 
     points: list[CheckedPoint]
-    """The steps at which gradients were compared."""
+    """Steps at which gradients were compared."""
     gradients: list[TensorDistance]
-    """The gradient that the optimizer took, of every tensor at every point."""
+    """Gradient used by the optimizer, for every tensor at every point."""
     updates: list[TensorDistance]
-    """The change of every tensor at the step where it was farthest off."""
+    """Change of every tensor at the step with its largest error."""
     skipped_steps: StepsOrNone
-    """Steps without an update, because a gradient had overflowed."""
+    """Steps without an update because a gradient overflowed."""
     not_resumed: list[str] = Field(default_factory=list)
-    """What a checkpoint in the middle of the training did not bring back, on any rank, beside
-    weights and optimizer state, which the next update tells of."""
+    """State that a checkpoint in the middle of the training failed to restore on any rank, apart
+    from weights and optimizer state, which the next update covers."""
     decoding: DecodedTokens | None = None
-    """Decoding with the final weights; null where only the model's own code can tell what is right,
-    as of other libraries."""
+    """Decoding with the final weights; null if only the model's own code can tell what is right,
+    as for other libraries."""
     validation: CheckedValidation | None = None
-    """A validation with the final weights; null where nobody looked."""
+    """A validation with the final weights; null if none was checked."""

@@ -1,4 +1,4 @@
-"""What the study says of the claims and over its families: claims.json and families.json."""
+"""The study's verdicts on claims and its family curves: claims.json and families.json."""
 
 from typing import Literal
 
@@ -14,21 +14,20 @@ Outcome = Literal["holds", "size_differs", "contradicted", "undecided", "not_tes
 
 
 class Evidence(Schema):
-    """What one test of a claim found."""
+    """Result of one test of a claim."""
 
     kind: Literal["comparison", "certificate", "measurement", "ratio", "trend"]
     """Kind of test."""
     what: str
-    """What was tested, in a few words."""
+    """The quantity tested, in a few words."""
     expected: str
-    """What the claim expects, in words."""
+    """The claim's expectation, in words."""
     outcome: Outcome
     """Whether the expectation holds; size_differs: the direction does, the size does not."""
     reason: str
-    """Why, in a sentence."""
+    """Reason for the outcome, in a sentence."""
     number: Interval | None
-    """The number that decides; an exact one has an interval without width. Null where there is
-    none."""
+    """The deciding number; an exact one has an interval of zero width. Null if there is none."""
     variants: list[str]
     """Variants that it comes from."""
     files: list[str]
@@ -36,51 +35,51 @@ class Evidence(Schema):
 
 
 class ClaimResult(Schema):
-    """What this study says of one claim."""
+    """The study's result for one claim."""
 
     claim: str
     """Id of the claim."""
     statement: str
-    """What is claimed."""
+    """The claim, in a sentence."""
     source: str
-    """Who says so, and where."""
+    """Who makes the claim, and where."""
     verdict: ClaimVerdict
-    """REPRODUCED if every test that could be made holds; PARTLY if the direction holds in all of
-    them and a size does not; REFUTED if any contradicts; else UNDECIDED; NOT_TESTABLE without a
-    test that could be made."""
+    """REPRODUCED if every possible test holds; PARTLY if the direction holds in all of them but
+    a size does not; REFUTED if any contradicts; otherwise UNDECIDED; NOT_TESTABLE if no test was
+    possible."""
     reason: str
-    """Why, in a sentence or two."""
+    """Reason for the verdict, in a sentence or two."""
     evidence: list[Evidence]
-    """What the tests found, in their order."""
+    """Results of the tests, in order."""
     command: str
-    """The one command that makes this verdict again."""
+    """The single command that reproduces this verdict."""
 
 
 class FamilyPoint(Schema):
-    """One variant of a family, seen from its reference."""
+    """One variant of a family, relative to its reference."""
 
     value: Measured
-    """The number in which the members differ."""
+    """The number that differs between members."""
     variant: str
     """The variant."""
     reference: str
-    """What it is compared with."""
+    """The variant that it is compared with."""
     throughput: Interval | None
-    """Ratio of the throughputs, variant over reference; 1 of the reference itself; null where not
+    """Ratio of throughputs, variant over reference; 1 for the reference itself; null if not
     measured."""
     peak_memory: Interval | None
-    """Ratio of the peaks of memory; null where not measured."""
+    """Ratio of peak memory; null if not measured."""
     traffic: Interval | None
-    """Ratio of the bytes sent in a step; null where not measured."""
+    """Ratio of bytes sent per step; null if not measured."""
     all_reduces: Amount | None
-    """All-reduces per optimizer step; null where there is no DistributedDataParallel."""
+    """All-reduces per optimizer step; null without DistributedDataParallel."""
     verdict: Verdict | None
-    """Verdict on the throughput against the reference; null of the reference itself."""
+    """Verdict on the throughput against the reference; null for the reference itself."""
     certificate: CertificateStatus
     """Whether the variant trains the same model."""
     counts: bool
-    """Whether the point is part of the knee and of trends: it is measured, by more than one
-    session, and trains the model that it should."""
+    """Whether the point counts for the knee and trends: it was measured in more than one
+    session, and trains the correct model."""
     reason: str = Field(default="")
     """Why a throughput is missing or does not count."""
 
@@ -91,19 +90,19 @@ class FamilyCurve(Schema):
     family: str
     """Name of the family."""
     title: str
-    """What the values are."""
+    """Name of the values."""
     unit: str
     """Unit of the values; empty for a count."""
     summary: str
-    """What is asked of the family."""
+    """The question that the family answers."""
     scale: Literal["log", "linear"]
     """Scale of the values."""
     points: list[FamilyPoint]
-    """The members that the study runs, smallest value first; none if there are fewer than two."""
+    """The members that the study runs, smallest value first; empty if there are fewer than two."""
     best: Measured | None
-    """Value with the largest ratio of throughputs; null where none is measured."""
+    """Value with the highest throughput ratio; null if none was measured."""
     knee: Measured | None
-    """Smallest value whose throughput is not shown to be below that of the best; null where no
-    value is shown to be below it, so that there is nothing to choose."""
+    """Smallest value whose throughput is not shown to be below the best; null if no value is
+    shown to be below it, so that there is no choice to make."""
     note: str
-    """What the curve says, or why there is none, in a sentence."""
+    """Summary of the curve, or why there is none, in a sentence."""

@@ -1,4 +1,4 @@
-"""Timed comparisons, results/turns/, and what they show: results/comparisons.json."""
+"""Timed comparisons, results/turns/, and their outcomes: results/comparisons.json."""
 
 from typing import Literal, NamedTuple
 
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
     reference: str
 
     def __str__(self) -> str:
-        """<variant>/<reference>, which is also the place of its record in a folder."""
+        """Returns <variant>/<reference>, which is also the location of its record in a folder."""
         return f"{self.variant}/{self.reference}"
 
 
@@ -45,8 +45,8 @@ class LogRatio(NamedTuple):
     reference: str
     estimate: float
     error: float
-    """Standard error from the windows of the session alone: differences between processes are not
-    in it. 0 for what is counted."""
+    """Standard error from the session's windows alone, without differences between processes. 0
+    for counts."""
     freedom: int
     """Degrees of freedom of the error."""
     pairs: int
@@ -54,7 +54,7 @@ class LogRatio(NamedTuple):
 
 
 class Probe(Schema):
-    """How fast a device is at one moment, at two tasks that have nothing to do with training."""
+    """Speed of a device at one moment, at two tasks unrelated to training."""
 
     device: str
     """cpu, or cuda:<index>."""
@@ -65,7 +65,7 @@ class Probe(Schema):
 
 
 class GpuState(Schema):
-    """What NVML says of a GPU at one moment; null where it does not tell."""
+    """State of a GPU at one moment according to NVML; null for anything it does not report."""
 
     index: Few
     """NVML index."""
@@ -78,20 +78,20 @@ class GpuState(Schema):
     watts: Watts | None
     """Power draw."""
     throttled: list[str] | None
-    """Reasons for which the clocks are held down (power cap, heat); empty if they are not."""
+    """Reasons why the clocks are limited (power cap, heat); empty if they are not."""
 
 
 class MachineState(Schema):
-    """The machine at one moment, while no training works on it; null where it does not tell."""
+    """State of the machine at one moment with no training active; null for anything unknown."""
 
     probes: list[Probe]
-    """Speed of the devices; empty where a session ended before it could be measured."""
+    """Speed of the devices; empty if a session ended before it could be measured."""
     cpu_megahertz: Megahertz | None
     """Mean clock of the CPU's cores."""
     cpu_celsius: Celsius | None
-    """Highest temperature of a sensor of the CPU."""
+    """Highest reading of the CPU's temperature sensors."""
     load_average: Amount | None
-    """Mean number of runnable processes of the host in the last minute."""
+    """Mean number of runnable processes on the host in the last minute."""
     gpus: list[GpuState]
     """The GPUs of the host."""
 
@@ -112,14 +112,14 @@ class TurnWindow(Schema):
     padded_tokens: Many
     """Source and target tokens with padding over all ranks."""
     input_wait_seconds: Elapsed
-    """Time the slowest rank waited for its batches."""
+    """Time that the slowest rank waited for its batches."""
 
 
 class Round(Schema):
-    """One window of every side, one right after the other."""
+    """One window of every side, in immediate succession."""
 
     windows: list[TurnWindow]
-    """In the order of time."""
+    """The windows in order of time."""
 
 
 class Side(Schema):
@@ -128,9 +128,9 @@ class Side(Schema):
     name: str
     """Name of the side: its variant, or another name for the same run spec."""
     planted: Amount = 0.0
-    """Share by which its steps are slowed down on purpose, to test the protocol itself."""
+    """Fraction by which its steps are deliberately slowed down, to test the protocol itself."""
     topology: Topology | None
-    """What it ran on; null if it ended before it knew."""
+    """Devices and processes used; null if it ended before they were known."""
     startup_seconds: Elapsed | None
     """From the start of the processes until they were ready for the first step."""
     warmup_seconds: Elapsed | None
@@ -138,17 +138,17 @@ class Side(Schema):
     peak_memory_bytes: Bytes | None
     """Largest peak of any rank at the end: reserved device memory on CUDA, resident set on CPU."""
     kernels: StepKernels | None = None
-    """What computed its first step, which belongs to the warm-up; null where nobody looked."""
+    """Kernels of its first step, which belongs to the warm-up; null if not recorded."""
 
 
 class Session(Schema):
     """Fresh processes of all sides, which take turns.
 
-    A session-<k>.json holds one until all comparisons of a job are complete.
+    A session-<k>.json file holds one session until all comparisons of a job are complete.
     """
 
     number: Few
-    """From 1."""
+    """Number of the session, from 1."""
     started: str
     """Start, ISO 8601 in UTC."""
     seconds: Elapsed
@@ -156,15 +156,15 @@ class Session(Schema):
     sides: list[Side]
     """The sides, the reference first."""
     rounds: list[Round]
-    """What was timed."""
+    """The timed rounds."""
     ratios: list[LogRatio] = Field(default_factory=list)
-    """Throughput of each side over each side before it; none in records of earlier versions."""
+    """Throughput of each side over each side before it; empty in records of earlier versions."""
     before: MachineState
-    """The machine before the warm-up, when all sides are ready and wait."""
+    """The machine before the warm-up, with all sides ready and waiting."""
     after: MachineState
     """The machine after the last round."""
     foreign_cpu_seconds: SignedSeconds | None
-    """CPU time that other processes of the host took during the rounds."""
+    """CPU time used by other processes of the host during the rounds."""
     rounds_seconds: Elapsed
     """Time of all rounds."""
 
@@ -181,8 +181,9 @@ class Session(Schema):
 
 
 class PairedRun(Schema):
-    """results/turns/<group>/<variant>/<reference>.json: two run specs, timed in turns. With a time
-    for the study, results/refined/<variant>/<reference>.json has the sessions added since too."""
+    """results/turns/<group>/<variant>/<reference>.json: two run specs, timed in turns. If the
+    study has a time limit, results/refined/<variant>/<reference>.json also includes sessions
+    added since."""
 
     reference: str
     """Name of the reference."""
@@ -191,25 +192,25 @@ class PairedRun(Schema):
     status: Status
     """How it ended."""
     reason: str | None
-    """Why it is not ok, in a sentence."""
+    """Why the status is not ok, in a sentence."""
     traceback: str | None
     """The traceback of a failed side."""
     ended_by: str | None
-    """The side that is not ok; null if both are."""
+    """The side whose status is not ok; null if both are ok."""
     sessions: list[Session]
-    """Every session, in order; none if it is not ok. Windows of others are left out."""
+    """All sessions, in order, without the windows of other variants; empty if the status is not
+    ok."""
     others: list[str] = Field(default_factory=list)
     """Variants that took turns in the same sessions."""
     stopped: Literal["precision", "sessions", "budget"] | None
-    """Why the first round has no more sessions: precise enough, as many as allowed, or no time
-    left."""
+    """Why the first round has no more sessions: precise enough, maximum reached, or out of time."""
     looks: Few = 0
-    """How often its verdict decided whether it was measured further; its interval is as wide as
-    that many looks at growing data need. 0 where nothing depended on the verdict."""
+    """Number of times its verdict decided whether to continue measuring; the interval is widened
+    to account for that many looks at accumulating data. 0 if nothing depended on the verdict."""
     seconds: Elapsed
-    """Time of all sessions, with what starting and ending them took, for all that took turns."""
+    """Time of all sessions including startup and shutdown, for all sides that took turns."""
     provenance: dict[str, Provenance]
-    """Where this comes from, by side."""
+    """Where this record comes from, by side."""
 
     @property
     def pair(self) -> Pair:
@@ -223,19 +224,19 @@ class PairedRun(Schema):
 
 
 class Effect(Schema):
-    """What a variant does to one quantity."""
+    """Effect of a variant on one quantity."""
 
     quantity: Quantity
-    """Throughput in non-padding tokens per second, largest peak of memory of any rank, or bytes
-    that all ranks send in an optimizer step."""
+    """Throughput in non-padding tokens per second, largest peak memory of any rank, or bytes
+    sent by all ranks per optimizer step."""
     ratio: Interval | None
     """Variant over reference, with an interval that holds for all comparisons of the study at
-    once; null if either side was not measured, or if the reference has none of it."""
+    once; null if either side was not measured, or if the reference's value is zero."""
     verdict: Verdict | None
-    """FASTER or SLOWER of a throughput, LESS or MORE of the others; SAME if the interval lies
-    within the study's margin, UNDECIDED if it does neither; null if there was nothing to judge."""
+    """FASTER or SLOWER for throughput, LESS or MORE for the others; SAME if the interval lies
+    within the study's margin, UNDECIDED if none of these; null if there was nothing to judge."""
     reason: str = ""
-    """Why there is no verdict, or none but UNDECIDED."""
+    """Reason for a missing or UNDECIDED verdict."""
 
 
 class Comparison(Schema):
@@ -244,18 +245,18 @@ class Comparison(Schema):
     variant: str
     """Name of the variant."""
     reference: str
-    """Name of the reference; the baseline of the study, or one that the study or a claim names."""
+    """Name of the reference: the study's baseline, or one named by the study or a claim."""
     effects: list[Effect]
-    """One of each quantity."""
+    """One effect per quantity."""
     certificate: CertificateStatus
-    """Whether the variant trains the same model as the reference of the certificates; inconclusive
-    where its turns were computed otherwise than what was certified."""
+    """Whether the variant trains the same model as the certificates' reference; inconclusive if
+    its turns were computed differently from the certified training."""
     counts: bool
-    """Whether the ratio is a speed-up of the same training: both have their certificates."""
+    """Whether the ratio is a speed-up of the same training: both sides have certificates."""
     note: str = Field(default="")
-    """What a reader must know (waits for input, other devices, ...)."""
+    """Caveats for the reader (waits for input, other devices, ...)."""
     record: str | None = None
-    """The record of the turns, below the folder of this file; null in those of earlier versions."""
+    """Record of the turns, relative to this file's folder; null in earlier versions."""
 
     @property
     def pair(self) -> Pair:
@@ -263,12 +264,12 @@ class Comparison(Schema):
         return Pair(self.variant, self.reference)
 
     def effect(self, quantity: Quantity) -> Effect:
-        """The effect on one quantity."""
+        """Returns the effect on one quantity."""
         return next(effect for effect in self.effects if effect.quantity == quantity)
 
     @property
     def speedup(self) -> Interval | None:
-        """Ratio of the throughputs; null if either is not measured."""
+        """Ratio of throughputs; null if either was not measured."""
         return self.effect("throughput").ratio
 
     @property

@@ -8,10 +8,10 @@ from schemas.results.common import Bytes, Elapsed, Many
 
 
 class LengthHistogram(Schema):
-    """How many sentences have which length."""
+    """Number of sentences by length."""
 
     unit: Literal["characters", "tokens"]
-    """What is counted."""
+    """Unit of length."""
     source: dict[Many, Many]
     """Source sentences by length."""
     target: dict[Many, Many]
@@ -19,10 +19,10 @@ class LengthHistogram(Schema):
 
 
 class SkippedPair(Schema):
-    """One pair that the filter left out, as an example for the report."""
+    """One pair rejected by the filter, as an example for the report."""
 
     reason: Literal["empty", "too_long", "invalid"]
-    """Which rule left it out."""
+    """The rule that rejected it."""
     where: str
     """File and line."""
     text: str
@@ -35,7 +35,7 @@ class CorpusSplit(Schema):
     corpus: str
     """Name of the corpus."""
     split: Split
-    """Which split."""
+    """Name of the split."""
     files: list[str]
     """The files read, or the generator and its seed."""
     pairs_read: Many
@@ -60,16 +60,17 @@ class TokenizerReport(Schema):
     vocabulary: Many
     """Tokens in the vocabulary, special ones included."""
     source: str | None
-    """The file that it was made from; null for one that was trained on this corpus."""
+    """The file it was made from; null if it was trained on this corpus."""
     sample_pairs: Many
-    """Training pairs that it was trained on, or that it was compared with its source on."""
+    """Number of training pairs it was trained on, or on which it was compared with its source."""
     different: Many | None
-    """Sentences of them that it encodes otherwise than its source; null where it was trained."""
+    """Number of these sentences that it encodes differently from its source; null if it was
+    trained."""
     inexact: Many | None
-    """Sentences of them that do not come back exactly from their ids, so that BLEU is computed
-    against a little less than the corpus says; null where it was trained: then there are none."""
+    """Number of these sentences that cannot be restored exactly from their ids, so that BLEU
+    uses slightly altered references; null if it was trained, since there are none."""
     seconds: Elapsed
-    """Time that the training or the conversion took."""
+    """Time that training or conversion took."""
     sha256: Sha256
     """Checksum of tokenizer.json."""
 
@@ -78,7 +79,7 @@ class Shard(Schema):
     """One Arrow IPC file of a split."""
 
     file: str
-    """Path of the file, from the folder of the manifest."""
+    """Path of the file, relative to the manifest's folder."""
     pairs: Many
     """Sentence pairs in it."""
     source_tokens: Many
@@ -90,31 +91,30 @@ class Shard(Schema):
     sha256: Sha256
     """Checksum of the file."""
     xxh3: str = ""
-    """XXH3 of the file, 128 bit, which every job compares that reads it; empty in shards from
-    earlier times."""
+    """128-bit XXH3 of the file, verified by every job that reads it; empty in older shards."""
 
 
 class TextRows(Schema):
-    """What the rows of a language model's split are made of."""
+    """Contents of the rows of a language model's split."""
 
     context: Many
     """Tokens of a row."""
     texts: Many
     """Texts in all rows."""
     bytes: Bytes
-    """Their size in UTF-8, by which bits per byte are counted."""
+    """UTF-8 size of the texts, used to compute bits per byte."""
 
 
 class ShardManifest(Schema):
     """results/data/<corpus>/shards/<split>/manifest.json, written last: it validates the shards.
 
-    A part of a split that several jobs tokenize has one of its own, in part-<n>/.
+    If several jobs tokenize a split, each part has its own manifest, in part-<n>/.
     """
 
     corpus: str
     """Name of the corpus."""
     split: Split
-    """Which split."""
+    """Name of the split."""
     pairs: Many
     """Sentence pairs in all shards."""
     source_tokens: Many
@@ -126,7 +126,7 @@ class ShardManifest(Schema):
     examples: list[SkippedPair]
     """The first few pairs left out."""
     id_type: Literal["uint8", "uint16", "uint32"]
-    """Smallest integer type that holds the vocabulary."""
+    """Smallest integer type that fits the vocabulary."""
     vocabulary: Many
     """Size of the vocabulary, in tokens."""
     tokenizer_sha256: Sha256
@@ -138,23 +138,23 @@ class ShardManifest(Schema):
     shards: list[Shard]
     """The files, in the order of the corpus."""
     texts: TextRows | None = None
-    """Of a language model, whose pairs are rows of texts: their sources are empty, and ends stand
-    among their target tokens. Null for sentence pairs."""
+    """Set for a language model, whose pairs are rows of texts: their sources are empty, and
+    their target tokens include end tokens. Null for sentence pairs."""
 
 
 class ShardProgress(Schema):
-    """progress.json beside the shards of a job that has not ended: a killed one goes on from it."""
+    """progress.json beside the shards of an unfinished job: a killed job resumes from it."""
 
     work: Sha256
-    """What is being done: checksum of input, settings and code. Other work begins anew."""
+    """Checksum of input, settings and code. Different work starts over."""
     next_pair: Many
-    """The first pair of the split that no finished shard holds or leaves out."""
+    """The first pair of the split not yet stored or left out by a finished shard."""
     manifest: ShardManifest
-    """The manifest as far as it is known."""
+    """The manifest so far."""
 
 
 class CheckedSplit(Schema):
-    """A split whose shards are all as they were written."""
+    """A split whose shards are all intact."""
 
     manifest: str
     """Path of its manifest."""
@@ -163,15 +163,16 @@ class CheckedSplit(Schema):
     pairs: Many
     """Sentence pairs in it."""
     shards: Many
-    """Files that were read."""
+    """Files read."""
     bytes: Bytes
-    """Their size."""
+    """Size of the files."""
 
 
 class DataCheck(Schema):
-    """results/data/<corpus>/verify.json: that every shard was read and has its checksum."""
+    """results/data/<corpus>/verify.json: confirms that every shard was read and matches its
+    checksum."""
 
     splits: list[CheckedSplit]
     """The splits of the corpus."""
     seconds: Elapsed
-    """Time that it took."""
+    """Time that the check took."""

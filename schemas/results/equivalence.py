@@ -22,7 +22,7 @@ from schemas.results.runs import Provenance, Topology
 
 
 class Agreement(Schema):
-    """In how many elements two masks are alike."""
+    """Number of elements in which two masks agree."""
 
     same: Many
     """Elements kept by both, or dropped by both."""
@@ -31,49 +31,49 @@ class Agreement(Schema):
 
 
 class DropoutPlace(Schema):
-    """One place where activations are dropped, as seen in what the model makes of known inputs."""
+    """One dropout place, as observed in the model's outputs for known inputs."""
 
     place: str
-    """What is dropped: embeddings, attention weights, units, or the output of a sub-layer."""
+    """What is dropped there: embeddings, attention weights, units, or the output of a sub-layer."""
     dropped: Many
-    """Elements that were dropped in training, of two passes."""
+    """Elements dropped during training, in two passes."""
     of: Many
-    """Elements that were seen."""
+    """Elements observed."""
     factor: Measured | None
-    """By what the kept elements are multiplied; null where it is not seen."""
+    """Scale factor of the kept elements; null if not observed."""
     dropped_in_evaluation: Many
-    """Elements that were dropped in an evaluation."""
+    """Elements dropped in an evaluation."""
     steps: Agreement
-    """Between two passes, one after the other."""
+    """Between two consecutive passes."""
     rows: Agreement
     """Between the sentences of a batch."""
     layers: Agreement | None
-    """Between this place and the last one of the same shape, from the same random state; null for
-    the first one."""
+    """Between this place and the previous one of the same shape, from the same random state;
+    null for the first."""
     ranks: Agreement | None
-    """Between two ranks; null in one process."""
+    """Between two ranks; null with a single process."""
     tokens: Agreement | None = None
-    """Between the tokens of a sentence; null where one is seen."""
+    """Between the tokens of a sentence; null if only one is observed."""
     elements: Agreement | None = None
-    """Between the elements of a token, or the heads of its attention weights; null where there is
-    one."""
+    """Between the elements of a token, or the heads of its attention weights; null if there is
+    only one."""
 
 
 class DropoutMoments(Schema):
-    """What dropout does to loss and gradient: draw after draw at one batch and the same weights.
+    """Effect of dropout on loss and gradient: repeated draws for one batch and the same weights.
 
-    A batch is a few copies of the same pairs, divided among ranks and micro-batches, each of which
-    draws masks of its own.
+    A batch consists of a few copies of the same pairs, divided among ranks and micro-batches, each
+    of which draws its own masks.
     """
 
     losses: list[Loss]
-    """Loss per target token in nats of every copy at every draw."""
+    """Loss per target token in nats, for every copy at every draw."""
     grad_norms: list[Magnitude]
-    """Norm of the gradient of the whole batch at every draw; those that overflowed are left out,
-    and all of them where messages return later what they leave out."""
+    """Gradient norm of the whole batch at every draw; overflowed ones are left out, and so are
+    all of them if messages defer part of the gradient."""
     slope: Measured | None
-    """How much the loss changed along its gradient at equal masks, over what the gradient says:
-    1 where it is the gradient of this loss; null where the gradient overflowed."""
+    """Change of the loss along its gradient with fixed masks, over the change that the gradient
+    predicts: 1 for the gradient of this loss; null if the gradient overflowed."""
 
 
 class SeedTrajectory(Schema):
@@ -86,23 +86,23 @@ class SeedTrajectory(Schema):
     losses: list[Loss]
     """Training loss per target token in nats, all ranks, before the update of each step."""
     grad_norms: list[Magnitude | None]
-    """Norm of the gradient before clipping; null where it overflowed and the step was skipped."""
+    """Gradient norm before clipping; null if it overflowed and the step was skipped."""
     replica_differences: list[Magnitude] | None
     """Largest difference of a parameter between rank 0 and any other rank, after each step; null
-    where there is one copy of the parameters."""
+    if there is only one copy of the parameters."""
     checks: Checks | None = None
-    """Gradients and updates tensor by tensor; of the first seed only."""
+    """Gradients and updates tensor by tensor; first seed only."""
     dropout: list[DropoutPlace] | None = None
-    """Every place of dropout, with the dropout of the study; of the first seed only. Null where
-    nothing is to be dropped, or no place can be seen."""
+    """Every dropout place, with the study's dropout; first seed only. Null if nothing is
+    dropped, or no place can be observed."""
     dropout_probability: Proportion = 0.0
-    """What the study asks for at every place."""
+    """The study's dropout probability."""
     moments: DropoutMoments | None = None
-    """Loss and gradient with the dropout of the study; of the first seed only. Null where nothing
-    is to be dropped, or the copies of the batch cannot be divided among the ranks."""
+    """Loss and gradient with the study's dropout; first seed only. Null if nothing is dropped,
+    or the copies of the batch cannot be divided among the ranks."""
     as_timed: Checks | None = None
-    """The checks of a few steps more without deterministic algorithms, which timed runs do not use;
-    null where they make no difference."""
+    """Checks of a few additional steps without deterministic algorithms, which timed runs do not
+    use; null if they make no difference."""
 
 
 class Trajectory(Schema):
@@ -116,17 +116,17 @@ class Trajectory(Schema):
     status: Status
     """How it ended."""
     reason: str | None
-    """Why it is not ok, in a sentence."""
+    """Why the status is not ok, in a sentence."""
     traceback: str | None
     """The traceback of a failed run."""
     topology: Topology | None
-    """What it ran on; null if it is not ok."""
+    """Devices and processes used; null if the status is not ok."""
     seeds: list[SeedTrajectory]
-    """A training per seed; none if it is not ok."""
+    """One training per seed; empty if the status is not ok."""
     kernels: StepKernels | None = None
-    """What computed the first step of the first seed; null if it is not ok."""
+    """Kernels of the first step of the first seed; null if the status is not ok."""
     provenance: Provenance
-    """Where this comes from."""
+    """Where this record comes from."""
 
 
 CertificateStatus = Literal[
@@ -166,26 +166,26 @@ DeviationOf = Literal[
 
 
 class Deviation(Schema):
-    """The largest difference from the reference in one quantity, and what is allowed."""
+    """The largest difference from the reference in one quantity, and its bound."""
 
     quantity: DeviationOf
-    """What is compared."""
+    """The quantity compared."""
     measured: Extreme
-    """The difference, relative but for replicas; of final_loss the end of the interval of the mean
-    difference that is farther from 0."""
+    """The difference, relative except for replicas; for final_loss, the end of the mean
+    difference's interval that is farther from 0."""
     bound: Extreme
-    """Largest difference allowed."""
+    """Largest allowed difference."""
     where: str
-    """The step or tensor that has it."""
+    """Step or tensor with this difference."""
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is allowed."""
+        """Whether the difference is within its bound."""
         return self.measured <= self.bound
 
 
 class CertificateStep(Schema):
-    """One step of the first seed, beside that of the reference."""
+    """One step of the first seed, alongside that of the reference."""
 
     step: StepsOrNone
     """Optimizer step, from 1."""
@@ -205,7 +205,7 @@ class Certificate(Schema):
     variant: str
     """Name of the variant."""
     equivalence: AnyEquivalence
-    """The class of the variant, with its bounds."""
+    """The variant's class, with its bounds."""
     status: CertificateStatus
     """The verdict, or why there is none."""
     reason: str
@@ -215,21 +215,21 @@ class Certificate(Schema):
     seeds: list[Seed]
     """Seeds of the compared trainings."""
     deviations: list[Deviation]
-    """What was measured; empty where nothing could be compared."""
+    """The measured deviations; empty if nothing could be compared."""
     left_out: list[str]
-    """Tensors that are not compared, because the loss does not depend on them."""
+    """Tensors not compared because the loss does not depend on them."""
     steps: list[CertificateStep]
-    """The course of the first seed."""
+    """Steps of the first seed."""
     power: Proportion | None = None
-    """Of a statistical certificate, the probability to find a difference of the final loss of twice
-    the margin; null in other classes, or where nothing could be compared."""
+    """For a statistical certificate, the probability of detecting a final-loss difference of
+    twice the margin; null for other classes, or if nothing could be compared."""
     timed_otherwise: list[str] = Field(default_factory=list)
-    """In what the timed run was computed otherwise than the certified one. Unless it is empty, the
-    certificate is not of what was timed."""
+    """How the timed run was computed differently from the certified one. Unless empty, the
+    certificate does not cover the timed run."""
     kernels: StepKernels | None = None
-    """What computed the certified training; null where nobody saw."""
+    """Kernels of the certified training; null if not recorded."""
     as_timed: bool = False
-    """Whether steps without deterministic algorithms were checked too, which timed steps do not
-    use."""
+    """Whether steps without deterministic algorithms, which timed steps do not use, were checked
+    too."""
     provenance: Provenance | None
     """Where the variant's training comes from; null if there was none."""

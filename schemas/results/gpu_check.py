@@ -1,4 +1,4 @@
-"""What holds on a GPU, in one go: results/gpu_check/."""
+"""GPU checks, all in one run: results/gpu_check/."""
 
 from typing import Literal
 
@@ -7,56 +7,58 @@ from schemas.results.common import Elapsed, Many, Measured, Proportion, Status
 from schemas.results.machine import Hardware
 
 Outcome = Literal["held", "not_held", "unsupported", "failed"]
-"""What was expected is so, or is not; this machine cannot do it; or it ended with a mistake."""
+"""The expectation holds or does not; this machine does not support it; or it failed with an
+error."""
 
 
 class GpuTest(Schema):
-    """One test that is not passed."""
+    """One test that did not pass."""
 
     name: str
     """File and function."""
     text: str
-    """What it said."""
+    """Output of the test."""
 
 
 class GpuTests(Schema):
     """results/gpu_check/tests.json: the tests that need a GPU."""
 
     status: Status
-    """Whether they were run."""
+    """Whether they ran."""
     reason: str | None
-    """Why not."""
+    """Why they did not run."""
     passed: Many
     """Tests that passed."""
     failed: list[GpuTest]
-    """Tests that failed, with the end of what they said."""
+    """Failed tests, with the end of their output."""
     skipped: list[GpuTest]
-    """Tests that were skipped, with the reason."""
+    """Skipped tests, with the reason."""
     seconds: Elapsed | None
-    """Time of all; null where none ran."""
+    """Total time; null if none ran."""
 
 
 class AttentionTruth(Schema):
-    """What one backend of attention does in one case."""
+    """Behaviour of one attention backend in one case."""
 
     backend: str
     """model.attention.backend."""
     masked: bool
     """Whether padding is masked."""
     dropout: Proportion
-    """Share of the weights that was asked to be dropped."""
+    """Requested fraction of dropped weights."""
     status: Status
-    """ok, or unsupported where no kernel of the backend can."""
+    """ok, or unsupported if no kernel of the backend can run the case."""
     reason: str | None
-    """Why it is not ok."""
+    """Why the status is not ok."""
     kernels: list[str]
-    """Kernels that ran, the longest first."""
+    """Kernels that ran, longest first."""
     dropped: Proportion | None
-    """Share of the weights that was dropped; null where none was to be."""
+    """Actual fraction of dropped weights; null without dropout."""
     error: Measured | None
-    """Norm of the difference to a computation in 64 bits, over its norm; null with dropout."""
+    """Norm of the difference from a 64-bit computation, over the norm of the latter; null with
+    dropout."""
     finite: bool | None
-    """Whether values and gradients are finite, also of a row whose keys are all hidden."""
+    """Whether values and gradients are finite, even for a row whose keys are all masked."""
     seconds: Elapsed | None
     """Time of a forward and a backward pass."""
 
@@ -65,9 +67,9 @@ class AttentionTruths(Schema):
     """results/gpu_check/attention.json: which kernels compute attention, and what they drop."""
 
     status: Status
-    """Whether there is a device for it."""
+    """Whether a device was available for it."""
     reason: str | None
-    """Why not."""
+    """Why the status is not ok."""
     dtype: str
     """Type of queries, keys and values."""
     shape: list[Many]
@@ -77,62 +79,62 @@ class AttentionTruths(Schema):
 
 
 class DeviceFact(Schema):
-    """One thing beside the device itself that should work."""
+    """One environment fact, other than the device itself, that should hold."""
 
     name: str
-    """What was looked at."""
+    """Name of the fact."""
     expected: str
-    """What should be so, in a sentence."""
+    """The expectation, in a sentence."""
     status: Status
-    """Whether it could be looked at."""
+    """Whether it could be checked."""
     holds: bool | None
-    """Whether it is so; null where it could not be looked at."""
+    """Whether it holds; null if it could not be checked."""
     found: str
-    """What was found."""
+    """The finding."""
     reason: str | None
-    """Why it could not be looked at."""
+    """Why it could not be checked."""
 
 
 class DeviceFacts(Schema):
-    """results/gpu_check/device.json: NVML, NCCL, compiling, and all versions."""
+    """results/gpu_check/device.json: NVML, NCCL, compilation, and all versions."""
 
     facts: list[DeviceFact]
-    """In the order of the page."""
+    """Facts in the order of the report."""
     versions: dict[str, str]
-    """Builds, packages and the variables of the environment that CUDA's libraries read."""
+    """Builds, packages and the environment variables read by CUDA libraries."""
 
 
 class LogEnd(Schema):
     """The end of a job's log."""
 
     file: str
-    """Where the whole of it stands."""
+    """Path of the full log."""
     text: str
     """Its last lines."""
 
 
 class Check(Schema):
-    """One line of the page."""
+    """One line of the report."""
 
     name: str
-    """What was looked at."""
+    """Name of the check."""
     expected: str
-    """What should be so, in a sentence."""
+    """The expectation, in a sentence."""
     outcome: Outcome
-    """Whether it is."""
+    """Whether it holds."""
     found: str
-    """What was found, with its numbers."""
+    """The finding, with numbers."""
     reason: str | None
-    """Why it does not hold, or could not be looked at."""
+    """Why it does not hold, or could not be checked."""
     files: list[str]
-    """Where the whole of it stands, below the results."""
+    """Files with full details, relative to the results folder."""
 
 
 class GpuCheck(Schema):
     """results/gpu_check/checks.json."""
 
     checks: list[Check]
-    """In the order of the page."""
+    """Checks in the order of the report."""
     hardware: Hardware
     """The machine."""
     packages: dict[str, str]

@@ -1,29 +1,29 @@
-"""What computed the steps of a training, as its process found it."""
+"""Kernels that computed a training's steps, as recorded by its process."""
 
 from schemas.base import Schema
 from schemas.results.common import Few
 
 
 class StepKernels(Schema):
-    """What worked in the first optimizer step, seen from the main rank.
+    """Kernels used in the first optimizer step, as seen from the main rank.
 
-    Equal for two trainings that compute alike, whatever the numbers are.
+    Equal for two trainings that compute the same way, whatever their numbers.
     """
 
     operators: list[str]
-    """Every operator of torch that was called from this process's training thread, forward and
-    backward, communication and update, each with the number format of its first operand; sorted.
-    Their names tell fused kernels from written-out ones."""
+    """Every torch operator called from this process's training thread, in forward, backward,
+    communication and update, each with the number format of its first operand; sorted. Their
+    names distinguish fused kernels from explicit ones."""
     attention: list[str]
-    """Those of the operators that are attention kernels; empty where attention is written out."""
+    """The operators that are attention kernels; empty for explicit attention."""
     update: list[str]
-    """Those that work on many tensors at once, as optimizers and clipping do: a whole update
-    (fused) or one operation of it (foreach)."""
+    """The operators that work on many tensors at once, for optimizers and clipping: a whole
+    update (fused) or one of its operations (foreach)."""
     compiled: bool
-    """Whether a part of the model was compiled."""
+    """Whether any part of the model was compiled."""
     deterministic: bool
-    """Whether torch was told to add in a fixed order."""
+    """Whether torch was set to use deterministic algorithms."""
     allocator: str
-    """C memory allocator of the process, and torch's on CUDA, with their settings."""
+    """C memory allocator of the process, and torch's CUDA allocator, with their settings."""
     threads: Few
     """CPU threads of the process."""

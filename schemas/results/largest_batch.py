@@ -18,11 +18,11 @@ class BatchTrial(Schema):
     purpose: Purpose
     """Why it was tried."""
     status: Status
-    """How it ended; oom is an answer."""
+    """Final status; oom is an answer."""
     reason: str | None
-    """Why it is not ok."""
+    """Why the status is not ok."""
     peak_bytes: Bytes | None
-    """Largest memory of any process, counted as the limit counts; null if it is not ok."""
+    """Largest memory of any process, counted the same way as the limit; null if not ok."""
     seconds: Elapsed
     """Time that the trial took."""
 
@@ -35,29 +35,29 @@ class LargestBatchResult(Schema):
     status: Status
     """ok if there is an answer; oom if not even the smallest batch fits."""
     reason: str | None
-    """Why there is no answer, or what limits it."""
+    """Why there is no answer, or what the limiting factor is."""
     limit_kind: LimitKind
-    """What counts: everything that a process can write to (RLIMIT_DATA) on a CPU, what torch's
-    CUDA allocator reserves on a GPU."""
+    """Memory counted: everything that a process can write to (RLIMIT_DATA) on a CPU, the
+    reservation of torch's CUDA allocator on a GPU."""
     limit_bytes: Bytes
-    """Memory that each process may have."""
+    """Memory available to each process."""
     margin: Amount
-    """Share of the limit that was kept free."""
+    """Fraction of the limit kept free."""
     source_tokens: Many
-    """Tokens of a source sentence of the tried batches: the longest of the corpus."""
+    """Source sentence length in the tried batches, in tokens: the longest in the corpus."""
     target_tokens: Many
-    """Tokens of a target sentence of the tried batches: the longest of the corpus."""
+    """Target sentence length in the tried batches, in tokens: the longest in the corpus."""
     largest_pairs: Many | None
-    """Sentence pairs of the largest global batch that fits; null without an answer."""
+    """Sentence pairs in the largest global batch that fits; null without an answer."""
     step_pairs: Many | None
-    """So many pairs more do not fit; null without an answer."""
+    """Increment in pairs that no longer fits; null without an answer."""
     confirmed: bool
-    """Whether the largest batch ran a second time, in fresh processes, and the one a step larger
+    """Whether the largest batch ran a second time, in fresh processes, and the next larger one
     failed again."""
     trials: list[BatchTrial]
-    """Every size that was tried, in order."""
+    """All sizes tried, in order."""
     provenance: Provenance
-    """Where this comes from."""
+    """Where this record comes from."""
 
     @property
     def largest_tokens(self) -> int | None:

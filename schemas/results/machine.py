@@ -36,105 +36,105 @@ class Hardware(Schema):
     logical_cpus: Few
     """Logical CPUs of the host."""
     memory_bytes: Bytes
-    """Main memory of the host, or of its control group where that is smaller."""
+    """Main memory of the host, or of its control group if smaller."""
     cpu_features: list[str]
-    """Instruction sets that matter to training (avx512f, avx512_bf16, amx_bf16, ...)."""
+    """Instruction sets relevant to training (avx512f, avx512_bf16, amx_bf16, ...)."""
     gpus: list[Gpu]
-    """The GPUs, empty where there is none."""
+    """The GPUs; empty if there are none."""
     gpu_note: str | None
-    """Why no GPU is listed, where none is."""
+    """Why no GPU is listed, if none is."""
     allocator: str
     """C memory allocator of the process."""
     cuda_allocator: str | None = None
-    """torch's allocator of CUDA memory: its kind, that of its segments, its settings; null
-    where the process used no CUDA device."""
+    """torch's CUDA memory allocator: its kind, its segment type and its settings; null if the
+    process used no CUDA device."""
     affinity: str | None = None
-    """Cores that the process may run on, and how many of its threads keep to one of them; null in
+    """Cores available to the process, and how many of its threads are pinned to one; null in
     older records."""
 
 
 class MatrixRate(Schema):
-    """The best rate of matrix products of random numbers in one format."""
+    """Best rate of matrix products of random numbers in one format."""
 
     format: NumberFormat
     """Format of the operands."""
     threads: Few | None
     """CPU threads; null on a GPU."""
     flops_per_second: PerSecond | None
-    """Multiplications and additions per second, of the best shape; null where not measured."""
+    """Multiplications and additions per second for the best shape; null if not measured."""
     shape: list[Many] | None
     """The best shape, as [m, k, n] of an [m, k] by [k, n] product."""
     reason: str | None
-    """Why it was not measured, where it was not."""
+    """Why it was not measured, if it was not."""
 
 
 class Bandwidth(Schema):
-    """The best rate at which the device's memory is read and written."""
+    """Best rate at which device memory is read and written."""
 
     operation: Literal["copy", "triad"]
     """copy: a = b; triad: a = b + s c (STREAM)."""
     threads: Few | None
     """CPU threads; null on a GPU."""
     bytes_per_second: PerSecond
-    """Bytes read and written per second. What a cache reads before it writes is not counted."""
+    """Bytes read and written per second, excluding cache reads before writes."""
     array_bytes: Bytes
-    """Size of each array, beyond the last cache."""
+    """Size of each array, larger than the last-level cache."""
 
 
 class Transfer(Schema):
     """Copies between host and device."""
 
     direction: Literal["host_to_device", "device_to_host"]
-    """Which way."""
+    """Direction of the copy."""
     memory: Literal["pinned", "pageable"]
     """Kind of host memory."""
     bytes_per_second: PerSecond | None
-    """Bytes per second of the best copy; null where there is no device beside the host."""
+    """Bytes per second of the best copy; null if there is no device other than the host."""
 
 
 class VendorPeak(Schema):
-    """What the vendor's data sheet gives for a device, dense (without structured sparsity)."""
+    """Peak rates from a device's data sheet, dense (without structured sparsity)."""
 
     device: str
     """Product name as the driver gives it."""
     flops_per_second: dict[NumberFormat, PerSecond]
-    """Peak by format of the operands; a format that the device lacks is not there."""
+    """Peak by operand format; formats that the device lacks are absent."""
     bytes_per_second: PerSecond
-    """Peak of the memory."""
+    """Peak memory bandwidth."""
     source: str
-    """The document."""
+    """The source document."""
 
 
 class Roofline(Schema):
-    """results/machine/roofline.json: what this machine's devices reach."""
+    """results/machine/roofline.json: measured limits of this machine's devices."""
 
     status: Status
     """How the measurement ended."""
     reason: str | None
     """Why it is not ok."""
     device: str | None
-    """Product name of the device; the first, where there are several."""
+    """Product name of the device; the first one if there are several."""
     kind: Literal["cpu", "cuda"] | None
     """Kind of device; null if there is none of the kind that the study asks for."""
     threads: Few
-    """CPU threads that a single process takes."""
+    """CPU threads used by a single process."""
     matrix: list[MatrixRate]
     """Matrix products by format and threads."""
     memory: list[Bandwidth]
     """Memory by operation and threads."""
     launch_overhead_seconds: Elapsed | None
-    """Host time per operation that does next to nothing: launching a kernel on a GPU, dispatching
-    an operator on a CPU."""
+    """Host time per trivial operation: launching a kernel on a GPU, dispatching an operator on a
+    CPU."""
     transfers: list[Transfer]
     """Copies between host and device."""
     transfer_reason: str | None
-    """Why no copies were measured, where none were."""
+    """Why no copies were measured, if none were."""
     vendor: VendorPeak | None
-    """The vendor's numbers; null for a device that is not in the table, never another's."""
+    """The vendor's numbers; null for a device missing from the table, never another device's."""
     torch: str
     """Version of torch."""
     command: str
-    """The one command that makes this file again."""
+    """The single command that reproduces this file."""
 
 
 COLLECTIVE_COLUMNS: dict[str, str] = {
@@ -152,7 +152,7 @@ COLLECTIVE_COLUMNS: dict[str, str] = {
 
 
 class CollectiveRun(Schema):
-    """How results/machine/collectives.parquet came about."""
+    """How results/machine/collectives.parquet was produced."""
 
     status: Status
     """How the measurement ended; the table is empty if it is not ok."""
@@ -161,41 +161,41 @@ class CollectiveRun(Schema):
     backend: str | None
     """gloo or nccl."""
     world_size: Few
-    """Processes that talk to one another."""
+    """Processes that communicate."""
     nodes: Few
     """Hosts."""
     device: str | None
     """cpu, or the product name of the GPU."""
     command: str
-    """The one command that makes the file again."""
+    """The single command that reproduces the file."""
 
 
 class Utilisation(Schema):
-    """One variant in results/utilisation.json: its arithmetic against what the devices reach.
+    """One variant in results/utilisation.json: its arithmetic relative to what the devices can
+    reach.
 
-    Model FLOPs are the matrix products of forward and backward of an encoder-decoder, counted from
-    the lengths of the very batches; recomputation, element-wise work and the optimizer do not
-    count.
+    Model FLOPs are the forward and backward matrix products of an encoder-decoder, counted from the
+    lengths in the actual batches; recomputation, element-wise work and the optimizer are excluded.
     """
 
     variant: str
     """Name of the variant."""
     status: Status
-    """How the variant's runs ended."""
+    """Final status of the variant's runs."""
     reason: str | None
-    """Why there is no number, where there is none."""
+    """Why there is no number, if there is none."""
     format: NumberFormat | None
-    """Format of its matrix products, which picks the ceiling."""
+    """Format of its matrix products, which selects the ceiling."""
     flops_per_second: Interval | None
     """Model FLOPs per second of all ranks, non-padding tokens only."""
     padded_flops_per_second: Interval | None
-    """The same with the work on padding."""
+    """The same, including the work on padding."""
     ceiling: PerSecond | None
-    """Measured FLOPs per second of all its devices together."""
+    """Measured FLOPs per second of all its devices combined."""
     ceiling_reason: str | None
-    """Why there is no measured ceiling, where there is none."""
+    """Why there is no measured ceiling, if there is none."""
     vendor_peak: PerSecond | None
-    """The vendor's FLOPs per second of all its devices together; null for unknown devices."""
+    """The vendor's FLOPs per second for all its devices combined; null for unknown devices."""
     of_ceiling: Interval | None
     """Non-padding FLOPs per second over the measured ceiling."""
     padded_of_ceiling: Interval | None

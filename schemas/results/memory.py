@@ -1,4 +1,4 @@
-"""Where the memory goes: results/memory/."""
+"""How memory is used: results/memory/."""
 
 from typing import Literal
 
@@ -27,11 +27,11 @@ PARTS = (
     "activations_bytes",
     "temporary_bytes",
 )
-"""Parts of the memory of a rank, in the order of the tables: the fields of :class:`Parts`."""
+"""Parts of a rank's memory, in table order: the fields of :class:`Parts`."""
 
 
 class BatchShape(Schema):
-    """The micro-batch that needs most memory of those that a rank gets."""
+    """A rank's micro-batch with the largest memory need."""
 
     rows: Many
     """Rows: sentence pairs, or several of them packed into one."""
@@ -44,48 +44,48 @@ class BatchShape(Schema):
 class Milestone(Schema):
     """The memory of a process at one moment of its life.
 
-    ``start``: nothing used yet; ``first_kernel``: the device has worked once; ``weights``: the
-    model is there; ``wrapped``: the parallel strategy is around it; ``first_forward``,
-    ``first_backward``, ``first_step``: after these; ``steady``: after the last step; ``peak``:
-    the largest of all.
+    ``start``: nothing used yet; ``first_kernel``: the device has run a kernel; ``weights``: the
+    model exists; ``wrapped``: the parallel strategy wraps it; ``first_forward``,
+    ``first_backward``, ``first_step``: after these; ``steady``: after the last step; ``peak``: the
+    largest of all.
     """
 
     name: MilestoneName
-    """Which moment."""
+    """The moment."""
     tensor_bytes: Bytes | None
-    """What torch's allocator has handed out for tensors on the device."""
+    """Bytes allocated to tensors on the device by torch's allocator."""
     reserved_bytes: Bytes | None
-    """What torch's CUDA allocator has taken from the device; null without CUDA."""
+    """Bytes reserved from the device by torch's CUDA allocator; null without CUDA."""
     rss_bytes: Bytes
     """Resident set of the process."""
     device_bytes: Bytes | None
     """Memory in use on the device by all processes, from NVML; null without CUDA."""
     process_bytes: Bytes | None
-    """Memory in use on the device by this process, from NVML; null without CUDA, and where NVML
-    does not know the process (inside most containers)."""
+    """Device memory used by this process, from NVML; null without CUDA, and if NVML does not
+    know the process (as inside most containers)."""
 
 
 class Parts(Schema):
-    """The memory of a rank by what it is for, in bytes; each byte belongs to one part."""
+    """The memory of a rank by purpose, in bytes; each byte belongs to one part."""
 
     weights_bytes: Bytes
-    """Weights that layers compute with: parameters, or 16-bit copies of them; with FSDP the shard
-    of this rank."""
+    """Weights that layers compute with: parameters, or 16-bit copies of them; this rank's shard
+    with FSDP."""
     master_weights_bytes: Bytes
-    """32-bit weights that only the optimizer works with, because layers compute with copies."""
+    """32-bit weights used only by the optimizer, because layers compute with copies."""
     gradients_bytes: Bytes
     """Gradients of the parameters."""
     optimizer_bytes: Bytes
-    """State of the optimizer."""
+    """Optimizer state."""
     buckets_bytes: Bytes
-    """What the strategy keeps between steps: DDP's buckets, errors of a compression. Gradients
+    """Memory that the strategy keeps between steps: DDP's buckets, compression errors. Gradients
     that are views into buckets count as gradients."""
     communication_bytes: Bytes
-    """Messages: gathered weights and logits, gradients on their way, flattened tensors."""
+    """Messages: gathered weights and logits, gradients in transit, flattened tensors."""
     activations_bytes: Bytes
-    """What the forward pass keeps for the backward pass."""
+    """Tensors saved by the forward pass for the backward pass."""
     temporary_bytes: SignedBytes
-    """Everything else that is alive: work space, gradients of activations, tables, the batch."""
+    """All other live memory: work space, gradients of activations, tables, the batch."""
 
     @property
     def total_bytes(self) -> int:
@@ -94,53 +94,53 @@ class Parts(Schema):
 
 
 class BytesPerParameter(Schema):
-    """Bytes for each trainable parameter of the whole model, as one rank holds them."""
+    """Bytes per trainable parameter of the whole model, as held by one rank."""
 
     weights: Amount
     """Weights that layers compute with."""
     master_weights: Amount
-    """32-bit weights that only the optimizer works with."""
+    """32-bit weights used only by the optimizer."""
     gradients: Amount
     """Gradients."""
     optimizer: Amount
-    """State of the optimizer."""
+    """Optimizer state."""
     buckets: Amount
-    """What the strategy keeps between steps."""
+    """Memory that the strategy keeps between steps."""
     model_state: Amount
-    """The sum of weights, master weights, gradients and optimizer state: what the study's
-    formulas count."""
+    """Sum of weights, master weights, gradients and optimizer state: the total in the original
+    study's formulas."""
 
 
 class TimelinePoint(Schema):
     """A moment of one training step."""
 
     phase: Literal["forward", "backward", "update"]
-    """What the step was doing."""
+    """Phase of the step."""
     position: Proportion
-    """Operations done since the step began, as a share of all of the step, 0 to 1."""
+    """Fraction of the step's operations completed, 0 to 1."""
     parts: Parts
-    """What was alive: the largest moment since the point before."""
+    """Live memory: the largest value since the previous point."""
 
 
 class DeviceAccount(Schema):
-    """What NVML says after the last step, divided up; the parts add up to it.
+    """NVML's number after the last step, broken down; the parts add up to it.
 
-    All but the residual are measured: what is left when they are taken away is the residual.
+    All but the residual are measured: the residual is what remains after subtracting them.
     """
 
     nvml_bytes: Bytes
-    """What this process has on the device: by NVML for the process, else for the device without
-    what others had there before."""
+    """Device memory of this process: from NVML's number for the process, otherwise for the
+    device minus what others used before."""
     context_bytes: SignedBytes
-    """CUDA context and loaded kernels: at the first kernel, without torch's allocator."""
+    """CUDA context and loaded kernels: use at the first kernel, excluding torch's allocator."""
     library_bytes: SignedBytes
-    """What libraries took meanwhile beside torch's allocator: NCCL's channels and buffers."""
+    """Further memory taken by libraries outside torch's allocator: NCCL's channels and buffers."""
     slack_bytes: SignedBytes
-    """Reserved by torch's allocator and not handed out at the peak."""
+    """Memory reserved but not allocated by torch's allocator at the peak."""
     tensor_bytes: Bytes
-    """Handed out by torch's allocator at the peak."""
+    """Memory allocated to tensors by torch's allocator at the peak."""
     residual_bytes: SignedBytes
-    """NVML's number without all of these."""
+    """NVML's number minus all of these."""
 
 
 class RankAnatomy(Schema):
@@ -151,55 +151,56 @@ class RankAnatomy(Schema):
     device: str
     """cpu, or cuda:<index>."""
     batch: BatchShape
-    """The micro-batch that needs most memory."""
+    """The micro-batch with the largest memory need."""
     milestones: list[Milestone]
-    """The memory over the life of the process, in order."""
+    """Memory over the life of the process, in order."""
     anatomy: Parts | None
-    """Each part at its own largest during a step after the first ones; null where it cannot be
-    followed (several devices driven by one process)."""
+    """Each part at its own maximum during a step after the first ones; null if it cannot be
+    tracked (several devices driven by one process)."""
     at_peak: Parts | None
-    """The parts at the moment of the step's largest total."""
+    """The parts at the step's peak."""
     peak_tensor_bytes: Bytes
-    """Largest number of bytes that torch's allocator had handed out during the step."""
+    """Most bytes allocated to tensors by torch's allocator during the step."""
     residual_bytes: SignedBytes | None
-    """peak_tensor_bytes without the parts at the peak: work space inside kernels, rounding."""
+    """peak_tensor_bytes minus the parts at the peak: work space inside kernels, rounding."""
     saved_tensor_bytes: Bytes | None
-    """What autograd saved for the backward pass, each piece of memory once, weights left out."""
+    """Memory saved by autograd for the backward pass, counting each allocation once, excluding
+    weights."""
     bytes_per_parameter: BytesPerParameter | None
-    """The anatomy over the parameters of the whole model."""
+    """The anatomy divided by the parameters of the whole model."""
     device_account: DeviceAccount | None
-    """The same in NVML's number; null without CUDA or NVML."""
+    """Breakdown of NVML's number; null without CUDA or NVML."""
     timeline: list[TimelinePoint]
-    """The course of the step."""
+    """Memory over the course of the step."""
 
 
 class DecodingMemory(Schema):
-    """What beam search holds beside the weights, for one batch of test sentences."""
+    """Memory that beam search uses in addition to the weights, for one batch of test sentences."""
 
     sentences: Many
     """Sentences decoded together."""
     beam_size: Few
-    """Hypotheses of each."""
+    """Hypotheses per sentence."""
     length: Many
-    """Tokens after which decoding was cut off."""
+    """Length limit of decoding, in tokens."""
     weights_bytes: Bytes
     """Weights."""
     functionality_bytes: Bytes
-    """Largest number of bytes handed out for tensors beside the weights: encoder memory, cached
-    keys and values, hypotheses, logits."""
+    """Most bytes allocated to tensors other than weights: encoder memory, cached keys and
+    values, hypotheses, logits."""
 
 
 class ForeignProcess(Schema):
-    """Another process that had memory on a device of the run."""
+    """Another process with memory on one of the run's devices."""
 
     device: str
     """cuda:<index>."""
     pid: Whole
-    """Process id as NVML gives it."""
+    """Process id reported by NVML."""
     name: str | None
-    """Its name; null where this process may not see it."""
+    """Its name; null if this process may not see it."""
     bytes: Bytes | None
-    """Its memory on the device; null where NVML does not tell."""
+    """Its memory on the device; null if NVML does not report it."""
 
 
 class MemoryResult(Schema):
@@ -210,11 +211,11 @@ class MemoryResult(Schema):
     status: Status
     """How it ended."""
     reason: str | None
-    """Why it is not ok, in a sentence."""
+    """Why the status is not ok, in a sentence."""
     traceback: str | None
     """The traceback of a failed run."""
     topology: Topology | None
-    """What it ran on; null if it is not ok."""
+    """Devices and processes used; null if the status is not ok."""
     parameters: Many | None
     """Trainable parameters of the whole model."""
     mixed_precision: bool
@@ -222,10 +223,11 @@ class MemoryResult(Schema):
     steps: StepsOrNone
     """Steps of the run; the anatomy is that of the last."""
     ranks: list[RankAnatomy]
-    """Every device of every rank; none if it is not ok."""
+    """Every device of every rank; empty if the status is not ok."""
     decoding: DecodingMemory | None
-    """What translation adds; null where the ranks hold shards of the model, or it is not ok."""
+    """Additional memory of translation; null if the ranks hold shards of the model, or if not
+    ok."""
     foreign: list[ForeignProcess]
     """Other processes on the devices."""
     provenance: Provenance
-    """Where this comes from."""
+    """Where this record comes from."""

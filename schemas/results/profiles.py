@@ -32,27 +32,27 @@ from schemas.results.profile_details import (
 
 
 class Partition(Schema):
-    """What a device did in a window of wall time. The parts of the partition (compute, exposed
+    """Device activity during a window of wall time. The parts of the partition (compute, exposed
     communication, exposed copies, exposed graphs, idle) sum to the window."""
 
     window_ns: Nanoseconds
     """Length of the window."""
     busy_ns: Nanoseconds
-    """Anything runs."""
+    """Time with anything running."""
     idle_ns: Nanoseconds
-    """Nothing runs."""
+    """Time with nothing running."""
     compute_ns: Nanoseconds
-    """Computation runs."""
+    """Time with computation running."""
     communication_ns: Nanoseconds
-    """Communication runs."""
+    """Time with communication running."""
     overlap_ns: Nanoseconds
-    """Computation and communication run at once."""
+    """Time with computation and communication running at once."""
     exposed_communication_ns: Nanoseconds
-    """Communication runs and computation does not."""
+    """Time with communication but no computation running."""
     exposed_copies_ns: Nanoseconds | None
-    """Only copies and memory sets run; null on a CPU, which has no such events."""
+    """Time with only copies and memory sets running; null on a CPU, which has no such events."""
     exposed_graphs_ns: Nanoseconds | None
-    """Only CUDA graphs run that were recorded as a whole; null on a CPU."""
+    """Time with only CUDA graphs running that were recorded as a whole; null on a CPU."""
 
 
 class ProfiledStep(Schema):
@@ -61,13 +61,13 @@ class ProfiledStep(Schema):
     step: StepsOrNone
     """Its number among the profiled steps, from 0."""
     start_ns: SignedNanoseconds
-    """Its begin after that of the first event of the device."""
+    """Its start, relative to the first event of the device."""
     partition: Partition
-    """What the device did in it."""
+    """Device activity during the step."""
 
 
 class Activity(Schema):
-    """One kind of work: its time summed over its events, whatever runs beside them."""
+    """One kind of work: its time summed over its events, regardless of what runs concurrently."""
 
     name: str
     """A collective, a kind of copy, or a class of operators."""
@@ -78,9 +78,9 @@ class Activity(Schema):
     time_ns: Nanoseconds
     """Sum of their durations."""
     share: Proportion | None
-    """Share of the sum over all activities: the study's 79 %; null if that is zero."""
+    """Fraction of the sum over all activities: the original study's 79 %; null if that is zero."""
     bytes: Bytes | None
-    """Copied, set or communicated; null where the trace does not say."""
+    """Bytes copied, set or communicated; null if the trace does not say."""
 
 
 class CollectiveUse(Schema):
@@ -91,18 +91,19 @@ class CollectiveUse(Schema):
     count: Many
     """Executions."""
     bytes: Bytes | None
-    """As nccl-tests counts them; null where the trace does not say."""
+    """Bytes as counted by nccl-tests; null if the trace does not say."""
     time_ns: Nanoseconds
     """Sum of the durations."""
     union_ns: Nanoseconds
-    """Time in which at least one runs."""
+    """Time during which at least one runs."""
     transfer_ns: Nanoseconds | None
-    """Sum over the executions of the shortest duration on any rank; null if the ranks cannot be
+    """Sum over executions of the shortest duration on any rank; null if the ranks cannot be
     compared."""
     waiting_ns: Nanoseconds | None
-    """The rest: time spent on waiting for the slowest rank; null likewise."""
+    """The remaining time, spent waiting for the slowest rank; null likewise."""
     bus_bandwidth: PerSecond | None
-    """Bytes per second of the transfers as nccl-tests defines it; null where a part is unknown."""
+    """Bus bandwidth of the transfers as defined by nccl-tests, in bytes per second; null if any
+    part is unknown."""
 
 
 class PhaseUse(Schema):
@@ -110,17 +111,17 @@ class PhaseUse(Schema):
 
     phase: str
     """data, forward, loss, backward, optimizer; loader for threads that launch no kernel of the
-    step, whatever the phase; other for what no range owns."""
+    step, whatever the phase; other for anything outside all ranges."""
     host_ns: Nanoseconds | None
-    """Time that the host spent in its ranges; null for loader and other."""
+    """Host time spent in its ranges; null for loader and other."""
     busy_ns: Nanoseconds
-    """Time in which the device ran something that was launched in it."""
+    """Time during which the device ran something launched in it."""
     compute_ns: Nanoseconds
-    """Computation launched in it."""
+    """Computation time launched in it."""
     communication_ns: Nanoseconds
-    """Communication launched in it."""
+    """Communication time launched in it."""
     copies_ns: Nanoseconds | None
-    """Copies and memory sets launched in it; null on a CPU."""
+    """Time of copies and memory sets launched in it; null on a CPU."""
 
 
 class OperatorClass(Schema):
@@ -129,23 +130,23 @@ class OperatorClass(Schema):
     operator_class: str
     """contraction, normalization, element_wise, communication or other."""
     count: Many
-    """Kernels, or on a CPU stretches of self time."""
+    """Number of kernels, or of self-time intervals on a CPU."""
     time_ns: Nanoseconds
     """Sum of their durations."""
     share: Proportion | None
-    """Share of the sum over all classes; null if that is zero."""
+    """Fraction of the sum over all classes; null if that is zero."""
     flops: Operations | None
-    """Floating-point operations, from the shapes of the operators; null where those are unknown."""
+    """Floating-point operations, from the operators' shapes; null if those are unknown."""
     bytes: Bytes | None
     """Bytes read and written, likewise."""
     counted_ns: Nanoseconds
-    """The part of the time whose operators have known shapes."""
+    """Time of the operators with known shapes."""
     intensity: Amount | None
-    """FLOPs per byte; null where unknown."""
+    """FLOPs per byte; null if unknown."""
 
 
 class ForwardBackward(Schema):
-    """Time of the same operators in the forward and in the backward phase of one device."""
+    """Time of the same operators in the forward and backward phases of one device."""
 
     operators: str
     """linear, attention, normalization or element_wise."""
@@ -156,31 +157,31 @@ class ForwardBackward(Schema):
     ratio: Measured | None
     """Backward over forward; null if either is zero."""
     flops_ratio: Measured | None
-    """The same of the FLOPs; null where those are unknown."""
+    """The same ratio for FLOPs; null if those are unknown."""
     bytes_ratio: Measured | None
-    """The same of the bytes read and written, likewise."""
+    """The same ratio for bytes read and written; null likewise."""
 
 
 class DeviceBreakdown(Schema):
     """One device of one rank."""
 
     rank: Few
-    """Global rank, or the place of the file where the trace does not say it."""
+    """Global rank, or the position of the file if the trace does not give it."""
     pid: Whole
-    """The process."""
+    """Process id."""
     device: str
-    """cpu, cuda:<index> (ROCm too), or another accelerator with its index, as xpu:<index>."""
+    """cpu, cuda:<index> (ROCm too), or another accelerator with its index, such as xpu:<index>."""
     events: Many
     """Device events."""
     kernels: Many
     """Kernels among them."""
     span: Partition
-    """From the begin of the first event to the end of the last."""
+    """From the start of the first event to the end of the last."""
     steps: list[ProfiledStep]
     """By step; empty if the trace marks none."""
     host_bound_ns: Nanoseconds | None
-    """Idle time of the span in which the device waited for the host to launch the next event; null
-    where launches are unknown, and on a CPU, where host and device are one."""
+    """Idle time of the span during which the device waited for the host to launch the next
+    event; null if launches are unknown, and on a CPU, where host and device are the same."""
     streams: list[StreamUse]
     """By stream."""
     activities: list[Activity]
@@ -190,7 +191,7 @@ class DeviceBreakdown(Schema):
     collectives: list[CollectiveUse]
     """By name."""
     phases: list[PhaseUse]
-    """By order in the step; empty if the trace marks none."""
+    """By order in the step; empty if the trace marks no phases."""
     operators: list[OperatorClass]
     """By class."""
     forward_backward: list[ForwardBackward]
@@ -198,13 +199,14 @@ class DeviceBreakdown(Schema):
     bound: StepBound | None = None
     """What the steps wait for."""
     launches: LaunchUse | None = None
-    """How far the host runs ahead; null where launches are unknown, and on a CPU."""
+    """How far the host runs ahead; null if launches are unknown, and on a CPU."""
     critical_path: list[PathPart] = Field(default_factory=list)
-    """Of the step of median length, longest part first; empty if the trace marks no steps."""
+    """Critical path of the step of median length, longest part first; empty if the trace marks
+    no steps."""
 
     @property
     def profiled(self) -> Partition:
-        """All steps together, or the span where the trace marks no steps."""
+        """All steps together, or the span if the trace marks no steps."""
         parts = [step.partition for step in self.steps] or [self.span]
         totals: dict[str, int | None] = {}
         for name in Partition.model_fields:
@@ -214,30 +216,30 @@ class DeviceBreakdown(Schema):
 
 
 class ProfileSummary(Schema):
-    """All devices together. Shares are of the wall time of the profiled steps, mean over devices;
-    null where no device has such events, or there is nothing to take a share of."""
+    """All devices together. Fractions are of the wall time of the profiled steps, averaged over
+    devices; null if no device has such events, or the total is zero."""
 
     step_seconds: Elapsed
-    """Wall time of a step under the profiler, which slows it down; of the whole trace if it marks
-    no steps."""
+    """Wall time of a step under the profiler, which slows it down; of the whole trace if it
+    marks no steps."""
     compute: Proportion | None
-    """Share in which computation runs."""
+    """Fraction of time with computation running."""
     exposed_communication: Proportion | None
-    """Share in which communication runs and computation does not."""
+    """Fraction of time with communication but no computation running."""
     exposed_copies: Proportion | None
-    """Share in which only copies and memory sets run."""
+    """Fraction of time with only copies and memory sets running."""
     exposed_graphs: Proportion | None
-    """Share in which only CUDA graphs run that were recorded as a whole."""
+    """Fraction of time with only CUDA graphs running that were recorded as a whole."""
     idle: Proportion | None
-    """Share in which nothing runs."""
+    """Fraction of time with nothing running."""
     overlap: Proportion | None
-    """Share in which computation and communication run at once."""
+    """Fraction of time with computation and communication running at once."""
     hidden_communication: Proportion | None
-    """Share of the time of communication in which computation runs too."""
+    """Fraction of communication time during which computation runs too."""
     communication_of_device_time: Proportion | None
-    """Share of communication in the summed time of all activities: the study's 79 %."""
+    """Fraction of communication in the summed time of all activities: the original study's 79 %."""
     host_bound: Proportion | None
-    """Share of the span in which a device waited for the host to launch something."""
+    """Fraction of the span during which a device waited for the host to launch something."""
     operators: list[OperatorClass]
     """Classes of operators, summed over devices."""
     collectives: list[CollectiveUse]
@@ -247,30 +249,30 @@ class ProfileSummary(Schema):
     forward_backward: list[ForwardBackward]
     """Backward against forward, summed over devices."""
     stragglers: list[Straggler] = Field(default_factory=list)
-    """By the waiting that they cause, most first; empty where no ranks can be compared."""
+    """Ranks by the waiting they cause, most first; empty if no ranks can be compared."""
     bound: StepBound | None = None
     """What the steps wait for, summed over devices."""
     layers: list[LayerUse] = Field(default_factory=list)
-    """The tree of modules, parents first; empty if the trace has no ranges of modules."""
+    """The module tree, parents first; empty if the trace has no module ranges."""
     shapes: list[ShapeUse] = Field(default_factory=list)
-    """Operators by shapes of their inputs, longest first; empty if the trace has no shapes."""
+    """Operators by input shapes, longest first; empty if the trace has no shapes."""
 
 
 class Breakdown(Schema):
-    """results/profiles/<name>/breakdown.json: what the devices did in a few steps."""
+    """results/profiles/<name>/breakdown.json: device activity during a few steps."""
 
     name: str
-    """The variant, or the name that the user gave."""
+    """The variant, or a name given by the user."""
     status: Status
-    """ok, or why there is no event: unsupported (no device), failed, ..."""
+    """ok, or why there are no events: unsupported (no device), failed, ..."""
     reason: str | None = None
-    """Why, where it is not ok."""
+    """Why the status is not ok, if so."""
     source: Literal["nsys", "kineto"] | None
-    """The format that was read."""
+    """Format of the trace."""
     source_version: str | None
-    """Version of the format or of the tool that wrote it; null where it does not say."""
+    """Version of the format or of the tool that wrote it; null if unknown."""
     profiler_reason: str | None
-    """Why this profiler; null for a trace that a user brought."""
+    """Why this profiler was chosen; null for a user-provided trace."""
     viewer_files: list[str]
     """Files to open in Nsight Systems or Perfetto, relative to this file."""
     devices: list[DeviceBreakdown]
@@ -278,4 +280,4 @@ class Breakdown(Schema):
     summary: ProfileSummary | None = None
     """All devices together; null if there is none."""
     notes: list[str] = Field(default_factory=list)
-    """What a reader must know: launches without a row, ranks that cannot be compared, ..."""
+    """Caveats for the reader: launches without a row, ranks that cannot be compared, ..."""

@@ -1,4 +1,4 @@
-"""Step times of more devices than there are: results/projection/."""
+"""Step times projected to more devices than available: results/projection/."""
 
 from typing import Literal
 
@@ -19,26 +19,26 @@ from schemas.results.runs import Provenance, Topology
 
 
 class ReadyGradient(Schema):
-    """One parameter, in the order in which backward finishes their gradients."""
+    """One parameter, in the order in which backward completes the gradients."""
 
     bytes: Bytes
     """Size of the gradient."""
     seconds: Elapsed
     """From the start of backward until the gradient was there, median over the steps."""
     layer: Few | None
-    """Number of the repeated layer that it belongs to; null outside of them."""
+    """Number of the repeated layer that it belongs to; null outside these layers."""
 
 
 class ComputeTimes(Schema):
-    """What a device does in a micro-batch while all devices of its host work, and none talks; of
-    each moment, when the last of them reaches it."""
+    """Timings of a device's micro-batch with all devices of its host working but not
+    communicating; each moment is that at which the last device reaches it."""
 
     variant: str
-    """Variant whose work it is."""
+    """Variant that does this work."""
     status: Status
     """How the measurement ended."""
     reason: str | None
-    """Why there is none, where it is not ok."""
+    """Why there are no timings, if the status is not ok."""
     micro_batches: Few
     """Micro-batches of a step."""
     forward_seconds: Elapsed | None
@@ -48,26 +48,26 @@ class ComputeTimes(Schema):
     update_seconds: Elapsed | None
     """Clipping and optimizer's step, median."""
     other_seconds: SignedSeconds | None
-    """Rest of a step: its input, zeroed gradients."""
+    """The rest of a step: input, zeroing gradients."""
     gradients: list[ReadyGradient]
     """Every parameter."""
     source_tokens: Amount | None
-    """Source tokens of a micro-batch on the device, padding included, mean."""
+    """Mean source tokens of a micro-batch on the device, including padding."""
     target_tokens: Amount | None
-    """The same of the target."""
+    """Mean target tokens, likewise."""
     vocabulary: Many | None
-    """Logits of a target token."""
+    """Logits per target token."""
     topology: Topology | None
-    """Where it was measured."""
+    """Devices and processes of the measurement."""
     provenance: Provenance | None
-    """Where it comes from."""
+    """Where this record comes from."""
 
 
 class ComputeRecord(Schema):
     """results/projection/compute.json."""
 
     times: list[ComputeTimes]
-    """One for each different work among the variants of several devices."""
+    """One entry per distinct workload among the multi-device variants."""
 
 
 ProjectedStrategy = Literal[
@@ -76,36 +76,36 @@ ProjectedStrategy = Literal[
 
 
 class ProjectedPoint(Schema):
-    """A step on some number of devices, each with the same work."""
+    """A step on a given number of devices, each with the same work."""
 
     devices: Few
     """Number of devices."""
     step_seconds: Elapsed
     """Time of a step."""
     exposed_seconds: SignedSeconds
-    """Communication that nothing hides."""
+    """Communication time that is not hidden."""
     efficiency: Amount
-    """Throughput per device over that of one device alone, 0 to 1."""
+    """Throughput per device over that of a single device, 0 to 1."""
 
 
 class ProjectedCurve(Schema):
-    """One strategy on one link, over the number of devices."""
+    """One strategy on one link, by number of devices."""
 
     strategy: ProjectedStrategy
     """The strategy."""
     link: str
-    """Name of the link; measured for that of the machine."""
+    """Name of the link; measured for the machine's own link."""
     bucket_mb: Amount | None
-    """Size of the gradient buckets in MiB; null where there are none."""
+    """Size of the gradient buckets in MiB; null if there are none."""
     points: list[ProjectedPoint]
-    """From one device on."""
+    """Points from one device upwards."""
     knee: Few | None
-    """Smallest number of devices at which communication takes more than half of the step; null if
-    it never does."""
+    """Smallest number of devices at which communication takes more than half of the step; null
+    if it never does."""
 
 
 class TriedBucket(Schema):
-    """A bucket size and its step."""
+    """A bucket size and its step time."""
 
     bucket_mb: Amount
     """Size in MiB."""
@@ -114,65 +114,65 @@ class TriedBucket(Schema):
 
 
 class BestBucket(Schema):
-    """The bucket size with the shortest step of DistributedDataParallel."""
+    """The bucket size with the shortest DistributedDataParallel step."""
 
     link: str
     """Name of the link."""
     devices: Few
     """Number of devices."""
     bucket_mb: Amount
-    """Size in MiB; the smallest of those that are equally good."""
+    """Size in MiB; the smallest among equally good ones."""
     step_seconds: Elapsed
     """Time of a step with it."""
     default_step_seconds: Elapsed
     """Time of a step with buckets of 25 MiB."""
     tried: list[TriedBucket]
-    """All sizes, from the smallest on."""
+    """All sizes, smallest first."""
 
 
 class ProjectionCheck(Schema):
-    """A run of several processes, predicted and measured."""
+    """A multi-process run, predicted and measured."""
 
     variant: str
     """Name of the variant."""
     devices: Few
     """Processes of the run."""
     link: str
-    """The link that was assumed: measured, or the limited one of the run."""
+    """The assumed link: measured, or the run's limited one."""
     strategy: ProjectedStrategy | None = None
-    """The strategy that it checks; null where the model has none for it."""
+    """The strategy that it checks; null if the model does not cover it."""
     predicted_seconds: Elapsed | None
-    """Time of a step as the model has it; null where it has no model of the variant."""
+    """Predicted time of a step; null if the model does not cover the variant."""
     measured_seconds: Elapsed
     """Median time of a step."""
     error: Measured | None
-    """Predicted over measured, less 1."""
+    """Predicted over measured, minus 1."""
     note: str
-    """Why there is no prediction; empty where there is one."""
+    """Why there is no prediction; empty if there is one."""
 
 
 class MeasuredLink(Schema):
-    """The link between the devices of the machine, from the times of its all-reduces."""
+    """The link between the machine's devices, fitted to its all-reduce times."""
 
     bandwidth: PerSecond
     """Bits per second, fitted."""
     latency: SignedSeconds
     """Seconds, fitted."""
     world_size: Few
-    """Processes that were measured."""
+    """Number of processes measured."""
     sizes: Many
-    """Message sizes that the fit rests on."""
+    """Number of message sizes used in the fit."""
     worst_residual: Measured
-    """Largest relative difference of a fitted from a measured time."""
+    """Largest relative difference between a fitted and a measured time."""
 
 
 class ExplainedShare(Schema):
-    """A part of the original study's share of communication, for one assumed pair of rates."""
+    """One component of the original study's communication share, for one assumed pair of rates."""
 
     link_bytes_per_second: PerSecond
-    """Bytes per second between two of its GPUs."""
+    """Assumed bytes per second between two of its GPUs."""
     utilisation: Amount
-    """Share of the vendor's peak that its matrix products reached."""
+    """Assumed fraction of the vendor's peak reached by its matrix products."""
     tokens_per_pair: Many
     """Source and target tokens of a pair."""
     all_reduce_seconds: Elapsed
@@ -184,40 +184,40 @@ class ExplainedShare(Schema):
 
 
 class OriginalMachine(Schema):
-    """The setting of the original study in the same model: given numbers only, nothing measured."""
+    """The original study's setup in the same model: given numbers only, nothing measured."""
 
     parameters: Many
     """Weights of its model."""
     devices: Few
     """GPUs."""
     pairs: Many
-    """Sentence pairs of a step on a GPU."""
+    """Sentence pairs per step on each GPU."""
     peak_flops_per_second: PerSecond
-    """Vendor's peak of a GPU."""
+    """Vendor's peak for each GPU."""
     reported_share: Proportion
-    """What the original study saw of its GPUs' time in all-reduce and broadcast."""
+    """The original study's reported fraction of GPU time in all-reduce and broadcast."""
     cases: list[ExplainedShare]
-    """The range of what is not known of it."""
+    """Cases that span the unknowns of the setup."""
 
 
 class Projection(Schema):
     """results/projection/projection.json."""
 
     reason: str | None
-    """Why there are no curves, where there are none."""
+    """Why there are no curves, if there are none."""
     compute: ComputeTimes | None
-    """What the curves rest on."""
+    """Timings that the curves are based on."""
     measured_link: MeasuredLink | None
-    """The link between the devices of this machine; null where it was not measured."""
+    """The link between this machine's devices; null if not measured."""
     curves: list[ProjectedCurve]
     """Strategies, bucket sizes and links."""
     buckets: list[BestBucket]
     """The best bucket size by link and number of devices."""
     checks: list[ProjectionCheck]
-    """Every run of several processes that there is."""
+    """All multi-process runs."""
     median_error: Measured | None
-    """Median of the errors without their sign."""
+    """Median absolute error."""
     worst_error: Measured | None
-    """Largest of them."""
+    """Largest absolute error."""
     original: OriginalMachine
     """The original study's machine."""

@@ -8,12 +8,12 @@ from schemas.results.runs import Provenance, Translation
 
 
 class QualityLook(Schema):
-    """How well a training translates after so many steps."""
+    """Translation quality of a training after a number of steps."""
 
     step: Many
-    """Steps done."""
+    """Steps completed."""
     seconds: Elapsed
-    """Time of these steps; looks at the quality do not count."""
+    """Time of these steps, excluding quality evaluations."""
     loss: Loss
     """Mean cross-entropy of the validation split in nats per target token."""
     bleu: Score
@@ -24,38 +24,39 @@ class QualitySide(Schema):
     """One of the two trainings."""
 
     name: str
-    """``baseline``, or ``best`` for what is recommended."""
+    """``baseline``, or ``best`` for the recommendation."""
     parts: list[str]
-    """Variants whose changes it takes."""
+    """Variants whose changes it includes."""
     status: Status
     """How it ended."""
     reason: str | None
-    """Why it is not ok."""
+    """Why the status is not ok."""
     looks: list[QualityLook]
-    """What was seen of it, one look after the other."""
+    """The evaluations, in order."""
     arrived: QualityLook | None
-    """The first look with the BLEU that was asked for; null if there is none."""
+    """The first evaluation with the requested BLEU; null if there is none."""
     samples: list[Translation]
-    """Some translations of the last look."""
+    """Some translations of the last evaluation."""
 
 
 class QualityResult(Schema):
-    """results/quality.json: how long two trainings take until they translate as well as asked."""
+    """results/quality.json: how long two trainings take to reach the requested translation
+    quality."""
 
     status: Literal["arrived", "not_arrived", "failed", "not_run"]
-    """Both arrived; not both, within the steps and the time; one failed; nothing is recommended."""
+    """Both arrived; not both, within the steps and time; one failed; nothing is recommended."""
     reason: str
-    """That in a sentence."""
+    """The status in a sentence."""
     bleu: Score
-    """BLEU that was asked for."""
+    """The requested BLEU."""
     pairs: Few
-    """Pairs that were translated at each look."""
+    """Pairs translated at each evaluation."""
     sides: list[QualitySide]
-    """The baseline and what is recommended; none if nothing was run."""
+    """The baseline and the recommendation; empty if nothing was run."""
     time_ratio: Measured | None
-    """Training time until the recommended one arrived over that of the baseline; null unless both
+    """Training time until the recommendation arrived over that of the baseline; null unless both
     did."""
     seconds: Elapsed
-    """Time of all."""
+    """Total time."""
     provenance: dict[str, Provenance]
-    """Where this comes from, by side."""
+    """Where this record comes from, by side."""

@@ -1,4 +1,4 @@
-"""How the time of a study went into its comparisons: results/refinement.json."""
+"""How the study's time was spent on its comparisons: results/refinement.json."""
 
 from math import ceil
 
@@ -7,53 +7,53 @@ from schemas.results.common import Elapsed, Few
 
 
 class Stint(Schema):
-    """Sessions that were added to comparisons at a time; then their verdicts were looked at."""
+    """Sessions added to comparisons in one batch, before their verdicts were checked again."""
 
     reference: str
-    """The reference of all of them."""
+    """The common reference."""
     variants: list[str]
     """The variants that took turns with it."""
     sessions: Few
-    """Sessions that were added."""
+    """Number of sessions added."""
     seconds: Elapsed
-    """What they took."""
+    """Time that they took."""
     reason: str = ""
-    """Why it ended early, if a side could not go on."""
+    """Why it ended early, if a side could not continue."""
 
 
 class Unsettled(Schema):
-    """A comparison that is undecided, and what would settle it."""
+    """An undecided comparison, and what would settle it."""
 
     variant: str
     """Name of the variant."""
     reference: str
     """Name of the reference."""
     seconds: Elapsed | None
-    """About how much longer it would have to be measured, if its ratio is where it seems to be;
-    null where more time does not help."""
+    """Approximate additional measuring time, if the ratio is where it appears to be; null if
+    more time does not help."""
     reason: str = ""
-    """Why it does not."""
+    """Why more time does not help."""
 
 
 class Refinement(Schema):
-    """What was done with the time that a study has (its field ``time``)."""
+    """How the study's time limit (its field ``time``) was used."""
 
     asked_seconds: Elapsed
-    """Time of the study."""
+    """Time limit of the study."""
     began_at_seconds: Elapsed
-    """How much of it was spent when the comparisons began to go on."""
+    """Time spent before the comparisons continued."""
     kept_seconds: Elapsed
-    """How much of it was kept for what follows: verdicts, the search, the report."""
+    """Time reserved for later jobs: verdicts, the search, the report."""
     ended_at_seconds: Elapsed
-    """How much of it was spent when the last comparison had ended."""
+    """Time spent by the end of the last comparison."""
     stints: list[Stint]
-    """What this job added; sessions of earlier ones stay."""
+    """Batches added by this job; earlier sessions are kept."""
     unsettled: list[Unsettled]
-    """Comparisons that are undecided, the one that is settled soonest first."""
+    """Undecided comparisons, soonest to be settled first."""
 
     def next_seconds(self, spent: float) -> float:
-        """A time of the study, in whole minutes, with which one more comparison would probably be
-        settled, now that so many seconds are spent; twice its time where none is known to be."""
+        """A time limit, in whole minutes, that would probably settle one more comparison, given
+        the seconds already spent; twice the current limit if none is known to."""
         times = [one.seconds for one in self.unsettled if one.seconds is not None]
         more = min(times, default=self.asked_seconds)
         return 60.0 * ceil((max(self.asked_seconds, spent + self.kept_seconds) + more) / 60)

@@ -25,33 +25,33 @@ from schemas.results.machine import Hardware
 
 
 class Provenance(Schema):
-    """Where a number comes from: enough to make it again."""
+    """Where a result comes from: enough to reproduce it."""
 
     spec_sha256: Sha256
     """Hash of the run spec."""
     command: str
-    """The one command that makes this file again."""
+    """The single command that reproduces this file."""
     commit: str | None
-    """Git commit of the code, with -dirty where the tree differs."""
+    """Git commit of the code, with -dirty if the tree differs."""
     started: str
     """Start of the run, ISO 8601 in UTC."""
     python: str
     """Version of Python."""
     packages: dict[str, str]
-    """Versions of the packages that shape the result."""
+    """Versions of the packages that affect the result."""
     hardware: Hardware
     """The machine of the run."""
 
 
 class Window(Schema):
-    """One sample of the throughput: a few steps between two synchronised clock readings."""
+    """One throughput sample: a few steps between two synchronised clock readings."""
 
     first_step: StepsOrNone
     """First optimizer step in it."""
     last_step: StepsOrNone
     """Last optimizer step in it."""
     seconds: Elapsed
-    """Wall time, validation and checkpoints left out."""
+    """Wall time, excluding validation and checkpoints."""
     pairs: Many
     """Sentence pairs over all ranks."""
     tokens: Many
@@ -59,14 +59,14 @@ class Window(Schema):
     padded_tokens: Many
     """Source and target tokens with padding over all ranks."""
     input_wait_seconds: Elapsed
-    """Time the slowest rank waited for its batches."""
+    """Time that the slowest rank waited for its batches."""
 
 
 class Validation(Schema):
     """One validation loss."""
 
     step: StepsOrNone
-    """Optimizer steps done."""
+    """Optimizer steps completed."""
     loss: Loss | None
     """Mean cross-entropy per target token in nats, without label smoothing; null if not finite."""
 
@@ -85,16 +85,16 @@ class RankMemory(Schema):
     reserved_bytes: Bytes | None
     """Peak of torch's CUDA allocator, reserved; null without CUDA."""
     nvml_bytes: Bytes | None
-    """Device memory in use according to NVML at the end of training; null without CUDA."""
+    """Device memory in use at the end of training, from NVML; null without CUDA."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """The peak that counts: reserved device memory on CUDA, resident set on CPU."""
+        """The relevant peak: reserved device memory on CUDA, resident set on CPU."""
         return self.reserved_bytes if self.device.startswith("cuda") else self.rss_bytes
 
 
 class RankPlace(Schema):
-    """Where one process of a run is."""
+    """Location of one process of a run."""
 
     rank: Few
     """Global rank."""
@@ -112,13 +112,13 @@ class LinkUse(Schema):
     """The limited link of a run."""
 
     kind: LinkKind
-    """How it was made: with network namespaces, or emulated."""
+    """How it was created: with network namespaces, or emulated."""
     bandwidth: PerSecond
     """Bits per second in each direction."""
 
 
 class Topology(Schema):
-    """What the run ran on."""
+    """Devices and processes of a run."""
 
     device: Literal["cpu", "cuda"]
     """Kind of device."""
@@ -133,9 +133,9 @@ class Topology(Schema):
     threads_per_rank: Few
     """CPU threads of each process."""
     ranks: list[RankPlace] = Field(default_factory=list)
-    """Every process, in the order of ranks."""
+    """All processes, in rank order."""
     link: LinkUse | None = None
-    """The limited link between its hosts; null for links as they are."""
+    """The limited link between its hosts; null for unmodified links."""
 
 
 class Repeat(Schema):
@@ -148,25 +148,25 @@ class Repeat(Schema):
     status: Status
     """How it ended."""
     reason: str | None
-    """Why it is not ok, in a sentence."""
+    """Why the status is not ok, in a sentence."""
     traceback: str | None
     """The traceback of a failed run."""
     topology: Topology | None
-    """What it ran on; null if it ended before it knew."""
+    """Devices and processes used; null if it ended before they were known."""
     parameters: Many | None
     """Trainable parameters of the model."""
     steps: StepsOrNone
-    """Optimizer steps done."""
+    """Optimizer steps completed."""
     resumed_at: list[StepsOrNone]
-    """Steps at which it went on from a checkpoint; throughput leaves these windows out."""
+    """Steps at which it resumed from a checkpoint; throughput excludes these windows."""
     startup_seconds: Elapsed | None
     """From the start of the process to the first step."""
     warmup_seconds: Elapsed | None
     """Time of the warm-up steps, compilation included."""
     compile_seconds: Elapsed | None = None
-    """What compiling layers took on the main rank; null where none are compiled."""
+    """Time to compile layers on the main rank; null if none are compiled."""
     total_seconds: Elapsed
-    """From the start of the process to its end, of the last session if it was resumed."""
+    """From the start of the process to its end, for the last session if it was resumed."""
     windows: list[Window]
     """The timed windows."""
     validations: list[Validation]
@@ -174,13 +174,13 @@ class Repeat(Schema):
     memory: list[RankMemory]
     """Peak memory by rank."""
     communication: dict[str, Any] | None
-    """What the parallel strategy tells of its traffic (bucket sizes, reductions per step)."""
+    """The parallel strategy's report of its traffic (bucket sizes, reductions per step)."""
     numerics: dict[str, Any] | None = None
-    """What the precision tells (skipped steps, final loss scale); null where there is nothing."""
+    """The precision's report (skipped steps, final loss scale); null if there is none."""
     kernels: StepKernels | None = None
-    """What computed its first step; null where it went on from a checkpoint or has no step."""
+    """Kernels of its first step; null if it resumed from a checkpoint or has no step."""
     provenance: Provenance
-    """Where this comes from."""
+    """Where this record comes from."""
 
 
 STEP_COLUMNS: dict[str, str] = {
@@ -210,15 +210,15 @@ class Translation(Schema):
 
 
 class TextQuality(Schema):
-    """How well a language model predicts the texts of the test split, as they stand in rows."""
+    """How well a language model predicts the test split's texts, as laid out in rows."""
 
     loss: Loss
-    """Mean cross-entropy per token in nats; ends of texts are tokens, too."""
+    """Mean cross-entropy per token in nats; text-end tokens are included."""
     perplexity: Amount | None
-    """The exponential of the loss; null where it is beyond any number."""
+    """The exponential of the loss; null if it overflows."""
     bits_per_byte: Amount
-    """The loss of all tokens in bits, over the bytes of the texts in UTF-8. It compares with that
-    of other tokenizers."""
+    """The loss of all tokens in bits, over the UTF-8 bytes of the texts. Comparable between
+    tokenizers."""
     tokens: Many
     """Tokens predicted."""
     bytes: Bytes
@@ -226,10 +226,10 @@ class TextQuality(Schema):
 
 
 class Continuation(Schema):
-    """The beginning of a text of the test split, and how it goes on."""
+    """The beginning of a text of the test split, and its continuations."""
 
     prompt: str
-    """What the model was given."""
+    """The model's prompt."""
     reference: str
     """How the text goes on."""
     greedy: str
@@ -244,9 +244,9 @@ class EvaluationResult(Schema):
     variant: str
     """Name of the variant."""
     status: Status
-    """How the evaluation, or the run before it, ended."""
+    """Final status of the evaluation, or of the run before it."""
     reason: str | None
-    """Why it is not ok."""
+    """Why the status is not ok."""
     bleu: Score | None
     """Corpus BLEU, 0 to 100."""
     chrf: Score | None
@@ -260,9 +260,9 @@ class EvaluationResult(Schema):
     samples: list[Translation]
     """A few translations."""
     texts: TextQuality | None = None
-    """The quality of a language model; null for a translation, and if not ok."""
+    """Quality of a language model; null for translation, and if not ok."""
     continuations: list[Continuation] = Field(default_factory=list)
-    """A few texts that a language model goes on with."""
+    """A few texts continued by a language model."""
 
 
 class VariantResult(Schema):
@@ -271,9 +271,9 @@ class VariantResult(Schema):
     variant: str
     """Name of the variant."""
     status: Status
-    """ok if every repeat is; else the first status that is not."""
+    """ok if every repeat is; otherwise the first status that is not."""
     reason: str | None
-    """Why it is not ok."""
+    """Why the status is not ok."""
     repeats: list[Repeat]
     """Every repeat."""
     evaluation: EvaluationResult
@@ -283,9 +283,9 @@ class VariantResult(Schema):
     pairs_per_second: Interval | None
     """Throughput over the windows of all repeats, sentence pairs; null if not ok."""
     padding_share: Proportion | None
-    """Share of padding in the batches, 0 to 1."""
+    """Fraction of padding in the batches, 0 to 1."""
     input_wait_share: Amount | None
-    """Share of the timed windows spent waiting for input, 0 to 1."""
+    """Fraction of the timed windows spent waiting for input, 0 to 1."""
     validation_loss: Loss | None
     """Last validation loss of the first repeat."""
     peak_memory_bytes: Bytes | None

@@ -21,69 +21,71 @@ class Contender(Schema):
     """A combination that was measured."""
 
     parts: list[str]
-    """Variants whose changes it takes."""
+    """Variants whose changes it includes."""
     predicted: Measured
-    """Ratio of its throughput to that of the baseline if the effects of its parts multiplied."""
+    """Predicted ratio of its throughput to the baseline's, if the effects of its parts
+    multiplied."""
     rounds: list[Measured]
-    """That ratio as each session of the search measured it."""
+    """The same ratio as measured in each session of the search."""
     status: str
-    """ok, or how its processes ended in the session that it did not survive."""
+    """ok, or the status with which its processes ended in the session that they did not survive."""
     reason: str | None
-    """Why it is not ok."""
+    """Why the status is not ok."""
     certificate: CertificateStatus | None
-    """Whether it trains the same model; null where that was not asked."""
+    """Whether it trains the same model; null if not checked."""
 
 
 class Stage(Schema):
-    """A combination of the final comparison, beside the baseline."""
+    """A combination in the final comparison, other than the baseline."""
 
     parts: list[str]
-    """Variants whose changes it takes."""
+    """Variants whose changes it includes."""
     change: str
-    """The variant that was added to the stage before, or taken out of the best combination."""
+    """The variant added to the previous stage, or removed from the best combination."""
     effect: Effect
-    """Its throughput against the baseline."""
+    """Its throughput relative to the baseline."""
     uncertified: list[str] = Field(default_factory=list)
-    """Operators that took part in it and that no certificate of the study names, nor that of the
-    best combination: such a ratio is a step of the way, and no speed-up that counts."""
+    """Operators used in it that appear in no certificate of the study, nor in that of the best
+    combination: such a ratio is an intermediate step, and not a speed-up that counts."""
 
 
 class SearchResult(Schema):
     """results/search.json: what was tried, and what is recommended."""
 
     status: Literal["found", "baseline", "not_searched"]
-    """A combination was found, nothing beats the baseline, or nothing was searched."""
+    """A combination was found, nothing beats the baseline, or no search was run."""
     reason: str
-    """Why, in a sentence."""
+    """Reason for the status, in a sentence."""
     baseline: str
     """The baseline of the study."""
     eligible: list[str]
     """Variants whose certificates allow them to be combined."""
     considered: Many
-    """Combinations of them of which no two parts set a field differently."""
+    """Number of their combinations in which no two parts set a field differently."""
     contenders: list[Contender]
-    """Those that were measured, the best first."""
+    """The combinations measured, best first."""
     parts: list[str]
-    """Parts of the recommended combination; none for the baseline."""
+    """Parts of the recommended combination; empty for the baseline."""
     spec: RunSpec
     """Its run spec, as in results/recommended.yaml."""
     certificate: Certificate | None
-    """Its certificate; null where nothing but the baseline is recommended."""
+    """Its certificate; null if only the baseline is recommended."""
     waterfall: list[Stage]
-    """From the baseline to the combination, one technique after the other."""
+    """The steps from the baseline to the combination, one technique at a time."""
     left_out: list[Stage]
     """The combination without each of its parts."""
     beyond: list[Stage] = Field(default_factory=list)
-    """Further techniques, one after the other, with which it was not faster."""
+    """Additional techniques, one at a time, that did not make it faster."""
     sessions: list[Session]
     """Sessions of the final comparison, in which all stages took turns."""
     regret: Interval | None = None
-    """How many times as fast any other combination could still be, by what each technique added or
-    left out showed beside the recommended one; null where nothing but the baseline is recommended."""
+    """How many times as fast any other combination could still be, judging by what each
+    technique added or removed showed beside the recommended one; null if only the baseline is
+    recommended."""
     profile: Breakdown | None = None
-    """What the devices do in a few steps of it; null where nothing but the baseline is recommended
-    or its profile failed."""
+    """Device activity during a few of its steps; null if only the baseline is recommended or its
+    profile failed."""
     seconds: Elapsed
     """Time of the whole search."""
     provenance: Provenance
-    """Where this comes from."""
+    """Where this record comes from."""

@@ -1,4 +1,4 @@
-"""The test of the protocol of comparisons itself: results/self_test/."""
+"""The test of the comparison protocol itself: results/self_test/."""
 
 from schemas.base import Schema
 from schemas.config.measurement import Comparing
@@ -13,24 +13,24 @@ class SelfTestRun(Schema):
     reference: str
     """Name of the side that the others are compared with."""
     sessions_each: Few
-    """Sessions that make one comparison of each kind."""
+    """Sessions per comparison of each kind."""
     comparing: Comparing
     """The protocol."""
     sessions: list[Session]
-    """All sessions; the sides say by how much they are slowed down."""
+    """All sessions; their sides record how much they are slowed down."""
     seconds: Elapsed
     """Time of all sessions."""
     provenance: Provenance
-    """Where this comes from."""
+    """Where this record comes from."""
 
 
 class Share(Schema):
-    """How many of a number of comparisons, with the 95 % interval of the probability."""
+    """A count among a number of comparisons, with the 95 % interval of the probability."""
 
     count: Many
-    """How many."""
+    """The count."""
     total: Many
-    """Of how many."""
+    """The total."""
     low: Proportion
     """Lower end of the interval (Clopper and Pearson, 1934)."""
     high: Proportion
@@ -38,46 +38,46 @@ class Share(Schema):
 
 
 class SelfTestKind(Schema):
-    """All comparisons of a side that is slowed down by one share, or not at all."""
+    """All comparisons of a side slowed down by one amount, or not at all."""
 
     planted: Amount
-    """Share by which its steps are longer; 0 for the same thing under two names."""
+    """Fraction by which its steps are slowed down; 0 for the same run spec under two names."""
     expected: Measured
-    """The ratio of throughputs that follows."""
+    """The expected ratio of throughputs."""
     ratio: Measured
-    """Median of the ratios that were found."""
+    """Median of the measured ratios."""
     verdicts: dict[Verdict, Many]
     """Comparisons by verdict."""
     covered: Share
-    """Comparisons whose interval holds the expected ratio."""
+    """Comparisons whose interval contains the expected ratio."""
     called_different: Share
-    """Comparisons called FASTER or SLOWER: of equal sides a false alarm, else a detection."""
+    """Comparisons called FASTER or SLOWER: false alarms for equal sides, otherwise detections."""
     wrong: Many
-    """Comparisons with a verdict that is not true: different where nothing is, FASTER where it is
-    slower, SAME where the difference is beyond the margin."""
+    """Comparisons with a false verdict: different for equal sides, FASTER for a slower one, SAME
+    for a difference beyond the margin."""
     required: str
-    """What must hold of it, in a sentence; empty where nothing must."""
+    """The requirement, in a sentence; empty if there is none."""
     holds: bool
-    """Whether it does."""
+    """Whether the requirement is met."""
 
 
 class SelfTestReport(Schema):
-    """results/self_test/report.json: what the protocol finds where the truth is known."""
+    """results/self_test/report.json: results of the protocol with known truth."""
 
     holds: bool
-    """Whether all requirements hold."""
+    """Whether all requirements are met."""
     reason: str
     """The result in a sentence."""
     kinds: list[SelfTestKind]
     """Equal sides, and each planted slow-down."""
     comparisons_together: Many
-    """Comparisons whose intervals hold all at once: as many as in a study."""
+    """Number of comparisons whose intervals hold at once: as many as in a study."""
     error_within: Amount
     """Median standard error of the logarithm of a session's ratio, from its windows."""
     deviation_between: Amount
-    """Standard deviation of that between sessions, beyond the error."""
+    """Standard deviation of that logarithm between sessions, beyond the error."""
     foreign_share: Amount | None
-    """Share of the CPUs that other processes took, median over sessions."""
+    """Fraction of the CPUs used by other processes, median over sessions."""
     margin: Amount
     """Ratios up to 1 + margin are the same."""
     sessions_each: Few
@@ -87,4 +87,4 @@ class SelfTestReport(Schema):
     seconds: Elapsed
     """Time of all sessions."""
     provenance: Provenance
-    """Where this comes from: command, machine, versions."""
+    """Where this record comes from: command, machine, versions."""
