@@ -1,4 +1,4 @@
-"""What is timed, how often, and how variants are compared."""
+"""Timing of runs, and comparison of variants."""
 
 from typing import Annotated
 

@@ -219,7 +219,7 @@ class PairedRun(Schema):
 
     @property
     def ratios(self) -> list[LogRatio]:
-        """The ratio of the throughputs in each session."""
+        """Throughput ratio of each session."""
         return [session.ratio(self.pair) for session in self.sessions]
 
 

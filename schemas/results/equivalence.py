@@ -34,7 +34,7 @@ class DropoutPlace(Schema):
     """One dropout place, as observed in the model's outputs for known inputs."""
 
     place: str
-    """What is dropped there: embeddings, attention weights, units, or the output of a sub-layer."""
+    """The dropped items: embeddings, attention weights, units, or the output of a sub-layer."""
     dropped: Many
     """Elements dropped during training, in two passes."""
     of: Many

@@ -100,7 +100,7 @@ class ShapeUse(Schema):
 
 
 class StepBound(Schema):
-    """What a device's steps wait for, as parts that sum to their wall time."""
+    """Causes of the steps' waiting on a device; the parts sum to their wall time."""
 
     window_ns: Nanoseconds
     """Wall time of the steps, or of the whole trace if it marks none."""

@@ -197,7 +197,7 @@ class DeviceBreakdown(Schema):
     forward_backward: list[ForwardBackward]
     """By group of operators; empty without phases."""
     bound: StepBound | None = None
-    """What the steps wait for."""
+    """Causes of waiting in the steps."""
     launches: LaunchUse | None = None
     """How far the host runs ahead; null if launches are unknown, and on a CPU."""
     critical_path: list[PathPart] = Field(default_factory=list)
@@ -251,7 +251,7 @@ class ProfileSummary(Schema):
     stragglers: list[Straggler] = Field(default_factory=list)
     """Ranks by the waiting they cause, most first; empty if no ranks can be compared."""
     bound: StepBound | None = None
-    """What the steps wait for, summed over devices."""
+    """Causes of waiting in the steps, summed over devices."""
     layers: list[LayerUse] = Field(default_factory=list)
     """The module tree, parents first; empty if the trace has no module ranges."""
     shapes: list[ShapeUse] = Field(default_factory=list)

@@ -24,7 +24,7 @@ class ReadyGradient(Schema):
     bytes: Bytes
     """Size of the gradient."""
     seconds: Elapsed
-    """From the start of backward until the gradient was there, median over the steps."""
+    """From the start of backward until the gradient is ready, median over the steps."""
     layer: Few | None
     """Number of the repeated layer that it belongs to; null outside these layers."""
 

@@ -231,11 +231,11 @@ class Continuation(Schema):
     prompt: str
     """The model's prompt."""
     reference: str
-    """How the text goes on."""
+    """The actual continuation."""
     greedy: str
-    """How the model goes on, with the most probable token at each place."""
+    """The model's continuation, taking the most probable token at each position."""
     drawn: str
-    """How it goes on where tokens are drawn."""
+    """The model's continuation with sampled tokens."""
 
 
 class EvaluationResult(Schema):

@@ -309,9 +309,9 @@ ALIKE = Agreement(same=1000, of=1000)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dropped": 0}, "0.000 of it dropped"),
-        ({"dropped": 300}, "0.150 of it dropped"),
-        ({"factor": 1.0}, "kept times 1.000"),
+        ({"dropped": 0}, "0.000 dropped"),
+        ({"dropped": 300}, "0.150 dropped"),
+        ({"factor": 1.0}, "kept elements scaled by 1.000"),
         ({"dropped_in_evaluation": 3}, "3 dropped in evaluation"),
         ({"steps": ALIKE}, "masks of steps"),
         ({"rows": ALIKE}, "masks of rows"),
@@ -319,7 +319,7 @@ ALIKE = Agreement(same=1000, of=1000)
         ({"elements": ALIKE}, "masks of elements"),
         ({"layers": ALIKE}, "masks of layers"),
         ({"ranks": ALIKE}, "masks of ranks"),
-        ({"dropped": 0, "of": 0}, "nothing came through"),
+        ({"dropped": 0, "of": 0}, "nothing passed"),
     ],
 )
 def test_planted_fault_dropout(changes: dict[str, Any], words: str) -> None:

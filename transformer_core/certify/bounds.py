@@ -1,10 +1,10 @@
-"""How far a variant is from its reference in every quantity that its class compares, and how far it
-may be.
+"""Deviations of a variant from its reference in every quantity that its class compares, and their
+bounds.
 
-The bound of a tensor's gradient or update is the larger of two numbers: the one that the class
-allows in 32 bits, and, where the class allows fewer bits, a multiple of the error that the number
-format was found to make in this very tensor, at these weights and this batch, by a computation that
-shares no code with the variant.
+The bound of a tensor's gradient or update is the larger of two numbers: the class's bound in 32
+bits, and, if the class allows fewer bits, a multiple of the number format's own error in this
+tensor, at these weights and this batch, determined by a computation that shares no code with the
+variant.
 """
 
 import math
@@ -33,7 +33,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of two trainings at their end, and of the reference at its start."""
+    """Final weights of two trainings, and initial weights of the reference."""
 
     run: Tensors
     reference: Tensors
@@ -62,21 +62,21 @@ WORDS = {
     "dropout_draws": "draws of dropout",
     "dropout_slope": "slope of the loss with dropout",
 }
-"""What deviations are of."""
+"""Quantities that deviations are measured in."""
 Pairs = list[tuple[SeedTrajectory, SeedTrajectory]]
 """Trainings of the variant and of the reference, by seed."""
 
 
 @dataclass
 class Compared:
-    """What a certificate is made of."""
+    """The contents of a certificate."""
 
     deviations: list[Deviation]
     """Every quantity that the class compares."""
     left_out: list[str]
-    """Tensors that are not compared."""
+    """Tensors not compared."""
     undecided: list[str]
-    """Why it cannot tell, where it cannot."""
+    """Reasons why it cannot decide; empty if it can."""
     power: float | None
     """:attr:`schemas.results.Certificate.power`."""
 
@@ -84,7 +84,7 @@ class Compared:
 def deviations_of(
     equivalence: Bitwise | Tolerance | Statistical, pairs: Pairs, weights: Weights
 ) -> Compared:
-    """What trainings of a variant are beside those of the reference."""
+    """Compare a variant's trainings with those of the reference."""
     mine, theirs = pairs[0]
     found: list[Deviation] = []
     left_out: list[str] = []
@@ -130,8 +130,8 @@ def deviations_of(
 
 
 def nearest(certificate: Certificate) -> Deviation | None:
-    """The deviation that took most of what is allowed; None where the reason says what failed, or
-    where no deviation has a bound above 0."""
+    """The deviation closest to its bound; None if the reason says what failed, or if no
+    deviation has a bound above 0."""
     found = [each for each in certificate.deviations if each.bound > 0]
     if certificate.status != "equivalent" or not found:
         return None
@@ -139,7 +139,7 @@ def nearest(certificate: Certificate) -> Deviation | None:
 
 
 def in_short(certificate: Certificate) -> str:
-    """The reason of a certificate in a line: of one that holds, what came nearest to its bound."""
+    """The reason of a certificate in a line: if it holds, the quantity closest to its bound."""
     found = nearest(certificate)
     if found is None:
         return certificate.reason
@@ -174,7 +174,7 @@ def _step_by_step(
 
 
 def _relative(value: float | None, expected: float | None) -> float:
-    """Relative difference; 1 where only one of them is a number (a gradient that overflowed)."""
+    """Relative difference; 1 if only one of them is a number (a gradient that overflowed)."""
     if value is None or expected is None:
         return float(value is not expected)
     return abs(value - expected) / abs(expected) if expected else float(value != 0)
@@ -188,24 +188,24 @@ def _deviation(quantity: str, measured: float, bound: float, where: str) -> Devi
 
 
 ROUNDING_FACTOR = 4.0
-"""Times the error of the format that is allowed. Two computations of one format differ from the
-exact one by errors of the same size; the largest factor between the two that healthy variants
-showed is in docs/certificates.md."""
+"""Allowed multiple of the format's error. Two computations in one format differ from the exact
+one by errors of the same size; docs/certificates.md gives the largest factor seen between the
+two for correct variants."""
 RATIO_SHARE = 0.25
-"""Bound of the ratio of norms over that of the error: rounding turns a gradient more than it
-changes its length."""
+"""Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
+than it changes its length."""
 BLIND = 0.5
-"""Bound above which a tensor that stands still would pass."""
+"""Bound above which a tensor that never changes would pass."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the checks of a training say."""
+    """Results of a training's checks."""
 
     deviations: list[Deviation]
     left_out: list[str]
     undecided: list[str]
-    """Why they cannot tell, where they cannot."""
+    """Reasons why the checks cannot decide; empty if they can."""
 
 
 def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Findings:
@@ -242,7 +242,7 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
 def _worst(
     quantity: str, tensors: Sequence[TensorDistance], bound_of: Callable[[TensorDistance], float]
 ) -> Iterable[Deviation]:
-    """The largest error, and the norm that is farthest off, each over its bound."""
+    """The largest error and the most deviating norm, each relative to its bound."""
     if not tensors:
         return
     for name, measured, share in (
@@ -259,7 +259,7 @@ def _worst(
 def _point_norm(
     checks: Checks, gradients: Sequence[TensorDistance], allowed: float, factor: float
 ) -> Deviation:
-    """The norm by which the run clipped, against that of the whole gradient."""
+    """The norm used for clipping, against that of the whole gradient."""
     kinks = max((g.kinks for g in gradients), default=0.0)
     usual = median(g.rounding for g in gradients) if gradients else 0.0
     apart = {point.step: abs(point.norm / point.expected_norm - 1) for point in checks.points}
@@ -277,10 +277,10 @@ def _point_loss(checks: Checks, allowed: float, factor: float) -> Deviation:
 
 
 def _validation(checks: Checks, allowed: float, factor: float) -> Iterable[Deviation]:
-    """The validation loss, and what a validation has left in evaluation."""
+    """The validation loss, and modules that a validation left in evaluation mode."""
     if (seen := checks.validation) is None:
         return
-    # Rounding may be lucky in one loss.
+    # Rounding errors may cancel by chance in a single loss.
     rounding = max([seen.rounding, *(point.rounding for point in checks.points)])
     apart = abs(seen.loss / seen.expected_loss - 1)
     yield _deviation("validation", apart, max(allowed, factor * rounding), "after the last step")
@@ -289,7 +289,7 @@ def _validation(checks: Checks, allowed: float, factor: float) -> Iterable[Devia
 
 
 def _blind(checks: Checks, bound_of: Callable[[TensorDistance], float]) -> Iterable[str]:
-    """What the checks could not have seen."""
+    """Errors that the checks could not have detected."""
     if not checks.gradients:
         yield "no step had a gradient to compare"
     blind = [u.tensor for u in checks.updates if u.size and bound_of(u) >= BLIND]
@@ -298,8 +298,8 @@ def _blind(checks: Checks, bound_of: Callable[[TensorDistance], float]) -> Itera
 
 
 UNDETERMINED = re.compile(r"(^|\.)key\.bias$")
-"""Biases of the keys add the same number to all scores of a query, which softmax takes out again:
-their gradient is 0 but for rounding, and Adam makes updates of full size from that rounding."""
+"""Key biases add the same number to all scores of a query, which softmax cancels: their gradient
+is 0 up to rounding, and Adam turns that rounding into full-sized updates."""
 
 
 @dataclass(frozen=True)
@@ -307,17 +307,17 @@ class Apart:
     """The tensor in which two trainings differ most."""
 
     deviation: float
-    """2-norm of the difference over the 2-norm of what the reference's training changed."""
+    """2-norm of the difference over the 2-norm of the reference's change during training."""
     tensor: str
     left_out: list[str]
     """Tensors on which the loss does not depend."""
 
 
 def largest_difference(weights: Weights, everything: bool) -> Apart:
-    """The tensor that differs most; with ``everything``, those without a gradient count too.
+    """The tensor that differs most; with ``everything``, including those without a gradient.
 
-    A tensor that only one of the runs has, or with another shape, differs by 1; so does one that
-    the reference did not change, if it differs at all.
+    A tensor that only one of the runs has, or that has a different shape, differs by 1; so does one
+    that the reference did not change, if it differs at all.
     """
     names = sorted(weights.run.keys() | weights.reference.keys())
     left_out = [] if everything else [name for name in names if UNDETERMINED.search(name)]
@@ -338,7 +338,7 @@ def _change_apart(weights: Weights, name: str) -> float:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """The tensors of a safetensors file; ConfigError if there is none to read."""
+    """The tensors of a safetensors file; ConfigError if it cannot be read."""
     check(path)
     try:
         return load_file(path)

@@ -19,7 +19,8 @@ from transformer_core.common.records import read_record
 
 
 def table(certificates: Sequence[Certificate]) -> str:
-    """How many have which status, and a row for each: what came nearest to its bound, or why."""
+    """Counts by status, and a row for each certificate: the quantity closest to its bound, or
+    the reason."""
     count = Counter(each.status for each in certificates)
     lines = [", ".join(f"{number} {status}" for status, number in count.most_common()) + ".", ""]
     lines += ["| variant | class | status | nearest to its bound, or why |", "|---|---|---|---|"]

@@ -1,7 +1,7 @@
-"""Computes the losses, gradients and updates of a training once more, beside it.
+"""Recomputes the losses, gradients and updates of a training alongside it.
 
-What is compared starts at every step from the run's own weights and gradients, not from those of
-another training, so that two trainings that drift apart by rounding can still be held to narrow
+At every step the comparison starts from the run's own weights and gradients, not from those of
+another training, so that two trainings that diverge through rounding can still be held to narrow
 bounds at any step.
 """
 
@@ -39,32 +39,33 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.precision import build_precision
 
 POINTS = 3
-"""Steps whose gradients are compared: the first, the last, and those between at even distances."""
+"""Number of steps whose gradients are compared: the first, the last, and evenly spaced ones
+between."""
 NEAR = 4.0
-"""Inputs of a ReLU within so many unit round-offs of 0, relative to their size, may fall on either
-side: as they are rounded, after sums in 32 bits."""
+"""ReLU inputs within this many unit round-offs of 0, relative to their size, may fall on either
+side after rounding and sums in 32 bits."""
 NEAR_SINGLE = 16.0
-"""The same in 32 bits, where nothing but sums round. Added up one after the other, n products of
-any sign are off by sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; layers before add theirs.
-"""
+"""The same in 32 bits, where only sums round. Adding n products of any sign one by one gives an
+error of sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; earlier layers add their own."""
 SMALL = 1e-4
-"""Errors of gradients that are below every bound, whatever the format."""
+"""Gradient errors below every bound, whatever the format."""
 SMALL_LOSS = 5e-5
-"""The same of losses."""
+"""The same for losses."""
 NOTHING = {EXACT: 1e-9, SINGLE: 1e-6}
-"""Size of a gradient beside that of the largest tensor below which it is nothing but rounding, by
-the format in which it is computed."""
+"""Size of a gradient, relative to that of the largest tensor, below which it is only rounding,
+by the format in which it is computed."""
 CLIP_EPSILON = 1e-6
-"""What torch adds to the norm before it divides by it."""
+"""Constant that torch adds to the norm before dividing by it."""
 
 
 Tensors = Mapping[str, Tensor]
 
 
 class Checker:
-    """Compares every step of a training with what it should have been.
+    """Compares every step of a training with its expected outcome.
 
-    Every rank must call it; the main one does the work while the others wait at their next message.
+    Every rank must call it; the main rank does the work while the others wait at their next
+    message.
     """
 
     def __init__(self, setup: Setup, vocabulary: int, folder: Path) -> None:
@@ -91,7 +92,7 @@ class Checker:
         self.sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
-        """Compare ``step``, which has just been done."""
+        """Compare ``step``, which has just completed."""
         loss = float(self.setup.strategy.sum(loss_sum.detach().double())) / target_tokens
         before, self.weights = self.weights, self.tensors.weights()
         taken, held_back = self.tensors.gradients(), self.tensors.held_back()
@@ -113,7 +114,7 @@ class Checker:
             self.updates.rounds(step, used)
         if moments is not None:
             self.updates.keeps(step, *moments)
-        # Before clipping: it would hide that all of them are too large.
+        # Before clipping, which would hide that all of them are too large.
         limit = self.spec.training.clip_norm
         scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         gradients = {name: tensor.double() * scale for name, tensor in taken.items()}
@@ -131,10 +132,10 @@ class Checker:
         tokens: Tokens,
         loss_and_norm: tuple[float, float],
     ) -> None:
-        """Compare loss and gradients, in 64 bits where 32 leave a doubt.
+        """Compare loss and gradients, in 64 bits if 32 leave a doubt.
 
-        32 bits differ from 64 by 1e-6, or 2e-4 where a ReLU falls on the other side, and take half
-        the time. What is nowhere near a bound in them is none in 64 bits either.
+        32 bits differ from 64 by 1e-6, or by 2e-4 if a ReLU falls on the other side, and take half
+        the time. Anything far from every bound in 32 bits is far from it in 64 bits too.
         """
         form = format_of(self.spec)
         # Weights that the technique rounds are those that its gradient belongs to: many next to 1
@@ -164,8 +165,8 @@ class Checker:
         right: tuple[float, Tensors],
         rounded: tuple[float, Tensors],
     ) -> tuple[CheckedPoint, list[TensorDistance]]:
-        """Loss, norm and ``gradients`` of the run beside those that are ``right``; ``rounded`` are
-        those of the run's format."""
+        """Compare the run's loss, norm and ``gradients`` with the ``right`` ones; ``rounded``
+        are those in the run's format."""
         point = CheckedPoint(
             step=step,
             loss=loss_and_norm[0],
@@ -186,7 +187,7 @@ class Checker:
     def _kinks(
         self, weights: Tensors, tokens: Tokens, exact: Tensors, form: Format
     ) -> dict[str, float]:
-        """By tensor, the error in its gradient where every ReLU whose input is next to 0 takes the
+        """Per tensor, the error in its gradient if every ReLU whose input is near 0 takes the
         other side: half of them open too late, half too early."""
         kinks = dict.fromkeys(exact, 0.0)
         near = (NEAR_SINGLE if form is SINGLE else NEAR) * form.unit
@@ -205,8 +206,8 @@ class Checker:
     def _returned(
         self, step: int, before: Tensors, gradients: Tensors, tokens: Tokens, held_back: Tensors
     ) -> None:
-        """Compare the sums of the gradients since the start: what a message leaves out of one step
-        is in a later one, or still held back."""
+        """Compare the sums of the gradients since the start: anything a message omits from one
+        step is sent in a later one, or still held back."""
         _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT)
         found_sum, expected_sum = self.sums
         for name, gradient in expected.items():
@@ -219,7 +220,7 @@ class Checker:
                 self.gradients.append(distance(name, step, found, total, 0.0))
 
     def read(self) -> Checks | None:
-        """What was found; null on ranks other than the main one."""
+        """The results; null on ranks other than the main one."""
         validation = checked_validation(self.setup, self.unsmoothed, self.weights)
         if self.updates is None:
             return None
@@ -240,7 +241,8 @@ class Checker:
 def plain_function(
     spec: RunSpec, vocabulary: int, smoothing: float, published: bool = False
 ) -> Plain | OwnModel:
-    """What ``spec`` trains, with so much label smoothing, perhaps as ``published``."""
+    """The plain function for the model that ``spec`` trains, with this label smoothing,
+    optionally as ``published``."""
     if isinstance(spec.model, Transformer | TorchTransformer):
         return PlainModel(spec.model, smoothing, published)
     if isinstance(spec.model, DecoderOnly):
@@ -251,8 +253,8 @@ def plain_function(
 
 def _near_a_bound(gradients: Sequence[TensorDistance], nothing: float) -> bool:
     """Whether any of ``gradients`` is so far off that 64 bits, or kinks, may matter. Kinks only
-    widen a bound: to look for them takes as long as all else. Gradients that are ``nothing`` beside
-    the largest are but rounding."""
+    widen a bound, and finding them takes as long as everything else. Gradients that are
+    ``nothing`` beside the largest are only rounding."""
     # Of these are the gradients of biases of keys, which are compared by nobody.
     least = nothing * max(g.size for g in gradients)
     gradients = [g for g in gradients if g.size > least]
@@ -265,7 +267,7 @@ def _near_a_bound(gradients: Sequence[TensorDistance], nothing: float) -> bool:
 
 
 def _whole_batches(setup: Setup) -> Generator[GlobalBatch, None, None]:
-    """The global batches in one piece each, every pair in a row of its own."""
+    """The global batches, each in one piece, with every pair in its own row."""
     batching = setup.spec.batching.model_copy(update={"rows": PaddedRows()})
     seed = setup.spec.training.seed
     feed = Feed(setup.train_store, batching, seed, 0, 1, 1, setup.device, prefetch=0)
@@ -278,10 +280,10 @@ def _tokens(batch: GlobalBatch) -> Tokens:
 
 
 def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:
-    """The relative error that the message makes in ``gradient``; 0 for one in 32 bit.
+    """The relative error that the message causes in ``gradient``; 0 for 32-bit messages.
 
-    Every rank rounds its own gradient, and the sum is rounded once more: errors of about the same
-    size that do not know of each other.
+    Every rank rounds its own gradient, and the sum is rounded once more: independent errors of
+    about the same size.
     """
     hook = spec.parallel.message_hook
     if hook is None or hook.rounds_to is None:
@@ -293,9 +295,9 @@ def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:
 
 @torch.no_grad()
 def resume(setup: Setup, step: int, folder: Path) -> list[str]:
-    """Save a checkpoint, lose everything that is in it, and go on from it. Every rank must call
-    this. Weights and optimizer state that do not come back are missing in the next update; what
-    else did not come back on any rank is returned."""
+    """Save a checkpoint, discard all the state in it, and resume from it. Every rank must call
+    this. Missing weights and optimizer state show up in the next update; any other state not
+    restored on any rank is returned."""
     before = _beside(setup)
     checkpoint.save(folder, setup, step, {})
     setup.strategy.synchronise()  # until the main rank has renamed it
@@ -319,7 +321,7 @@ def resume(setup: Setup, step: int, folder: Path) -> list[str]:
 
 
 def _beside(setup: Setup) -> dict[str, dict[str, object]]:
-    """What a checkpoint keeps beside weights and optimizer state, by kind."""
+    """The state that a checkpoint holds besides weights and optimizer state, by kind."""
     random: dict[str, object] = {"cpu": torch.get_rng_state()}
     if setup.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(setup.device)

@@ -1,20 +1,20 @@
-"""What dropout does to known inputs: which share it drops, where, and how it scales the rest.
+"""Dropout of known inputs: which share is dropped, where, and how the rest is scaled.
 
 Masks inside fused kernels cannot be read, and code that reads masks would have to know every
-implementation. So a model is given weights for which its logits tell the masks, whatever computes
-it. All weights are 0 but those of one sub-layer, normalizations and embeddings. That sub-layer adds
-to each element j of a token the number a_j (1 + r), where a_j is 1 or -1 times a large constant,
-and r is what dropout inside the sub-layer leaves of a 1: of an attention weight, or of a unit of
-the feed-forward layer. Then dropout of the sub-layer's output follows, whose factor is m. An
-element of the stream is then a_j m (1 + r): 0 where the output was dropped, one level where what is
-inside was dropped, and a higher one where all was kept; the ratio of the levels is 1 + the factor
-of what was kept inside. Embeddings are read in the same way beside the output of a sub-layer.
+implementation. So a model is given weights for which its logits reveal the masks, whatever kernel
+computes them. All weights are 0 except those of one sub-layer, normalizations and embeddings. That
+sub-layer adds a_j (1 + r) to each element j of a token, where a_j is 1 or -1 times a large constant,
+and r is what dropout inside the sub-layer leaves of a 1: an attention weight, or a unit of the
+feed-forward layer. Then dropout is applied to the sub-layer's output, with factor m. An element of
+the stream is then a_j m (1 + r): 0 if the output was dropped, one level if the inner element was
+dropped, and a higher one if both were kept; the ratio of the levels is 1 + the inner scale factor.
+Embeddings are read in the same way beside the output of a sub-layer.
 
-By what outputs are multiplied is seen beside the embedding: every sub-layer adds to elements of its
-own, and the embedding to all others.
+The scale factor of outputs is observed beside the embedding: every sub-layer adds to its own
+elements, and the embedding to all others.
 
-The encoder is seen through cross-attention: a source of one token, at which all tokens of the
-target look, each through masks of its own. What none of them sees was dropped in the encoder.
+The encoder is observed through cross-attention: all target tokens attend to a source of one token,
+each through its own masks. An element that none of them sees was dropped in the encoder.
 """
 
 import math
@@ -43,49 +43,50 @@ from transformer_core.training.loop import optimizer_step
 from transformer_core.training.optimizer import masters_of
 
 Mask = tuple[Tensor, float | None]
-"""1 kept, 0 dropped, -1 not seen, [rows, ...]; and the factor of what was kept."""
+"""1 kept, 0 dropped, -1 not observed, [rows, ...]; and the scale factor of kept elements."""
 LOUD = 1000.0
-"""Size of what a sub-layer adds, beside embeddings of size 1."""
+"""Size of a sub-layer's contribution, relative to embeddings of size 1."""
 DECODER = (192, 2)
-"""Sentences of a batch, and target tokens of each: attention weights of a decoder are seen at the
-first token only, which has one key."""
+"""Sentences per batch, and target tokens per sentence: a decoder's attention weights are
+observed only at the first token, which has a single key."""
 ENCODED = 32
-"""Sentences by which an encoder is seen; each by many target tokens."""
+"""Sentences used to observe an encoder, each through many target tokens."""
 EVALUATED = 4
-"""Sentences of the pass in evaluation, where a single element tells."""
+"""Sentences in the evaluation pass, where a single element is enough."""
 READ_OUT = 4
-"""Times the width of the model: logits that the stream is read from. More of them tell no more."""
+"""Logits used to read the stream, as a multiple of the model's width. More give no more
+information."""
 BITS = 2_000
-"""Elements of a mask that are compared between ranks."""
+"""Elements of a mask compared between ranks."""
 WORD = 4
-"""The token that all targets are made of."""
+"""The token that all targets consist of."""
 TOKENS = tuple(range(WORD + 1))
-"""Padding, begin, end, unknown and WORD: they are what is read in, all others what is read out."""
+"""Padding, begin, end, unknown and WORD are the inputs; all other tokens are used as outputs."""
 
 
 @dataclass(frozen=True)
 class Gadget:
-    """Weights for which the logits tell the masks of some places."""
+    """Weights that let the logits reveal the masks of some places."""
 
     names: tuple[str, ...]
-    """The place inside, and that of the output; or every output that adds to the stream."""
+    """The place inside, and that of the output; or all outputs that add to the stream."""
     weights: dict[str, Tensor]
     encoder: bool
-    """Whether it is seen through cross-attention."""
+    """Whether it is observed through cross-attention."""
     shape: tuple[int, int]
-    """Sentences and tokens of the batch that it is seen with."""
+    """Sentences and tokens of the batch used to observe it."""
     kind: str
-    """What the place inside drops: heads, elements, or an embedding beside the output; beside, if
+    """Kind of the inner place: heads, elements, or an embedding beside the output; beside, if
     the places are outputs beside the embedding."""
 
 
 class KnownDropout:
-    """Reads the masks of a training's model. Every rank must make one and call it."""
+    """Reads the masks of a training's model. Every rank must create one and call it."""
 
     embeddings: tuple[str, ...] = ("source_embedding.weight", "target_embedding.weight")
     """Names of the embeddings."""
     read_in: ClassVar[dict[str, list[int]]] = {"source": [EOS], "target": [BOS, WORD]}
-    """The tokens of each side."""
+    """Input tokens of each side."""
 
     def __init__(self, setup: Setup, vocabulary: int) -> None:
         self.setup, self.vocabulary = setup, vocabulary
@@ -110,7 +111,7 @@ class KnownDropout:
         self.inverse = torch.linalg.pinv(self.embedding[self.words].double()).T.float()
 
     def read(self) -> list[DropoutPlace]:
-        """Every place once: for each the masks of two passes, and one in evaluation."""
+        """Every place once, each with the masks of two training passes and one evaluation pass."""
         found: list[DropoutPlace] = []
         before: dict[str, Tensor] = {}
         for gadget in self._gadgets():
@@ -173,7 +174,7 @@ class KnownDropout:
                 yield self._beside(side, [f"{stack}.{i}.{p}" for i in range(layers) for p in parts])
 
     def _beside(self, side: str, outputs: Sequence[str]) -> Gadget:
-        """All ``outputs`` of a side, each on elements of its own, beside the embedding."""
+        """All ``outputs`` of a side, each on its own elements, beside the embedding."""
         weights = self._blank(side, LOUD * self.sign * self.anchor)
         outputs = outputs[: int((~self.anchor).sum())]
         for number, name in enumerate(outputs):
@@ -184,7 +185,7 @@ class KnownDropout:
         return self._gadget(names, weights, "beside")
 
     def _beside_embedding(self, side: str, bias: str) -> dict[str, Tensor]:
-        """Weights of one output beside the embedding, which has half of its size."""
+        """Weights of one output beside the embedding, which is half its size."""
         weights = self._blank(side, LOUD * self.sign * ~self.anchor)
         weights[bias] = LOUD * self.sign * torch.where(self.anchor, 3.0, 2.0)
         return weights
@@ -222,8 +223,8 @@ class KnownDropout:
         weights[f"{name}.bias"] = LOUD * self.sign * self.level
 
     def _blank(self, side: str | None = None, stream: Tensor | None = None) -> dict[str, Tensor]:
-        """Weights with which nothing happens but the embedding, which begins the stream of
-        ``side`` with these elements [d]."""
+        """Weights that do nothing except embed, which starts the stream of ``side`` with these
+        elements [d]."""
         weights = {}
         for name, tensor in self.tensors.pattern_weights().items():
             is_norm = "norm" in name and name.endswith("weight")
@@ -244,7 +245,7 @@ class KnownDropout:
 
     @torch.no_grad()
     def _pass(self, gadget: Gadget, rows: int) -> tuple[Mask, ...]:
-        """The masks of one forward pass of so many sentences."""
+        """The masks of one forward pass over this many sentences."""
         device = self.setup.device
         source = torch.full((rows, 1), EOS, device=device)
         target = torch.full((rows, gadget.shape[1]), WORD, device=device)
@@ -265,8 +266,8 @@ class KnownDropout:
         return read_masks(gadget.kind, gadget.names, level[..., ~self.anchor], self.head)
 
     def _where_anchored(self, level: Tensor) -> Tensor:
-        """NaN for tokens that lost all anchors of a sign: their elements have levels that none can
-        have."""
+        """NaN for tokens that lost all anchors of one sign: their elements have impossible
+        levels."""
         highest = 1.25 * max(3.0, 1 + 1 / (1 - self.spec.dropout))
         signal = level[..., ~self.anchor]
         possible = (signal > -1) & (signal < highest)
@@ -275,8 +276,8 @@ class KnownDropout:
     def _through_cross_attention(self, level: Tensor) -> Tensor:
         """[rows, n, d] as n target tokens see the memory -> [rows, 1, d] of the memory.
 
-        0 is what hardly any of them sees. What a token does not see is 0 but for the mean that
-        normalization takes off the memory.
+        0 means that hardly any of them sees it. Elements that a token does not see are 0 except for
+        the mean that normalization subtracts from the memory.
         """
         seen = level > 0.6
         looking = (~level.isnan()).sum(1, keepdim=True)
@@ -286,41 +287,42 @@ class KnownDropout:
 
 
 def _highest(anchors: Tensor) -> Tensor:
-    """[..., n] -> [..., 1] the mean of the anchors that were kept. The highest of them alone would
-    be the one that rounding has made largest."""
+    """[..., n] -> [..., 1] the mean of the kept anchors. The highest anchor alone would be the
+    one that rounding has made largest."""
     kept = anchors > 0.75 * anchors.amax(-1, keepdim=True)
     return (anchors * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True)
 
 
 def enough_tokens(visible: float) -> int:
-    """Of how many target tokens, a multiple of 16, more than a third of ``visible`` see an element
-    of the memory, if each sees it with that probability: all but one of a thousand times."""
+    """Number of target tokens, a multiple of 16, of which more than a third of ``visible`` see
+    an element of the memory with probability 0.999, if each sees it with probability
+    ``visible``."""
     return next(n for n in count(16, 16) if binom.cdf(visible * n / 3, n, visible) < 1e-3)
 
 
 def readable_vocabulary(spec: RunSpec, vocabulary: int) -> int | None:
-    """Of how many tokens a model should know to have its dropout read: no more than logits are read
-    of, and no more than there are. Null where nothing can be read: in other libraries' models, and
-    where the vocabulary is so small beside the model that logits do not tell the stream."""
+    """Vocabulary size that a model needs for reading its dropout: at most the number of logits
+    read, and at most the actual size. Null if nothing can be read: for other libraries' models,
+    and if the vocabulary is too small relative to the model for the logits to reveal the stream."""
     model = spec.model
     readable = isinstance(model, Transformer | TorchTransformer | DecoderOnly)
     if not readable or vocabulary < model.d_model + 2 * len(TOKENS) or model.d_model % 4:
         return None
-    # In eights, as kernels of matrix products like it.
+    # A multiple of eight, which matrix-product kernels prefer.
     return min(vocabulary, 8 * math.ceil((len(TOKENS) + READ_OUT * model.d_model) / 8))
 
 
 def readable(spec: RunSpec) -> RunSpec:
-    """``spec`` with what is read through: a language model without biases gets some, by which its
-    sub-layers add known numbers. Nothing else in it is computed otherwise."""
+    """``spec`` with the parts needed for reading: a language model without biases gets some, so
+    that its sub-layers add known numbers. No other computation changes."""
     if isinstance(spec.model, DecoderOnly):
         return spec.model_copy(update={"model": spec.model.model_copy(update={"bias": True})})
     return spec
 
 
 def known_dropout(setup: Setup, vocabulary: int) -> list[DropoutPlace]:
-    """Every place of dropout in the model of ``setup``, whose weights are overwritten; its spec is
-    :func:`readable`, and it knows :func:`readable_vocabulary` tokens. Every rank must call this."""
+    """Every dropout place in the model of ``setup``, whose weights are overwritten; its spec
+    must be :func:`readable`, with :func:`readable_vocabulary` tokens. Every rank must call this."""
     setup.module.train()
     texts = isinstance(setup.spec.model, DecoderOnly)
     return (KnownTextDropout if texts else KnownDropout)(setup, vocabulary).read()
@@ -355,11 +357,11 @@ class KnownTextDropout(KnownDropout):
 
 
 def read_masks(kind: str, names: Sequence[str], signal: Tensor, head: Tensor) -> tuple[Mask, ...]:
-    """The masks of the places ``names``, read in a way that is called ``kind``
+    """The masks of the places ``names``, read according to ``kind``
     (:class:`transformer_core.certify.dropout.Gadget`).
 
-    ``signal`` [rows, n, elements] has the levels of all elements but anchors, NaN where a token
-    does not tell them; ``head`` [elements] is the head of each.
+    ``signal`` [rows, n, elements] has the levels of all elements except anchors, NaN if a token
+    does not reveal them; ``head`` [elements] is the head of each.
     """
     if kind == "beside":
         return tuple(_of_output(signal[..., number :: len(names)]) for number in range(len(names)))
@@ -383,18 +385,18 @@ def read_masks(kind: str, names: Sequence[str], signal: Tensor, head: Tensor) ->
 
 
 def _mask(kept: Tensor, unseen: Tensor) -> Tensor:
-    """What was ``kept``, and what was not but was seen."""
+    """Mask from ``kept``, marking ``unseen`` elements as not observed."""
     return kept.float().masked_fill(unseen, -1.0)
 
 
 def _of_output(signal: Tensor) -> Mask:
-    """The mask of levels that are 0 or 1, and the factor of those that are kept."""
+    """The mask for levels of 0 or 1, and the scale factor of kept elements."""
     kept = signal > 0.5
     return _mask(kept, signal.isnan()), float(signal[kept].mean()) if kept.any() else None
 
 
 def between(mask: Tensor, dimension: int) -> Agreement | None:
-    """Of neighbours in a dimension of a mask [rows, tokens, elements or heads]."""
+    """Agreement of neighbours along a dimension of a mask [rows, tokens, elements or heads]."""
     pairs = mask.size(dimension) // 2
     if not pairs:
         return None
@@ -403,25 +405,25 @@ def between(mask: Tensor, dimension: int) -> Agreement | None:
 
 
 def agreement(one: Tensor, other: Tensor) -> Agreement:
-    """In how many elements two masks are alike, where both were seen."""
+    """Number of elements in which two masks agree, among those observed in both."""
     seen = (one >= 0) & (other >= 0)
     return Agreement(same=int((one == other)[seen].sum()), of=int(seen.sum()))
 
 
 PAIRS = 2
-"""Sentence pairs of a copy: few, so that the spread of their loss is wide."""
+"""Sentence pairs per copy: few, so that their loss varies widely."""
 COPIES = 4
 """Copies of the pairs in a batch, over all ranks and micro-batches."""
 DRAWS = 4
 CHANGE, CHANGE_ROUNDED = 0.02, 0.05
-"""By how much the loss should change for the slope, in nats: much beside rounding, and little
-beside what bends the loss. The second where losses have fewer bits."""
+"""Target change of the loss for the slope, in nats: large relative to rounding, small enough for
+curvature to be negligible. The second is for losses with fewer bits."""
 
 
 def dropout_moments(setup: Setup) -> DropoutMoments | None:
-    """Loss and gradient of the training ``setup`` at its weights, with dropout on. It is of no use
-    for anything else afterwards but other weights; every rank must call this. Null where the copies
-    cannot be divided among the ranks."""
+    """Loss and gradient of the training ``setup`` at its weights, with dropout on. Afterwards
+    the setup is unusable until its weights are replaced; every rank must call this. Null if the
+    copies cannot be divided among the ranks."""
     _, shares = setup.strategy.share
     if COPIES % shares:
         return None
@@ -433,7 +435,7 @@ class _Draws:
     setup: Setup
     micro_batches: int
     losses: list[float] = field(default_factory=list)
-    """Of the copies of this rank, in order."""
+    """Losses of this rank's copies, in order."""
 
     def __post_init__(self) -> None:
         self.batch = _copies(self.setup, self.micro_batches)
@@ -463,7 +465,8 @@ class _Draws:
         torch.manual_seed(self.setup.spec.training.seed + self.setup.process.rank)
 
     def _draw(self) -> tuple[float, float]:
-        """Loss per target token of the whole batch and norm of its gradient; nothing learns."""
+        """Loss per target token of the whole batch and norm of its gradient; no weights are
+        updated."""
         loss, norm = optimizer_step(self.setup, self.batch, 0.0)
         total = float(self.setup.strategy.sum(loss.detach().double()))
         return total / self.batch.target_tokens, float(norm)
@@ -475,7 +478,7 @@ class _Draws:
             self.losses.append(math.nan)
 
     def _slope(self, norm: float, direction: list[Tensor | None]) -> float | None:
-        """A central difference along the gradient, at the masks of the first draw."""
+        """Central difference along the gradient, with the masks of the first draw."""
         (norm,) = self.setup.strategy.gather([norm])[0]
         if not math.isfinite(norm) or not norm:
             return None
@@ -492,11 +495,11 @@ class _Draws:
 
 
 def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Callable[[], Tensor]:
-    """An update by ``length`` times a gradient."""
+    """Returns an update along a gradient by ``length``."""
 
     @torch.no_grad()
     def update() -> Tensor:
-        # Where the optimizer keeps weights of more bits, moves are lost in those of fewer.
+        # If the optimizer keeps wider weights, small moves would be lost in the narrower ones.
         masters = masters_of(setup.optimizer)
         for parameter, step in zip(setup.module.parameters(), direction, strict=True):
             if step is not None:
@@ -510,7 +513,7 @@ def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Calla
 
 
 def _copies(setup: Setup, micro_batches: int) -> GlobalBatch:
-    """The first pairs of the training, the same in every micro-batch of every rank."""
+    """The first pairs of the training, identical in every micro-batch of every rank."""
     spec = setup.spec
     batching = FixedSize(kind="fixed_size", pairs=PAIRS, rows=spec.batching.rows)
     feed = Feed(setup.train_store, batching, spec.training.seed, 0, 1, 1, setup.device, prefetch=0)

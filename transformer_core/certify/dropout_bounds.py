@@ -1,9 +1,9 @@
-"""The verdict on dropout: whether every place drops what the study asks for, and nothing else.
+"""The verdict on dropout: whether every place drops the requested share, and nothing else.
 
-Counts of dropped elements are binomial; a place fails where its count is so far off that chance
-would explain it once in a million. What dropout does to loss and gradient is compared over draws:
-means by Welch's t test, spreads by an F test, each at a level at which healthy variants fail once in
-a hundred thousand.
+Counts of dropped elements are binomial; a place fails if chance would explain its count only once
+in a million. The effect of dropout on loss and gradient is compared over draws: means by Welch's t
+test, spreads by an F test, each at a level at which correct variants fail once in a hundred
+thousand.
 """
 
 import math
@@ -16,16 +16,16 @@ from schemas.results import Deviation
 from schemas.results.equivalence import Agreement, DeviationOf, DropoutMoments, DropoutPlace
 
 STANDARD_ERRORS = 5.0
-"""Deviation of a share that is allowed, in standard errors."""
+"""Allowed deviation of a share, in standard errors."""
 GRAIN = 0.004
-"""Deviation of a share that is allowed besides: probabilities are rounded to 1/256 in some fused
-kernels, and a few elements are taken for others."""
+"""Additional allowed deviation of a share: some fused kernels round probabilities to 1/256, and
+a few elements are misclassified."""
 FACTOR = 0.03
-"""Deviation of the factor of the kept that is allowed: the logits may have 8 significant bits."""
+"""Allowed deviation of the scale factor: the logits may have only 8 significant bits."""
 
 
 def judge_dropout(places: Sequence[DropoutPlace], dropout: float) -> list[Deviation]:
-    """The place that is farthest off in each respect."""
+    """The most deviating place in each respect."""
     respects = (_shares, _factors, _evaluations, _agreements)
     found = [max(of(places, dropout), key=_excess, default=None) for of in respects]
     return [deviation for deviation in found if deviation is not None]
@@ -34,13 +34,11 @@ def judge_dropout(places: Sequence[DropoutPlace], dropout: float) -> list[Deviat
 def _shares(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
     for p in places:
         if p.of == 0:
-            yield _deviation("dropout", 1.0, 0.0, f"{p.place}: nothing came through")
+            yield _deviation("dropout", 1.0, 0.0, f"{p.place}: nothing passed")
             continue
         share = p.dropped / p.of
         bound = STANDARD_ERRORS * math.sqrt(dropout * (1 - dropout) / p.of) + GRAIN
-        yield _deviation(
-            "dropout", abs(share - dropout), bound, f"{p.place}: {share:.3f} of it dropped"
-        )
+        yield _deviation("dropout", abs(share - dropout), bound, f"{p.place}: {share:.3f} dropped")
 
 
 def _factors(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
@@ -49,7 +47,9 @@ def _factors(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviati
             # An embedding is compared with what is dropped beside it, which has the same factor.
             expected = 1.0 if p.place.endswith("embedding") else 1 / (1 - dropout)
             apart = abs(p.factor / expected - 1)
-            yield _deviation("dropout", apart, FACTOR, f"{p.place}: kept times {p.factor:.3f}")
+            yield _deviation(
+                "dropout", apart, FACTOR, f"{p.place}: kept elements scaled by {p.factor:.3f}"
+            )
 
 
 def _evaluations(places: Sequence[DropoutPlace], _: float) -> Iterable[Deviation]:
@@ -71,7 +71,7 @@ def _agreements(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Devi
         }
         for name, agreement in between.items():
             if agreement is not None and agreement.of:
-                # Alike everywhere is what is looked for; the half of that is proof enough.
+                # The fault makes masks identical everywhere; half of that is proof enough.
                 alike = agreement.same / agreement.of
                 excess = (alike - by_chance) / (1 - by_chance)
                 noise = STANDARD_ERRORS / math.sqrt(agreement.of * (1 - by_chance))
@@ -85,23 +85,23 @@ def _excess(deviation: Deviation) -> float:
 
 
 LEVEL = 1e-5
-"""Probability that a test fails by chance."""
+"""Probability of a false failure per test."""
 ALLOWED = 0.002
-"""Relative difference of means that is allowed besides: rounding to 8 significant bits."""
+"""Additional allowed relative difference of means: rounding to 8 significant bits."""
 EQUAL_DRAWS = 2
-"""Losses that may equal another one by chance, of a few dozen."""
+"""Maximum number of losses that may equal another by chance, among a few dozen."""
 SLOPE = 0.005
-"""Allowed error of the slope: what bends the loss over so long a step, which grows with the square
-of its length."""
+"""Allowed error of the slope, from the loss's curvature over so long a step; it grows with the
+square of its length."""
 SLOPE_ROUNDED = 0.1
-"""The same where losses have 8 significant bits, and their small differences few of those."""
+"""The same if losses have 8 significant bits, of which small differences keep few."""
 
 
 def judge_moments(
     mine: DropoutMoments, theirs: DropoutMoments, reduced: bool
 ) -> Iterator[Deviation]:
-    """The deviations of a training's draws from those of its reference; ``reduced`` where it may
-    compute with fewer bits than 32."""
+    """Deviations of a training's draws from those of its reference; ``reduced`` if it may
+    compute with fewer than 32 bits."""
     losses, expected = _finite(mine.losses), _finite(theirs.losses)
     yield _means("dropout_loss", losses, expected)
     yield _spreads(losses, expected)
@@ -109,11 +109,11 @@ def judge_moments(
         yield _means("dropout_gradient", mine.grad_norms, theirs.grad_norms)
     again = len(losses) - len(set(losses))
     yield _deviation(
-        "dropout_draws", float(again), EQUAL_DRAWS, f"of {len(losses)} draws, {again} twice"
+        "dropout_draws", float(again), EQUAL_DRAWS, f"{again} of {len(losses)} draws repeated"
     )
     if mine.slope is not None:
         bound = SLOPE_ROUNDED if reduced else SLOPE
-        where = f"the loss changes {mine.slope:.3f} times as its gradient says"
+        where = f"the loss changes {mine.slope:.3f} times as much as its gradient says"
         yield _deviation("dropout_slope", abs(mine.slope - 1), bound, where)
 
 

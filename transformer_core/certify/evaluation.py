@@ -1,10 +1,10 @@
-"""Decoding and validation beside the plain function.
+"""Checks decoding and validation against the plain function.
 
-Decoding takes one token a step with what a cache keeps; the plain function takes whole prefixes.
-Tokens are given, not chosen: a training of a few steps hardly prefers one to another, while every
-number that decoding chooses by tells whether it has seen the right prefix and source. Sentences of
-several lengths, two hypotheses of each, which change places once as those of a beam do, and a
-sentence that leaves the batch: all that searches do with a cache.
+Decoding takes one token per step using a cache; the plain function takes whole prefixes. Tokens are
+given, not chosen: after a few training steps a model hardly prefers one token to another, but the
+numbers that decoding chooses by show whether it has seen the right prefix and source. The test
+covers everything that searches do with a cache: sentences of several lengths, two hypotheses per
+sentence that swap once as in a beam, and a sentence that leaves the batch.
 """
 
 import copy
@@ -30,18 +30,18 @@ from transformer_core.training.precision import build_precision
 
 SENTENCES, TOKENS, LONGEST = 3, 6, 5
 SWAPPED, SHORTENED = 1, 3
-"""Steps after which hypotheses change places, and the first sentence leaves."""
+"""Steps after which hypotheses swap, and the first sentence leaves."""
 
 Decoded = tuple[Tensor, list[Tensor], Tensor]
-"""Sources [b, s], the tokens so far of each row, and logits [b, v] of the next ones."""
+"""Sources [b, s], each row's tokens so far, and logits [b, v] of the next tokens."""
 
 
 @torch.no_grad()
 def checked_decoding(
     spec: RunSpec, model: nn.Module, weights: Weights, plain: Plain | OwnModel, device: torch.device
 ) -> DecodedTokens | None:
-    """How far decoding with ``weights`` is off; ``model`` gives the code that does it. Null where
-    only that code itself can say what is right, and where texts have no room for so many tokens."""
+    """How far decoding with ``weights`` is off; ``model`` returns the decoding code. Null if
+    only that code itself can tell what is right, and if texts have no room for so many tokens."""
     positions = spec.model.positions if isinstance(spec.model, DecoderOnly) else None
     short = isinstance(positions, LearnedPositions) and positions.length < LONGEST + TOKENS
     if isinstance(plain, OwnModel) or short:
@@ -70,7 +70,7 @@ def checked_decoding(
 
 
 def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
-    """As :mod:`transformer_core.models.decoding` goes on."""
+    """Decodes like :mod:`transformer_core.models.decoding`."""
     source = _drawn(SENTENCES, LONGEST, vocabulary, device)
     for row in range(SENTENCES):
         source[row, LONGEST - row :] = PAD
@@ -93,7 +93,7 @@ def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator
 
 
 def _texts(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
-    """As :mod:`transformer_core.models.decoding` goes on, from padded prompts."""
+    """Decodes like :mod:`transformer_core.models.decoding`, from padded prompts."""
     text = _drawn(SENTENCES, LONGEST + TOKENS, vocabulary, device)
     column, begins = torch.arange(text.size(1), device=device), range(SENTENCES)
     for row in begins:
@@ -111,7 +111,7 @@ def _texts(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decode
 
 
 def _drawn(rows: int, columns: int, vocabulary: int, device: torch.device) -> Tensor:
-    """Words, the same at every call."""
+    """Random words, the same at every call."""
     generator = torch.Generator().manual_seed(rows)
     return torch.randint(UNK + 1, vocabulary, (rows, columns), generator=generator).to(device)
 
@@ -128,7 +128,7 @@ def _whole(
 
 
 def _error(logits: Tensor, expected: Tensor) -> float:
-    """The largest relative error of a row; what all logits share changes no choice."""
+    """The largest relative error of a row; an offset shared by all logits changes no choice."""
     mine, right = (x.double().cpu() - x.double().cpu().mean(-1, True) for x in (logits, expected))
     apart = (mine - right).norm(dim=-1) / right.norm(dim=-1)
     worst = float(apart.max())
@@ -136,14 +136,14 @@ def _error(logits: Tensor, expected: Tensor) -> float:
 
 
 PAIRS, TOGETHER = 4, 2
-"""Pairs of the validation split, and of a batch: several, which ranks share."""
+"""Pairs of the validation split, and per batch: several, divided among ranks."""
 
 
 def checked_validation(
     setup: Setup, plain: Plain | OwnModel, weights: Weights
 ) -> CheckedValidation | None:
-    """A validation of ``setup``, whose weights these are; ``plain`` smooths no labels. Every rank
-    must call it; null on those without ``weights``."""
+    """A validation of ``setup`` with these weights; ``plain`` uses no label smoothing. Every
+    rank must call it; null on ranks without ``weights``."""
     store = setup.validation_store
     before = {name: part.training for name, part in setup.module.named_modules()}
     few = list(evaluation_batches(store, PAIRS, pairs_per_batch=TOGETHER))
@@ -155,7 +155,7 @@ def checked_validation(
     expected, _ = plain.loss_and_gradients(weights, tokens, EXACT)
     form, rounding = format_of(setup.spec), 0.0
     if form is not SINGLE:
-        # Of so few pairs the mean may be lucky: the batch that suffers most.
+        # With so few pairs errors may cancel in the mean: use the most affected batch.
         for part in tokens:
             exact, rounded = (
                 plain.loss_and_gradients(weights, [part], each)[0] for each in (EXACT, form)

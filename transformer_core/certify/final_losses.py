@@ -1,4 +1,4 @@
-"""Whether trainings with several seeds end at the same loss as those of the reference."""
+"""Whether trainings with several seeds reach the same final loss as the reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +10,26 @@ from scipy import stats
 from schemas.config.equivalence import LOOKS
 
 LEVEL = 0.05 / LOOKS
-"""Level of each of two one-sided tests: their interval is one of 1 - 2 * LEVEL. Divided by the
-looks, so that all of them together err in one case of twenty (Bonferroni)."""
+"""Level of each of two one-sided tests, corresponding to an interval of 1 - 2 * LEVEL. Divided
+by the number of looks, so that all together err at most once in twenty (Bonferroni)."""
 POWER = 0.95
-"""Probability of finding a difference of twice the margin below which nothing is decided."""
+"""Minimum probability of detecting a difference of twice the margin; below it nothing is
+decided."""
 
 
 @dataclass(frozen=True)
 class FinalLosses:
-    """The mean relative difference of the smoothed final losses, and what it can tell."""
+    """The mean relative difference of the smoothed final losses, and its statistical power."""
 
     low: float
     high: float
     margin: float
     learned: float
-    """By which share the reference's loss fell; less than what should be found tells nothing."""
+    """Fraction by which the reference's loss fell; if it is less than the difference to detect,
+    the result is meaningless."""
     power: float
-    """Probability to find a difference of twice the margin: its whole interval lies beyond it."""
+    """Probability of detecting a difference of twice the margin: its whole interval lies beyond
+    it."""
 
     def __str__(self) -> str:
         found = f"a difference of {2 * self.margin:.1%} is found with probability {self.power:.2f}"
@@ -34,12 +37,12 @@ class FinalLosses:
 
     @property
     def farthest(self) -> float:
-        """The end of the interval that is farther from 0."""
+        """The end of the interval farther from 0."""
         return max(-self.low, self.high)
 
     @property
     def undecided(self) -> list[str]:
-        """Why the interval decides nothing, where it does not."""
+        """Reasons why the interval decides nothing; empty if it decides."""
         if self.low > self.margin or self.high < -self.margin:
             return []
         wanted = 2 * self.margin
@@ -58,7 +61,7 @@ class FinalLosses:
 def compare_final_losses(
     run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], margin: float
 ) -> FinalLosses:
-    """Compare the losses by step of each seed."""
+    """Compare the losses by step for each seed."""
     differences = _differences(run, reference)
     low, high = final_loss_interval(run, reference)
     fell = [1 - smoothed(losses) / losses[0] for losses in reference]
@@ -66,8 +69,8 @@ def compare_final_losses(
 
 
 def power_of(differences: NDArray[np.float64], margin: float) -> float:
-    """Probability that a true difference of twice the margin is refused, by the spread that the
-    ``differences`` show: a one-sided t test of the margin, whose statistic is noncentral t."""
+    """Probability that a true difference of twice the margin is rejected, given the spread of
+    the ``differences``: a one-sided t test of the margin, with a noncentral t statistic."""
     count = len(differences)
     error = float(np.std(differences, ddof=1)) / np.sqrt(count)
     if margin > 1e6 * error:
@@ -78,7 +81,7 @@ def power_of(differences: NDArray[np.float64], margin: float) -> float:
 def final_loss_interval(
     run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """Interval of the mean relative difference of the smoothed final losses, of 1 - 2 * LEVEL.
+    """Interval of the mean relative difference of the smoothed final losses, at 1 - 2 * LEVEL.
 
     Raises ValueError with a single seed.
     """

@@ -65,8 +65,8 @@ def certify(
     weights: Weights,
     timed: Repeat | None = None,
 ) -> Certificate:
-    """The verdict on ``run``, and on whether ``timed`` is what it speaks of. Raises ConfigError if
-    the two do not have the seeds that it needs."""
+    """The verdict on ``run``, and on whether it applies to ``timed``. Raises ConfigError if the
+    two do not have the required seeds."""
     if run.status != "ok":
         return _certificate(equivalence, run, reference, run.status, run.reason or "")
     if reference.status != "ok":
@@ -107,7 +107,7 @@ def _judged(
     weights: Weights,
     reference: str,
 ) -> tuple[Compared, list[str]]:
-    """What was compared of the courses, and in which words they fail; none if they do not."""
+    """Compares the trainings, and describes any failures in words; empty if there are none."""
     course, expected = pairs[0]
     if any(mine.initial_sha256 != theirs.initial_sha256 for mine, theirs in pairs):
         return Compared([], [], [], None), [f"it starts from other weights than {reference}"]
@@ -123,7 +123,7 @@ def _judged(
 
 
 def different(variant: str, equivalence: Different) -> Certificate:
-    """What stands in place of a certificate where none is possible."""
+    """The placeholder if no certificate is possible."""
     return Certificate(
         variant=variant,
         equivalence=equivalence,
@@ -139,7 +139,7 @@ def different(variant: str, equivalence: Different) -> Certificate:
 
 
 def files_of(run: Path, reference: Path) -> list[Path]:
-    """What a certificate is made from, in the folders of the two short runs."""
+    """The input files of a certificate, in the folders of the two short runs."""
     return [
         run / "trajectory.json",
         run / "final.safetensors",
@@ -184,7 +184,7 @@ def _certificate(
 
 
 def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep]:
-    """The steps that both have."""
+    """The steps present in both."""
     columns = (mine.losses, theirs.losses, mine.grad_norms, theirs.grad_norms)
     return [
         CertificateStep(

@@ -1,4 +1,4 @@
-"""Whether what was timed is what was certified: the same kernels, allocator, threads, packages."""
+"""Whether the timed run matches the certified one: same kernels, allocator, threads, packages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,14 +6,14 @@ from schemas.results import Certificate, PairedRun, Repeat, Session, Trajectory
 from schemas.results.kernels import StepKernels
 
 MOST_NAMED = 4
-"""Operators that are named; of more there is a count."""
+"""Maximum number of operators listed by name; the rest are only counted."""
 
 
 def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
-    """In what the timed run was computed otherwise than the short one, each in a clause.
+    """How the timed run was computed differently from the short one, one clause per difference.
 
-    Nothing is said where one of them has no record of its kernels: a run that ended with another
-    status, or one that went on from a checkpoint.
+    Empty if either has no record of its kernels: a run that ended with another status, or one that
+    resumed from a checkpoint.
     """
     if timed.status != "ok" or timed.kernels is None or run.kernels is None:
         return []
@@ -22,8 +22,8 @@ def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
 
 
 def turns_otherwise(run: PairedRun, side: str, certificate: Certificate) -> list[str]:
-    """The same for the turns of a side, of whose speed a comparison speaks: in what any of its
-    sessions was computed otherwise than the certified training."""
+    """The same for the turns of a side, whose speed a comparison reports: how any of its
+    sessions was computed differently from the certified training."""
     if run.status != "ok":
         return []
     return sessions_otherwise(run.sessions, side, run.provenance[side].packages, certificate)
@@ -47,7 +47,7 @@ def sessions_otherwise(
 def uncertified(
     sessions: Sequence[Session], side: str, certificates: Iterable[Certificate]
 ) -> list[str]:
-    """Operators of a side that has no certificate of its own, and that no other one names."""
+    """Operators of a side without its own certificate that no other certificate names."""
     known = {name for c in certificates if c.kernels is not None for name in c.kernels.operators}
     taken = {name for kernels in _of_side(sessions, side) for name in kernels.operators}
     return sorted(taken - known)
@@ -80,7 +80,7 @@ def _kernels(timed: StepKernels, certified: StepKernels, covered: bool) -> Itera
         ("threads", "threads"),
     ):
         theirs, ours = getattr(timed, field), getattr(certified, field)
-        # Without deterministic algorithms some steps were compared too.
+        # Some steps were compared without deterministic algorithms, too.
         if theirs != ours and not (field == "deterministic" and covered):
             yield f"{what}: {theirs} where timed, {ours} where certified"
 

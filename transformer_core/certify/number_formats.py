@@ -1,8 +1,8 @@
-"""Number formats, emulated: what a format of fewer bits does to a matrix product.
+"""Emulated number formats: how a format with fewer bits affects a matrix product.
 
-A number is rounded to the nearest that the format has and computed with in 32 bits, as matrix units
-do that multiply in 16 bits and add in 32 (Micikevicius et al., ICLR 2018, arXiv 1710.03740). This
-shares no code with the kernels that a variant uses.
+Each number is rounded to the nearest one in the format, then computed with in 32 bits, like matrix
+units that multiply in 16 bits and add in 32 (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
+This shares no code with the kernels that a variant uses.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,42 +20,42 @@ Rounding = Callable[[Tensor], Tensor]
 
 
 def to_bf16(x: Tensor) -> Tensor:
-    """``x`` to 8 significant bits."""
+    """``x`` rounded to 8 significant bits."""
     return x.to(torch.bfloat16).to(x.dtype)
 
 
 def to_fp16(x: Tensor) -> Tensor:
-    """``x`` to 11 significant bits and the range of float16."""
+    """``x`` rounded to 11 significant bits and the range of float16."""
     return x.to(torch.float16).to(x.dtype)
 
 
 def to_tf32(x: Tensor) -> Tensor:
-    """float32 ``x`` to 11 significant bits (NVIDIA A100 white paper, 2020)."""
+    """float32 ``x`` rounded to 11 significant bits (NVIDIA A100 white paper, 2020)."""
     bits = x.contiguous().view(torch.int32)
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32).view_as(x)
 
 
 @dataclass(frozen=True)
 class Format:
-    """What is rounded in a training step."""
+    """Rounding rules of a training step."""
 
     base: torch.dtype
     """Format of everything that is not rounded."""
     rounding: Rounding | None = None
-    """Of the operands of matrix products, forward and backward."""
+    """Rounding of the operands of matrix products, forward and backward."""
     results: bool = False
-    """Whether the results of matrix products are rounded too: tensors of 16 bits."""
+    """Whether the results of matrix products are rounded too, as 16-bit tensors."""
     everything: bool = False
-    """Whether what lies between matrix products is rounded too."""
+    """Whether values between matrix products are rounded too."""
     weights: bool = False
-    """Whether all weights are rounded before they are used, also those that no product takes: of
+    """Whether all weights are rounded before use, including those that no product takes:
     normalizations, biases and embeddings."""
     loss_scale: float = 1.0
     """Factor on the loss during the backward pass."""
     unit: float = 2.0**-24
     """Unit round-off: the largest relative error of rounding a number."""
     gate: float = 0.0
-    """A ReLU opens above this many times the size of its inputs, instead of above 0."""
+    """A ReLU opens above this multiple of the size of its inputs, instead of above 0."""
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """The matrix product ``a @ b``."""
@@ -70,26 +70,27 @@ class Format:
         return result
 
     def weights_used(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Of the weights that an optimizer keeps, those that a step computes with, by name."""
+        """The weights that a step computes with, derived from those that an optimizer keeps, by
+        name."""
         if self.rounding is None or not self.weights:
             return kept
         return {name: self.rounding(weight) for name, weight in kept.items()}
 
     def weight(self, x: Tensor) -> Tensor:
-        """A weight, as the step has it; its gradient has as many bits."""
+        """A weight as used in a step; its gradient has as many bits."""
         if self.rounding is None or not self.weights:
             return x
         result: Tensor = _Rounded.apply(x, self.rounding, self.rounding)
         return result
 
     def rounded(self, x: Tensor, result: bool = False) -> Tensor:
-        """An operand of a matrix product, or its ``result``; without a gradient."""
+        """Rounds an operand of a matrix product, or its ``result``; without a gradient."""
         if self.rounding is None or (result and not self.results):
             return x
         return self.rounding(x)
 
     def between(self, x: Tensor) -> Tensor:
-        """A result that is not that of a matrix product."""
+        """Rounds a result of any other operation."""
         if self.rounding is None or not self.everything:
             return x
         result: Tensor = _Rounded.apply(x, self.rounding, self.rounding)
@@ -97,7 +98,7 @@ class Format:
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds x on its way forward, and its gradient on its way back."""
+    """Rounds x in the forward pass, and its gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forth: Rounding | None, back: Rounding | None) -> Tensor:
@@ -110,32 +111,32 @@ class _Rounded(torch.autograd.Function):
 
 
 EXACT = Format(torch.float64)
-"""What other formats are compared with."""
+"""The format that others are compared with."""
 SINGLE = Format(torch.float32)
 
 
 def adds_in_32_bits() -> bool:
-    """Whether matrix products of 32 bits have all of them. A process-wide switch, of a variant or
-    of a fault, may take fewer, on a CPU too: then :data:`SINGLE` says nothing."""
-    # The lowest bits of the operands are lost in all formats of fewer.
+    """Whether 32-bit matrix products keep all their bits. A process-wide switch, set by a
+    variant or a fault, may reduce them, on a CPU too: then :data:`SINGLE` is not usable."""
+    # All narrower formats lose the lowest bits of the operands.
     a = torch.full((64, 64), 1 + 2.0**-16)
     return bool((a @ a / 64 - float(a[0, 0]) ** 2).abs().max() < 2.0**-20)
 
 
 def single_is_independent(spec: RunSpec) -> bool:
-    """Whether :data:`SINGLE` can tell what a run of ``spec`` does wrong: its products have all 32
-    bits, and are not by the kernels that the run put in place for the whole process."""
+    """Whether :data:`SINGLE` can detect errors in a run of ``spec``: its products have all 32
+    bits, and do not use the kernels that the run has installed process-wide."""
     return spec.numbers.matmul != "onednn" and adds_in_32_bits()
 
 
 ROUNDINGS: Mapping[NumberFormat, tuple[Rounding, float]] = MappingProxyType(
     {"bf16": (to_bf16, 2.0**-9), "fp16": (to_fp16, 2.0**-11), "tf32": (to_tf32, 2.0**-11)}
 )
-"""How formats of fewer than 32 bits round, and their unit round-offs."""
+"""How formats with fewer than 32 bits round, and their unit round-offs."""
 
 
 def format_of(spec: RunSpec) -> Format:
-    """The format in which the training steps of ``spec`` compute."""
+    """The format in which training steps of ``spec`` compute."""
     numbers = spec.numbers
     if numbers.products == "fp32":
         return SINGLE

@@ -1,9 +1,9 @@
-"""The models once more, as plain functions of their weights: the Transformer, a language model, and
-a model that only its own code can compute (another library's, a user's).
+"""Independent implementations of the models, as plain functions of their weights: the Transformer,
+a language model, and a model that only its own code can compute (another library's, a user's).
 
-The first two follow their papers (arXiv 1706.03762 and those named in the code) and share no code with the models, the loss and the
-optimizers that are trained, so that a mistake in one of those does not hide here too. It takes
-weights by their canonical names, in any number format, and knows nothing of devices and ranks.
+The first two follow their papers (arXiv 1706.03762 and those named in the code) and share no code
+with the trained models, losses and optimizers, so that a mistake there is not repeated here. They
+take weights by their canonical names, in any number format, and know nothing of devices and ranks.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from transformer_core.models.objective import objective
 from transformer_core.models.registry import build_model
 
 PADDING = 0
-"""Token id of padding, as the tokenizer has it."""
+"""Token id of padding, as in the tokenizer."""
 EPSILON = 1e-5
 """Added to the variance by layer normalization."""
 SCORES_AT_ONCE = 2**26
-"""Logits that exist at a time: a batch is worked on in slices of so many rows."""
+"""Maximum number of logits at a time: a batch is processed in slices of rows."""
 
 Weights = Mapping[str, Tensor]
 Tokens = tuple[Tensor, Tensor, Tensor]
@@ -44,21 +44,21 @@ Tokens = tuple[Tensor, Tensor, Tensor]
 
 
 class Plain:
-    """Loss and gradients of a model without dropout, whose logits a class below computes."""
+    """Loss and gradients of a model without dropout, whose logits are computed by a subclass."""
 
     embedding: str
-    """Canonical name of a matrix with a row for each token."""
+    """Canonical name of a matrix with one row per token."""
 
     def __init__(self, label_smoothing: float, published_loss: bool = False) -> None:
         self.smoothing = label_smoothing
         self.published_loss = published_loss
         self.nearest = math.inf
-        """The input of a ReLU that came nearest to 0 in the last pass, over the size of all."""
+        """The ReLU input closest to 0 in the last pass, relative to the size of all inputs."""
 
     def loss_and_gradients(
         self, weights: Weights, batches: Iterable[Tokens], number_format: Format
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bit."""
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits."""
         own = {
             name: w.detach().to(number_format.base).requires_grad_() for name, w in weights.items()
         }
@@ -147,12 +147,12 @@ class PlainModel(Plain):
         column = torch.arange(d // 2, device=tokens.device, dtype=torch.float64)
         angle = place[:, None] / 10_000 ** (2 * column / d)
         positions = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d).to(rows.dtype)
-        # Of weights of fewer bits, whatever is computed has them, step by step.
+        # With narrower weights every intermediate result is rounded to their width.
         return form.between(form.weight(rows * math.sqrt(d)) + form.weight(positions))
 
     def normalised(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
-        """Layer normalization (arXiv 1607.06450); the Annotated Transformer's divides by another
-        standard deviation."""
+        """Layer normalization (arXiv 1607.06450); the Annotated Transformer's divides by a
+        different standard deviation."""
         centred = x - x.mean(-1, keepdim=True)
         if self.published_norm:
             size = (centred.square().sum(-1, keepdim=True) / (x.size(-1) - 1)).sqrt() + 1e-6
@@ -165,8 +165,8 @@ def smoothed_loss(
     logits: Tensor, labels: Tensor, smoothing: float, published: bool = False
 ) -> Tensor:
     """Label-smoothed cross-entropy (arXiv 1512.00567) in nats, summed over the labels [b, t] of
-    logits [b, t, v]; padding has no loss. As ``published`` in the Annotated Transformer, label and
-    padding have no share of the smoothing."""
+    logits [b, t, v]; padding has no loss. If ``published``, as in the Annotated Transformer, the
+    label and padding get no share of the smoothing."""
     log_probabilities = logits - logits.logsumexp(-1, keepdim=True)
     right = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     others = log_probabilities.mean(-1)
@@ -234,9 +234,8 @@ class _Layer:
 class Shared(torch.autograd.Function):
     """softmax(scores [b, h, n, m]) v [b, h, m, k] -> [b, h, n, k].
 
-    Backward is that of FlashAttention (arXiv 2205.14135, algorithm 4), which takes the sum over
-    P dP from the output: of all ways to compute it, the one that suffers most from an output of
-    few bits.
+    Backward follows FlashAttention (arXiv 2205.14135, algorithm 4), which takes the sum over P dP
+    from the output: of all ways to compute it, the most sensitive to an output with few bits.
     """
 
     @staticmethod
@@ -260,11 +259,12 @@ class Shared(torch.autograd.Function):
 
 
 BEGIN = 1
-"""Token id that every text begins with, as batches have it."""
+"""Token id that every text begins with, as in batches."""
 
 
 class PlainDecoder(Plain):
-    """A decoder alone; with ``masked`` attention keeps within a text, and places begin anew."""
+    """A decoder-only model; if ``masked``, attention stays within a text, and positions restart
+    there."""
 
     embedding = "embedding.weight"
 
@@ -289,7 +289,7 @@ class PlainDecoder(Plain):
             begins = target == BEGIN
             number = begins.cumsum(1)
             hidden = hidden | (number[:, :, None] != number[:, None, :])
-            # The column where the text of each token begins: the last one so far.
+            # The column where each token's text begins: the last such column so far.
             place = column - (column * begins).cummax(1).values
         x = form.between(self._embedded(weights, target, place, form))
         for layer in range(self.spec.layers):
@@ -324,7 +324,7 @@ class PlainDecoder(Plain):
         return x
 
     def _norm(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
-        """RMS normalization (arXiv 1910.07467), or that of layers (arXiv 1607.06450)."""
+        """RMS normalization (arXiv 1910.07467), or layer normalization (arXiv 1607.06450)."""
         norm = self.spec.norm
         if norm.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
@@ -345,7 +345,7 @@ class PlainDecoder(Plain):
         )
         if isinstance(self.spec.positions, RotaryPositions):
             q, k = (self._turned(part, place, self.spec.positions.base) for part in (q, k))
-        # Each head of keys serves heads // kv_heads heads of queries, which are neighbours.
+        # Each key head serves heads // kv_heads adjacent query heads.
         serving = torch.arange(heads, device=x.device) // (heads // kv_heads)
         k, v = k[:, serving], v[:, serving]
         scores = form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
@@ -355,8 +355,8 @@ class PlainDecoder(Plain):
 
     @staticmethod
     def _turned(x: Tensor, place: Tensor, base: float) -> Tensor:
-        """x [b, h, t, k] as k / 2 complex numbers, times one of size 1 (arXiv 2104.09864): element
-        i is the real part, and i + k / 2 the imaginary one, as in Llama."""
+        """x [b, h, t, k] as k / 2 complex numbers, rotated (arXiv 2104.09864): element i is the
+        real part, and i + k / 2 the imaginary one, as in Llama."""
         half = x.size(-1) // 2
         wave = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
         angle = (place[:, None, :, None] * wave).to(x.dtype)
@@ -390,7 +390,7 @@ class PlainDecoder(Plain):
 
 
 def _normal_share(x: Tensor, approximate: bool) -> Tensor:
-    """The share of a normal distribution below x (arXiv 1606.08415)."""
+    """Cumulative normal distribution at x (arXiv 1606.08415)."""
     if approximate:
         return (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()) / 2
     return (1 + (x / math.sqrt(2)).erf()) / 2
@@ -400,8 +400,8 @@ _TRANSLATION = Translation()
 
 
 class OwnModel:
-    """The counterpart of :class:`PlainModel` for any model: built anew, in one process, without
-    dropout. What it computes is checked by nobody; only how a variant computes it is."""
+    """The counterpart of :class:`PlainModel` for any model: rebuilt in one process, without
+    dropout. The model itself is not checked, only how a variant computes it."""
 
     def __init__(
         self,
@@ -411,7 +411,7 @@ class OwnModel:
         task: AnyTask = _TRANSLATION,
     ) -> None:
         self.smoothing = label_smoothing
-        self.nearest = math.inf  # nobody knows where its kinks are
+        self.nearest = math.inf  # its kinks are unknown
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
         self.logits = objective(task, self.model).logits
@@ -420,7 +420,7 @@ class OwnModel:
     def loss_and_gradients(
         self, weights: Weights, batches: Iterable[Tokens], number_format: Format
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bit."""
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits."""
         batches = list(batches)
         device = batches[0][0].device
         model = self.model.to(device, number_format.base).train()
@@ -436,7 +436,7 @@ class OwnModel:
             loss = smoothed_loss(logits.to(number_format.base), labels, self.smoothing)
             (loss / count).backward()
             total += float(loss.detach())
-        # Under their canonical names, which only the model itself can tell: in the weights' place.
+        # Write gradients in place of the weights, as only the model knows its canonical names.
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
@@ -451,7 +451,7 @@ class OwnModel:
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:
         if form.rounding is None:
             return contextlib.nullcontext()
-        # One element is enough to tell which format it is rounded to.
+        # One element shows which format it is rounded to.
         third = form.rounding(torch.tensor([1 / 3]))
         dtype = torch.bfloat16 if third == torch.tensor([1 / 3]).bfloat16() else torch.float16
         return torch.autocast(device.type, dtype=dtype)

@@ -1,6 +1,6 @@
-"""A short training for the certificates: start its processes, and record how they ended.
+"""A short training for the certificates: starts its processes and records how they ended.
 
-Like a timed run it always has a result: the trajectory, or a status that says why there is none.
+Like a timed run it always has a result: the trajectory, or a status that explains its absence.
 """
 
 from collections.abc import Sequence
@@ -24,29 +24,29 @@ from transformer_core.run.supervisor import attempt, lend_processes
 
 
 class ShortRunOrder(TrainingOrder):
-    """To train a few steps with each of some seeds, and to keep what every step computed."""
+    """Trains a few steps with each of several seeds, and records what every step computed."""
 
     kind = "short_run"
     work = "transformer_core.certify.short_run_worker"
 
     seeds: int = 1
-    """Trainings; the first has the seed of the spec, each of the others the next one."""
+    """Number of trainings; the first uses the seed of the spec, the others consecutive ones."""
 
     first_look: int = 0
-    """Seeds after which the final losses are compared with the reference's; if they decide, no more
-    are trained. 0 for none."""
+    """Seeds after which the final losses are compared with the reference's; if they decide, no
+    more are trained. 0 for none."""
 
     reference: Path | None = None
-    """The reference's trajectory.json, where there is something to look at."""
+    """The reference's trajectory.json, if there is a comparison."""
 
     margin: float = 0.0
     """Margin of the final loss."""
 
     budget: float = 0.0
-    """Seconds after which no further seed is begun, beyond those of the first look."""
+    """Seconds after which no further seed starts, apart from those of the first look."""
 
     dropout: float = 0.0
-    """Dropout of the timed run, whose places are looked at; 0 looks at none."""
+    """Dropout of the timed run, whose places are checked; 0 checks none."""
 
     @property
     def title(self) -> str:
@@ -58,8 +58,8 @@ WEIGHTS = ("initial.safetensors", "final.safetensors")
 
 
 def supervise(order: ShortRunOrder, made_from: Sequence[Path]) -> None:
-    """Run the workers, make sure that trajectory.json says how they ended, and seal what is there
-    as ``made_from`` these files."""
+    """Run the workers, make sure that trajectory.json records how they ended, and seal the
+    results as ``made_from`` these files."""
     started = datetime.now(UTC)
     for name in (*WEIGHTS, RECORD):
         (order.output / name).unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def supervise(order: ShortRunOrder, made_from: Sequence[Path]) -> None:
             count_failure(order.output / RECORD)
     for name in WEIGHTS:
         seal(order.output / name)
-    # The weights are of this very training, and not of one that ended alike.
+    # The weights belong to this training, not to another with the same outcome.
     seal(order.output / RECORD, [*made_from, *(order.output / name for name in WEIGHTS)])
 
 
@@ -91,17 +91,16 @@ def _write_unfinished(order: ShortRunOrder, outcome: Outcome, started: datetime)
 
 
 class ShortRun(TrainingJob):
-    """To train a few steps and to keep what each of them computed; ``output`` is the folder of the
-    results."""
+    """Trains a few steps and records what each computed; ``output`` is the results folder."""
 
     kind = "short_run"
 
     seeds: int = 1
-    """Trainings, each with its own seed."""
+    """Number of trainings, each with its own seed."""
     first_look: int = 0
-    """Seeds that may be enough."""
+    """Number of seeds that may be enough."""
     reference: Path | None = None
-    """trajectory.json that they are judged by."""
+    """trajectory.json to compare with."""
     margin: float = 0.0
     """Margin of the final loss."""
     budget: float = 0.0

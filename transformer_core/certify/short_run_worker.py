@@ -49,7 +49,7 @@ STEPS_AS_TIMED = 3
 
 
 class Recorder(Observer):
-    """Keeps what every step of a short run computed, on the device."""
+    """Records what every step of a short run computed, on the device."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def make_deterministic(device: torch.device) -> None:
-    """Take algorithms that add in a fixed order where torch has them; on a CPU they all do."""
+    """Use deterministic algorithms if torch has them; on a CPU all of them are."""
     if device.type == "cuda":
         # cuBLAS reads this when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -140,7 +140,7 @@ class Recorded:
     trajectory: SeedTrajectory
     strategy: Strategy
     kernels: StepKernels | None
-    """What its first step took, of a seed whose weights are saved."""
+    """Kernels of its first step, for a seed whose weights are saved."""
 
 
 def record(
@@ -153,12 +153,12 @@ def record(
     dropout: float = 0.0,
     checked: bool = True,
 ) -> Recorded:
-    """Train ``spec`` on the first of ``stores``; the second is that of validations.
+    """Train ``spec`` on the first of ``stores``; the second is for validation.
 
-    The main rank writes the weights before and after into ``output``, if they are to be saved; then
-    what ``dropout`` does is looked at as well, unless it is 0, and a few steps more without
-    deterministic algorithms, where those are in force. Of a training that is not ``checked``, only
-    what others are compared with is recorded.
+    The main rank writes the weights before and after to ``output``, if they are to be saved; in
+    that case ``dropout`` is also checked, unless it is 0, as are a few additional steps without
+    deterministic algorithms, if those are in force. Unless a training is ``checked``, only the
+    values that others are compared with are recorded.
     """
     setup = assemble(spec, process, vocabulary, *stores)
     looks = save_weights and checked
@@ -202,9 +202,10 @@ def _as_timed(
     stores: tuple[PairStore, PairStore],
     output: Path,
 ) -> Checks | None:
-    """The checks of a few steps without deterministic algorithms; null on ranks but the main one.
+    """Checks of a few steps without deterministic algorithms; null on ranks other than the main
+    one.
 
-    Timed runs do without, and some kernels are others then.
+    Timed runs do not use them, and some kernels differ as a result.
     """
     torch.use_deterministic_algorithms(False)
     try:
@@ -233,7 +234,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
     for number in range(order.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})
         seeded = spec.model_copy(update={"training": training})
-        # One process for all seeds: to start anew costs more than a few steps of a small model.
+        # One process for all seeds: restarting costs more than a few steps of a small model.
         found.append(
             record(
                 seeded,
@@ -243,7 +244,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
                 order.output,
                 number == 0,
                 order.dropout,
-                # No certificate is asked for the reference: it is what others are compared with.
+                # The reference needs no certificate: others are compared with it.
                 checked=spec.variant != REFERENCE,
             )
         )
@@ -269,7 +270,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
 def _enough(
     order: ShortRunOrder, seeds: list[SeedTrajectory], strategy: Strategy, began: float
 ) -> bool:
-    """Whether no further seed is needed, or none can be afforded. The same on every rank."""
+    """Whether no further seed is needed or affordable. The same on every rank."""
     if order.reference is None or len(seeds) < max(2, order.first_look):
         return False
     if len(seeds) == order.first_look:

@@ -1,5 +1,5 @@
-"""Weights and gradients of a training as whole tensors under their canonical names, and how far a
-tensor is from the one that it should be."""
+"""Weights and gradients of a training as whole tensors under their canonical names, and how far
+a tensor is from its expected value."""
 
 import math
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ def trained_names(model: nn.Module) -> set[str]:
 
 
 class CanonicalTensors:
-    """Reads whole tensors of a training. Every rank must call its methods; on ranks other than the
-    main one they give nothing."""
+    """Reads whole tensors of a training. Every rank must call its methods; on ranks other than
+    the main one they return nothing."""
 
     def __init__(self, setup: Setup, vocabulary: int) -> None:
         self.setup = setup
@@ -45,24 +45,24 @@ class CanonicalTensors:
         self._canonical = canonical_state_dict(self.pattern)
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers, on the CPU: as the optimizer keeps them, where it does."""
+        """Parameters and buffers, on the CPU: the optimizer's copies, if it keeps any."""
         masters = masters_of(self.setup.optimizer)
         named = named_tensors(self.setup.model)
         return self._read({name: masters.get(tensor, tensor) for name, tensor in named.items()})
 
     def rounded_weights(self) -> dict[str, Tensor] | None:
-        """The weights that steps compute with, where the optimizer keeps others of more bits."""
+        """The weights that steps compute with, if the optimizer keeps wider ones."""
         if not masters_of(self.setup.optimizer):
             return None
         return self._read(named_tensors(self.setup.model))
 
     def pattern_weights(self) -> dict[str, Tensor]:
-        """Tensors of the names and shapes of the weights, on every rank."""
+        """Tensors with the names and shapes of the weights, on every rank."""
         return self._canonical
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Overwrite the training's weights; every rank gives the same."""
+        """Overwrite the training's weights; every rank passes the same."""
         for name, tensor in self._canonical.items():
             tensor.copy_(weights[name])
         masters = masters_of(self.setup.optimizer)
@@ -72,7 +72,7 @@ class CanonicalTensors:
                 master.copy_(self._written[name])
 
     def gradients(self) -> dict[str, Tensor]:
-        """What the optimizer took, of every trained tensor; zeros where it has no gradient."""
+        """The gradient that the optimizer used, for every trained tensor; zeros if it has none."""
         found = {
             name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             for name, tensor in named_tensors(self.setup.model).items()
@@ -81,8 +81,8 @@ class CanonicalTensors:
         return self._read(found, zero=True)
 
     def held_back(self) -> dict[str, Tensor] | None:
-        """What messages have left out of the gradients so far and will return; null where they
-        leave out nothing."""
+        """Gradient parts that messages have omitted so far and will send later; null if they
+        omit none."""
         kept = self.setup.strategy.held_back()
         if kept is None:
             return None
@@ -94,7 +94,7 @@ class CanonicalTensors:
         return self._read(found, zero=True)
 
     def of_trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A tensor for every parameter that is trained, by the names that the model itself has."""
+        """A tensor for every trained parameter, by the model's own names."""
         return self._read(tensors, zero=True)
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class CanonicalTensors:
         if zero:
             for tensor in self._written.values():
                 tensor.zero_()
-        # A tied tensor has one of its names here, and shares its memory with the others.
+        # A tied tensor appears under one of its names, and shares memory with the others.
         for name, one in whole_tensors(tensors):
             if not self.keep:
                 continue
@@ -123,7 +123,7 @@ def distance(
 ) -> TensorDistance:
     """``found`` compared with ``expected``; for ``rounding`` see :class:`TensorDistance`.
 
-    A tensor that is missing, of another shape or not finite is as far off as one of zeros.
+    A tensor that is missing, has another shape or is not finite is as far off as one of zeros.
     """
     if found.shape != expected.shape:
         found = torch.zeros_like(expected)

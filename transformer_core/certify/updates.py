@@ -28,18 +28,18 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.optimizer import masters_of
 
 SINGLE_UNIT = 2.0**-24
-"""Unit round-off of 32 bits: of what a sum of weight and change loses at the least."""
+"""Unit round-off of 32 bits: the minimum rounding of a sum of weight and change."""
 
 UNIT = {torch.float32: SINGLE_UNIT, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
-"""Unit round-off of the formats in which weights are kept."""
+"""Unit round-off of the formats in which weights are stored."""
 
 Tensors = Mapping[str, Tensor]
 Numbers = NDArray[np.float64]
 
 
 def unit_of(setup: Setup, own: bool) -> float:
-    """The unit round-off of the weights that the optimizer of ``setup`` keeps. Of the project's
-    ``own`` models these have 32 bits, whatever a run has made of them; users' may have fewer."""
+    """The unit round-off of the weights kept by the optimizer of ``setup``. For the project's
+    ``own`` models these have 32 bits, whatever a run has done to them; users' may have fewer."""
     if own:
         return SINGLE_UNIT
     masters = masters_of(setup.optimizer)
@@ -48,9 +48,9 @@ def unit_of(setup: Setup, own: bool) -> float:
 
 class CheckedUpdates:
     """Compares the change of all trained tensors at every step; ``unit`` is the unit round-off of
-    the format in which weights are kept.
+    the stored weights.
 
-    All tensors are one vector: a step of many small ones costs a few operations.
+    All tensors form one vector: a step of many small ones costs a few operations.
     """
 
     def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str], unit: float) -> None:
@@ -63,8 +63,8 @@ class CheckedUpdates:
         self.worst: dict[tuple[str, int], TensorDistance] = {}
 
     def done(self, step: int, after: Tensors, gradients: Tensors | None) -> None:
-        """Compare ``step``, which led to the weights ``after``; it should have changed nothing
-        where there are no ``gradients``, because they had overflowed."""
+        """Compare ``step``, which produced the weights ``after``; without ``gradients``, because
+        they overflowed, nothing should have changed."""
         before, self.before = self.before, self._vector(after)
         change = torch.zeros_like(before)
         if gradients is not None:
@@ -75,16 +75,16 @@ class CheckedUpdates:
         self._compare("", step, lost, self.before - before, change)
 
     def rounds(self, step: int, used: Tensors) -> None:
-        """Compare the change of the weights of 8 bits that the next step computes with: after every
-        update they must be those of 32 bits, rounded anew to the nearest."""
+        """Compare the change of the narrow weights that the next step computes with: after every
+        update they must be the 32-bit weights, rounded to nearest."""
         before, self.rounded = self.rounded, to_bf16(self.before)
         nothing = np.zeros(len(self.names))
         found, expected = self._vector(used) - before, self.rounded - before
         self._compare(", rounded", step, nothing, found, expected)
 
     def keeps(self, step: int, first: Tensors, second: Tensors) -> None:
-        """Compare the moments of 8 bits that the optimizer keeps after ``step`` with those that it
-        should, and go on from what it keeps: the next update follows from that."""
+        """Compare the 8-bit moments kept by the optimizer after ``step`` with the expected ones,
+        and continue from those it keeps, as the next update does."""
         kept = self._vector(first), self._vector(second)
         right = self.expected.first, self.expected.second
         for which, mine, moments in zip(("first", "second"), kept, right, strict=True):
@@ -97,11 +97,11 @@ class CheckedUpdates:
     def _compare(
         self, what: str, step: int, rounding: Numbers, found: Tensor, expected: Tensor
     ) -> None:
-        """Keep of every tensor what is farthest off, ``rounding`` (2-norms) considered."""
+        """Record the largest error of every tensor, taking ``rounding`` (2-norms) into account."""
         own, size = self._norms(found), self._norms(expected)
         lost = ~np.isfinite(own)
         product = np.where(lost, 0.0, self._products(found, expected))
-        # What is not finite is as far off as no change.
+        # A non-finite change is as far off as no change.
         apart = np.where(lost, size, self._norms(found - expected))
         own = np.where(lost, 0.0, own)
         moved = (apart > 0).astype(float)
@@ -125,14 +125,14 @@ class CheckedUpdates:
                 )
 
     def read(self) -> list[TensorDistance]:
-        """Of every trained tensor the update that was farthest off."""
+        """The update with the largest error, for every trained tensor."""
         return list(self.worst.values())
 
     def _vector(self, tensors: Tensors) -> Tensor:
         return torch.cat([tensors[name].double().flatten() for name in self.names])
 
     def _products(self, one: Tensor, other: Tensor) -> Numbers:
-        """Of every tensor the scalar product."""
+        """Scalar product for every tensor."""
         pairs = zip(one.split(self.sizes), other.split(self.sizes), strict=True)
         return np.array([float(torch.dot(a, b)) for a, b in pairs])
 
@@ -145,7 +145,7 @@ def _excess(update: TensorDistance) -> float:
 
 
 class ExpectedUpdates:
-    """The changes of the weights, step by step, by ``rule``: one vector of all."""
+    """The changes of the weights, step by step, according to ``rule``, as one vector."""
 
     def __init__(self, rule: UpdateRule) -> None:
         self.rule = rule
@@ -154,7 +154,8 @@ class ExpectedUpdates:
         self.second: Tensor | None = None
 
     def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
-        """The change of ``weights`` by ``gradients``, both in 64 bit, at learning rate ``rate``."""
+        """The change of ``weights`` by ``gradients``, both in 64 bits, at learning rate
+        ``rate``."""
         self.steps += 1
         match self.rule:
             case AdamRule():
@@ -168,7 +169,7 @@ class ExpectedUpdates:
         one, two = rule.betas
         if self.first is None or self.second is None:
             self.first, self.second = torch.zeros_like(w), torch.zeros_like(w)
-        # In place: all weights of a model are one vector, and memory is what takes the time.
+        # In place: all weights form one vector, and memory traffic dominates the time.
         self.first.mul_(one).add_(g, alpha=1 - one)
         self.second.mul_(two).addcmul_(g, g, value=1 - two)
         size = (self.second / (1 - two**self.steps)).sqrt_().add_(rule.eps)
@@ -177,7 +178,7 @@ class ExpectedUpdates:
 
 
 def expected_rate(schedule: AnySchedule, step: int, steps: int, d_model: int) -> float:
-    """Learning rate of ``step``, from 1, of ``steps``: straight from the sources that
+    """Learning rate of ``step``, from 1, of ``steps``, directly from the sources that
     :mod:`schemas.config.training` names."""
     if isinstance(schedule, Noam):
         rising, falling = step / schedule.warmup**1.5, 1 / math.sqrt(step)
@@ -197,11 +198,11 @@ def expected_rate(schedule: AnySchedule, step: int, steps: int, d_model: int) ->
 BLOCK = 256
 """Elements that share a scale."""
 SMALLEST = 4096
-"""Elements below which a tensor keeps moments of 32 bits."""
+"""Tensors with fewer elements keep 32-bit moments."""
 
 
 def levels(signed: bool) -> Tensor:
-    """The numbers of 8 bits between -1, or 0, and 1, sorted; in 64 bit."""
+    """The 8-bit numbers between -1, or 0, and 1, sorted; in 64 bits."""
     bits = 7 if signed else 8
     found = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
     for zeros in range(7):
@@ -213,8 +214,8 @@ def levels(signed: bool) -> Tensor:
 
 
 def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
-    """``values``, tensors of these sizes one after the other, each element as the nearest level of
-    its block."""
+    """``values``, the concatenation of tensors of these sizes, each element rounded to the
+    nearest level of its block."""
     known = levels(signed)
     parts = []
     for tensor in values.split(list(sizes)):
@@ -232,8 +233,8 @@ def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
 
 
 def kept_moments(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """First and second moment of every parameter as its optimizer keeps them, by the parameter's
-    name; null where they are not kept in 8 bits, or there are none yet."""
+    """First and second moment of every parameter as kept by its optimizer, by parameter name;
+    null if they are not in 8 bits, or do not exist yet."""
     if setup.spec.training.optimizer.state.moment_bits != 8:
         return None
     parameters = {n: p for n, p in named_tensors(setup.model).items() if p.requires_grad}

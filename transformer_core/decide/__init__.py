@@ -1,1 +1,1 @@
-"""From the results of runs to numbers that can be compared."""
+"""Turns the results of runs into comparable numbers."""

@@ -46,7 +46,7 @@ from transformer_core.decide.verdicts import verdict_of
 Record = TypeVar("Record", bound=Schema)
 
 MEMORY_RESOLUTION = 0.05
-"""Peaks of memory of single runs that differ by less are not told apart."""
+"""Peak memory of single runs that differs by less is considered equal."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Side:
     comparisons: dict[str, Comparison]
     claims: dict[str, str]
     rates: dict[str, Interval]
-    """Tokens per second from the turns; empty where the folder does not hold them."""
+    """Tokens per second from the turns; empty if the folder does not have them."""
     search: SearchResult | None
 
     @property
     def device(self) -> str:
-        """What trains: all GPUs by name, or the CPU."""
+        """The training hardware: all GPUs by name, or the CPU."""
         return ", ".join(gpu.name for gpu in self.hardware.gpus) or self.hardware.cpu
 
     def origin(self) -> Origin:
@@ -89,7 +89,7 @@ class Side:
 
 
 def read_side(folder: Path) -> Side:
-    """The results in ``folder``; ConfigError if it holds none that this version can read."""
+    """The results in ``folder``; ConfigError if this version cannot read any there."""
     if not (folder / "study.json").is_file():
         message = "is no folder of results: it has no study.json"
         remedy = "name one with --config against=FOLDER, for instance a folder of docs/records/"
@@ -121,7 +121,7 @@ def read_side(folder: Path) -> Side:
 
 
 def _rates(folder: Path, study: Study, names: Sequence[str]) -> dict[str, Interval]:
-    """Throughputs over all that the machine did in the sessions of the baseline."""
+    """Throughputs from all sessions of the baseline."""
     results = StudyResults(folder)
     found = results.comparisons
     records = [found[name].record for name in names if name in found]
@@ -143,7 +143,7 @@ def _rates(folder: Path, study: Study, names: Sequence[str]) -> dict[str, Interv
 
 
 def against(here: Side, there: Side) -> Against:
-    """What changed from ``there`` to ``here``, for every variant of the same run spec."""
+    """The changes from ``there`` to ``here``, for every variant with the same run spec."""
     shared = [name for name in here.variants if name in there.variants]
     same = [name for name in shared if here.specs[name] == there.specs[name]]
     same_device = here.device == there.device

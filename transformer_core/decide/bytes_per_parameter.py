@@ -1,9 +1,9 @@
-"""Bytes per parameter as the formulas of the original study have them.
+"""Bytes per parameter by the formulas of the original study.
 
-Weights 4, or 6 with a 16-bit copy; gradients 4; optimizer state 8 (AdamW), 4 (SGD with momentum),
-2 (8-bit AdamW); DDP's buckets once more the gradients. So 16 for AdamW in 32 bits, 18 in mixed
-precision (Hugging Face, "Anatomy of a model's memory"), and with weights in bfloat16 as well: 2 of
-weights, 2 of gradients, 4 of masters, 8 of moments.
+Weights 4, or 6 with a 16-bit copy; gradients 4; optimizer state 8 (AdamW), 4 (SGD with momentum), 2
+(8-bit AdamW); DDP's buckets the same as the gradients. This gives 16 for AdamW in 32 bits, 18 in
+mixed precision (Hugging Face, "Anatomy of a model's memory"), and 16 with bfloat16 weights: 2 for
+weights, 2 for gradients, 4 for masters, 8 for moments.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from schemas.config.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class Formula:
-    """Bytes for each parameter of the whole model, as rank 0 holds them."""
+    """Bytes per parameter of the whole model, as held by rank 0."""
 
     weights: float
-    """Weights, with the 16-bit copies that layers compute with."""
+    """Weights, including the 16-bit copies that layers compute with."""
     gradients: float
     optimizer: float
     buckets: float | None
-    """What DDP keeps beside; null where there is no formula."""
+    """Additional memory for DDP's buckets; null if there is no formula."""
 
     @property
     def model_state(self) -> float:
@@ -30,11 +30,11 @@ class Formula:
 
 
 def formula(spec: RunSpec) -> Formula:
-    """What a variant needs by the formulas; shards of FSDP are equal parts."""
+    """The memory that a variant needs by the formulas; FSDP shards are equal parts."""
     shards = spec.world_size if spec.parallel.sharded else 1
     kept = spec.training.precision.numbers
     return Formula(
-        # Copies are made of what a layer has gathered, whatever the shards.
+        # Copies are made of gathered layers, regardless of sharding.
         weights=kept.weights / shards + kept.copies,
         gradients=kept.gradients / shards,
         optimizer=(kept.masters + spec.training.optimizer.state.bytes) / shards,

@@ -1,4 +1,4 @@
-"""One test of a claim, judged by what was measured."""
+"""Judges a single test of a claim by the measurements."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,18 +47,18 @@ from transformer_core.decide.verdicts import verdict_of
 
 @dataclass(frozen=True)
 class Findings:
-    """All that tests are judged by."""
+    """The data that tests are judged by."""
 
     results: StudyResults
     curves: Mapping[str, FamilyCurve]
     folder: Path
-    """The results."""
+    """Folder of the results."""
     margin: float
     """Ratios from 1 / (1 + margin) to 1 + margin are the same."""
 
 
 class Judgement(NamedTuple):
-    """Outcome of a test, why, and the number that decides."""
+    """Outcome of a test, the reason, and the deciding number."""
 
     outcome: Outcome
     reason: str
@@ -75,7 +75,7 @@ _HOLD: dict[Direction, set[int]] = {
 
 
 def judge(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> Evidence:
-    """What ``test`` finds, if the runs of the study had all that ``needs`` asks for."""
+    """The evidence of ``test``, if the study's runs meet ``needs``."""
     if obstacle := obstacle_to(test, needs, findings):
         judgement = Judgement("not_testable", obstacle, _observed(test, findings))
     elif doubt := doubt_about(test, findings.results):
@@ -98,7 +98,8 @@ def judge(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> Eviden
 
 
 def _observed(test: ClaimTest, findings: Findings) -> Interval | None:
-    """The number of a test that decides nothing here: this machine is not what is claimed of."""
+    """The number of a test that is inconclusive here because the claim is about another kind of
+    machine."""
     if obstacle_to(test, [], findings) or doubt_about(test, findings.results):
         return None
     return _judge(test, findings).number
@@ -142,7 +143,7 @@ def _comparison(test: ComparisonTest, findings: Findings) -> Judgement:
     if sign not in _HOLD[test.direction]:
         return Judgement("contradicted", reason, effect.ratio)
     if effect.ratio is None:
-        # Counted, and the reference has none: a direction without a size.
+        # The reference counts zero: a direction without a size.
         sized = test.at_least is not None or test.at_most is not None
         return Judgement("undecided" if sized else "holds", reason)
     return _with_size(effect.ratio, test, reason)
@@ -192,7 +193,7 @@ def _against(
             case _:
                 return Judgement("undecided", "lies across an end of the claimed range", found)
     above = direction in ("more", "not_less")
-    # What lies exactly at the limit is no more and no less.
+    # A value exactly at the limit is neither more nor less.
     if direction in ("more", "less"):
         holds = found.low > than if above else found.high < than
         fails = found.high <= than if above else found.low >= than
@@ -221,7 +222,7 @@ def _with_size(found: Interval, test: Expected, reason: str) -> Judgement:
 
 
 def trend(test: TrendTest, findings: Findings) -> Judgement:
-    """Whether the curve of a family goes the way that the test claims."""
+    """Whether a family's curve moves in the direction that the test claims."""
     curve = findings.curves[test.family]
     values = [
         (point.value, size)
@@ -238,7 +239,7 @@ def trend(test: TrendTest, findings: Findings) -> Judgement:
 
 
 def _follow(test: TrendTest, values: list[tuple[float, Interval]], margin: float) -> Judgement:
-    """Whether sizes go the way of the test over their values; ValueError if one is 0."""
+    """Whether sizes move in the direction of the test over their values; ValueError if one is 0."""
     if test.until_best:
         values = _until_best(values)
     if test.quantity == "all_reduces":
@@ -289,20 +290,20 @@ def _show(interval: Interval) -> str:
 
 
 class Unmeasured(LookupError):
-    """A number that is not in the results; the message says why."""
+    """A number missing from the results; the message says why."""
 
 
 def read_number(number: Number, folder: Path) -> Interval:
     """The number in the results below ``folder``; Unmeasured if there is none.
 
     A single number is exact, a list of numbers gives their median and range, and an interval is
-    taken as it is; each with the uncertainty that the claim states.
+    used as it is; each with the uncertainty stated in the claim.
     """
     content = _read(number.target, folder)
     try:
         value = jmespath.search(number.value, content)
     except JMESPathError as error:
-        # A function that meets a null or another type: what it works on was not measured.
+        # A function got null or a wrong type: its input was not measured.
         message = " ".join(str(error).split())
         raise Unmeasured(f"{number.target} has no number at {number.value}: {message}") from None
     found = _as_interval(value)
@@ -342,7 +343,7 @@ def _is_number(value: Any) -> bool:
 
 
 SIGNS: dict[Verdict, int] = {"FASTER": 1, "MORE": 1, "SAME": 0, "SLOWER": -1, "LESS": -1}
-"""Which way verdicts point; those that decide nothing point nowhere."""
+"""Direction of each verdict; undecided ones have none."""
 
 
 WORDS: dict[str, str] = {
@@ -362,7 +363,7 @@ QUANTITIES: dict[str, str] = {
 
 
 def what_of(test: ClaimTest, curves: Mapping[str, FamilyCurve]) -> str:
-    """What a test is about."""
+    """Subject of a test."""
     match test:
         case ComparisonTest():
             return f"{QUANTITIES[test.quantity]} of {test.variant} over {test.reference}"
@@ -376,7 +377,7 @@ def what_of(test: ClaimTest, curves: Mapping[str, FamilyCurve]) -> str:
 
 
 def expected_of(test: ClaimTest) -> str:
-    """What a test expects to find."""
+    """Expected result of a test."""
     match test:
         case CertificateTest():
             return "trains the same model"
@@ -395,7 +396,7 @@ def expected_of(test: ClaimTest) -> str:
 
 
 def files_of(test: ClaimTest, results: StudyResults) -> list[str]:
-    """The results that a test reads."""
+    """The result files that a test reads."""
     match test:
         case ComparisonTest(quantity="throughput"):
             found = results.by_pair.get(Pair(test.variant, test.reference))
@@ -411,7 +412,7 @@ def files_of(test: ClaimTest, results: StudyResults) -> list[str]:
 
 
 def obstacle_to(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> str | None:
-    """Why a test says nothing here, or nothing."""
+    """Why a test cannot be made here; null if it can."""
     results = findings.results
     repeats = [repeat for result in results.variants.values() for repeat in result.repeats]
     for need in needs:
@@ -431,7 +432,7 @@ def obstacle_to(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> 
 
 
 def doubt_about(test: ClaimTest, results: StudyResults) -> str | None:
-    """Why the numbers of the variants are no evidence: one does not train what it should."""
+    """Why the variants' numbers are no evidence: one does not train the same model."""
     if isinstance(test, CertificateTest):
         return None
     for name in variants_of(test).values():
@@ -459,6 +460,6 @@ def _unmet(needs: Needs, repeats: Iterable[Repeat]) -> str | None:
 
 
 def _devices(repeat: Repeat) -> int:
-    """Devices of a run; a process of DataParallel drives several."""
+    """Devices of a run; a single DataParallel process drives several."""
     assert repeat.topology is not None
     return max(repeat.topology.world_size, len({(m.rank, m.device) for m in repeat.memory}))

@@ -1,4 +1,4 @@
-"""What a study says of claims.
+"""The verdicts of a study on claims.
 
     python -m transformer_core.decide.claims --claims '{"C1": {...}}' \
         --study results/study.json \
@@ -38,7 +38,7 @@ REASONS: dict[ClaimVerdict, str] = {
 
 
 def verdict_of(evidence: Sequence[Evidence]) -> ClaimVerdict:
-    """The one verdict of the tests of a claim."""
+    """The overall verdict from the tests of a claim."""
     outcomes = {item.outcome for item in evidence} - {"not_testable"}
     if not outcomes:
         return "NOT_TESTABLE"
@@ -50,7 +50,7 @@ def verdict_of(evidence: Sequence[Evidence]) -> ClaimVerdict:
 
 
 def judge_claim(name: str, claim: Claim, findings: Findings, command: str) -> ClaimResult:
-    """Every test of ``claim``, and the verdict that they make."""
+    """All tests of ``claim``, and the resulting verdict."""
     evidence = [judge(test, [claim.needs, test.needs], findings) for test in claim.tests]
     verdict = verdict_of(evidence)
     return ClaimResult(
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         claims: dict[str, Claim] = check_option("--claims", options.claims, Claims)
         results = StudyResults(options.results, options.study)
         curves: list[FamilyCurve] = read_as(options.results / "families.json", list[FamilyCurve])
-        # Within: what a claim needs of the results is read when it is asked for.
+        # Inside the block, because results are read on demand.
         findings = Findings(
             results=results,
             curves={curve.family: curve for curve in curves},

@@ -26,10 +26,10 @@ def combine(
     evaluation: EvaluationResult,
     train: ShardManifest,
 ) -> VariantResult:
-    """One record of all ``repeats``, ordered by their number.
+    """One record of all ``repeats``, ordered by number.
 
-    Throughputs and the time per epoch are null unless every repeat is ok. The rest is null only
-    where no repeat measured it. Raises ValueError without a repeat.
+    Throughputs and the time per epoch are null unless every repeat is ok. Everything else is null
+    only if no repeat measured it. Raises ValueError without a repeat.
     """
     if not repeats:
         raise ValueError(f"{variant} has no repeat")
@@ -58,14 +58,14 @@ def combine(
 
 
 def epoch_tokens(train: ShardManifest) -> int:
-    """Non-padding tokens that a pass over the split trains on: each side of a pair ends with one
-    more."""
+    """Non-padding tokens trained on per pass over the split: each side of a pair has one
+    additional end token."""
     tokens = train.source_tokens + train.target_tokens
     return tokens if train.texts else tokens + 2 * train.pairs
 
 
 def peak_memory(repeats: Sequence[Repeat]) -> int | None:
-    """Largest peak of any rank of any repeat, in bytes; null where none was measured."""
+    """Largest peak of any rank of any repeat, in bytes; null if none was measured."""
     peaks = [memory.peak_bytes for repeat in repeats for memory in repeat.memory]
     return max((peak for peak in peaks if peak is not None), default=None)
 
@@ -159,13 +159,13 @@ def rates(repeats: Iterable[Repeat], count: Literal["tokens", "pairs"]) -> list[
 
 
 def padding_share(windows: Sequence[Window]) -> float | None:
-    """Share of padding among the tokens of the windows, 0 to 1; null without a token."""
+    """Fraction of padding among the tokens of the windows, 0 to 1; null without tokens."""
     padded = sum(window.padded_tokens for window in windows)
     return 1 - sum(window.tokens for window in windows) / padded if padded else None
 
 
 def input_wait_share(windows: Sequence[Window]) -> float | None:
-    """Share of the windows' time spent waiting for input, 0 to 1; null without a window."""
+    """Fraction of the windows' time spent waiting for input, 0 to 1; null without a window."""
     seconds = sum(window.seconds for window in windows)
     return sum(window.input_wait_seconds for window in windows) / seconds if seconds else None
 

@@ -41,17 +41,17 @@ from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import counted, judge, not_measured
 
 INPUT_WAIT_LIMIT = 0.05
-"""Share of the time spent waiting for input above which a throughput says little about training."""
+"""Fraction of time spent waiting for input above which throughput says little about training."""
 FOREIGN_LIMIT = 0.05
-"""Share of the machine's CPU time that others took above which a note says so."""
+"""Fraction of the machine's CPU time used by other processes above which a note is added."""
 PROBE_LIMIT = 0.1
-"""Change of the machine's speed during a session above which a note says so."""
+"""Change of the machine's speed during a session above which a note is added."""
 
 NO_SPEEDUP: dict[CertificateStatus, str] = {
     "not_equivalent": "{} does not train the same model: no speed-up",
     "different": "{} trains a different model by design: no speed-up of the same training",
 }
-"""What is said of a ratio with a side that has no certificate; otherwise its status."""
+"""Notes on a ratio for a side without a certificate; other statuses are named as they are."""
 
 
 def compare(
@@ -60,7 +60,7 @@ def compare(
     certificates: Mapping[str, Certificate],
     margin: float,
 ) -> list[Comparison]:
-    """A comparison for each paired run, in their order; intervals of all of them hold at once."""
+    """A comparison for each paired run, in order; the intervals of all hold at once."""
     timed = [run for run in runs if run.status == "ok"]
     speed = _effects("throughput", timed, [run.ratios for run in timed], margin)
     weighed = [run for run in timed if all(map(_peaks, run.sessions))]
@@ -117,13 +117,13 @@ def _peaks(session: Session) -> bool:
 
 
 def _memory_ratio(session: Session, pair: Pair) -> LogRatio:
-    """Of the largest peaks of both sides: a number per session, without an error of its own."""
+    """Ratio of the largest peaks of both sides: one number per session, without its own error."""
     reference, variant = (side.peak_memory_bytes or 1 for side in session.sides)
     return LogRatio(*pair, estimate=log(variant / reference), error=0.0, freedom=0, pairs=1)
 
 
 def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
-    """Bytes that all ranks send in an optimizer step."""
+    """Bytes sent by all ranks per optimizer step."""
     for result in (reference, variant):
         if result.status != "ok":
             return not_measured("traffic", f"{result.variant} ended {result.status}")
@@ -131,26 +131,26 @@ def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
     if sent is None or base is None:
         name = (variant if sent is None else reference).variant
         return not_measured("traffic", f"the traffic of {name} is not counted")
-    # Steps may differ between variants; whole numbers keep equal traffic equal.
+    # Variants may differ in steps; integers keep equal traffic equal.
     steps, base_steps = variant.repeats[0].steps, reference.repeats[0].steps
     return counted("traffic", sent * base_steps, base * steps, "traffic between processes")
 
 
 def _bytes_sent(result: VariantResult) -> int | None:
-    """Bytes that all ranks of the first repeat sent; null where they are not counted."""
+    """Bytes sent by all ranks of the first repeat; null if not counted."""
     repeat = result.repeats[0]
     traffic = (repeat.communication or {}).get("traffic")
     if traffic is not None:
         return sum(sum(operation["sent_bytes"]) for operation in traffic.values())
     alone = repeat.topology is not None and repeat.topology.world_size == 1
-    # One process that drives several devices moves data between them, which nobody counts.
+    # A process that drives several devices moves data between them uncounted.
     return 0 if alone and len({memory.device for memory in repeat.memory}) <= 1 else None
 
 
 def _about_certificate(
     run: PairedRun, name: str, certificate: Certificate
 ) -> tuple[CertificateStatus, str]:
-    """What the certificate of a side is worth in this comparison, and what is said of it."""
+    """Status of a side's certificate in this comparison, and a note on it."""
     status = certificate.status
     if status != "equivalent":
         said = NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up")
@@ -164,7 +164,7 @@ def _about_certificate(
 
 
 def about_sessions(run: PairedRun) -> Iterator[str]:
-    """What a reader of a ratio must know of the sessions that it is from."""
+    """Caveats about the sessions that a ratio comes from."""
     for name in (run.reference, run.variant):
         windows = [w for s in run.sessions for r in s.rounds for w in r.windows if w.side == name]
         waited = sum(window.input_wait_seconds for window in windows)
@@ -202,7 +202,7 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
 
 
 def _probe_change(session: Session) -> float | None:
-    """The largest change of a probe from before a session to after it, as a factor."""
+    """Largest change of a probe from before a session to after it, as a factor."""
     before = {probe.device: probe for probe in session.before.probes}
     changes = [
         getattr(after, rate) / getattr(before[after.device], rate)

@@ -1,4 +1,4 @@
-"""Results as data frames, one row per observation, as plots want them."""
+"""Results as data frames for plots, one row per observation."""
 
 from collections.abc import Mapping, Sequence
 from math import exp
@@ -33,10 +33,10 @@ def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
 
 
 def rounds_frame(run: PairedRun) -> pd.DataFrame:
-    """A row per round of a comparison, numbered through with a gap between sessions.
+    """A row per round of a comparison, numbered consecutively with a gap between sessions.
 
     ``reference`` is the throughput of the reference's window, ``ratio`` that of the variant's over
-    it; both over their medians.
+    it; both divided by their medians.
     """
     rows = []
     number = 0
@@ -54,9 +54,9 @@ def rounds_frame(run: PairedRun) -> pd.DataFrame:
 
 
 def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
-    """A row per variant that is ok and rank: the largest peak over the repeats, in bytes.
+    """A row per ok variant and rank: the largest peak over the repeats, in bytes.
 
-    A rank that drives several devices (DataParallel) has a row for each, by the device's number.
+    A rank that drives several devices (DataParallel) has one row per device, by device number.
     """
     rows = [
         (result.variant, number[memory.rank, memory.device], memory.peak_bytes)
@@ -72,12 +72,12 @@ def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
 
 
 def _devices(memory: Sequence[RankMemory]) -> dict[tuple[int, str], int]:
-    """Number of each device of each rank; that of the rank where every rank has one device."""
+    """Number of each device of each rank; the rank's number if every rank has one device."""
     return {device: n for n, device in enumerate(sorted({(m.rank, m.device) for m in memory}))}
 
 
 def training_loss_frame(steps_files: Mapping[str, Path]) -> pd.DataFrame:
-    """A row per variant and step whose loss was read, from the steps.parquet of one repeat."""
+    """A row per variant and step with a recorded loss, from the steps.parquet of one repeat."""
     frames = [pd.DataFrame({"variant": [], "step": [], "loss": []})]
     for variant, path in steps_files.items():
         steps = read_table(path, columns=["step", "loss"]).to_pandas()
@@ -87,7 +87,7 @@ def training_loss_frame(steps_files: Mapping[str, Path]) -> pd.DataFrame:
 
 
 def validation_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
-    """A row per variant that is ok and finite validation loss of its first repeat."""
+    """A row per finite validation loss of the first repeat of every ok variant."""
     return pd.DataFrame(
         [
             (result.variant, validation.step, validation.loss)
@@ -103,8 +103,8 @@ def validation_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
 def lengths_frame(
     lengths: LengthHistogram, source: str | None = None, target: str = ""
 ) -> pd.DataFrame:
-    """A row per side and length, with the share of the side's sentences that have it; without a
-    ``source`` language, of texts."""
+    """A row per side and length, with the fraction of the side's sentences of that length; for
+    texts if there is no ``source`` language."""
     rows = []
     sides = [(f"source ({source})", lengths.source), (f"target ({target})", lengths.target)]
     if source is None:

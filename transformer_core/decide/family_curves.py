@@ -27,7 +27,7 @@ from transformer_core.decide.verdicts import ONE_SESSION
 from transformer_core.study.compared_pairs import members_in
 
 FEWEST_MEMBERS = 2
-"""One variant alone makes no curve."""
+"""Minimum number of members: a single variant makes no curve."""
 
 
 def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
@@ -52,7 +52,7 @@ def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
 
 
 def all_reduces_per_step(result: VariantResult) -> float | None:
-    """All-reduces of gradients in an optimizer step; null where no strategy counts them."""
+    """All-reduces of gradients per optimizer step; null if no strategy counts them."""
     first = result.repeats[0]
     if result.status != "ok" or not first.steps or not first.communication:
         return None
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         families: dict[str, Family] = check_option("--families", options.families, Families)
         results = StudyResults(options.results, options.study)
-        # Within: what a curve needs of the results is read when it is asked for.
+        # Inside the block, because results are read on demand.
         curves = [curve(name, family, results) for name, family in families.items()]
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -1,8 +1,8 @@
-"""What should hold on a GPU, line by line: ``python -m transformer_core.decide.gpu_check``.
+"""GPU checks, one line each: ``python -m transformer_core.decide.gpu_check``.
 
-A line says what was expected, what was found, and why it does not hold. It is made from what the
-jobs of an ordinary study left, and from the tests and the kernels of attention, which only the
-check of a GPU looks at. Where the jobs say that this machine cannot, so does the line.
+A line states the expectation, the finding, and why it does not hold. It is based on the results of
+an ordinary study's jobs, and on the GPU tests and attention kernels that only the GPU check runs.
+If the jobs report that this machine lacks support, so does the line.
 """
 
 import argparse
@@ -41,14 +41,14 @@ from transformer_core.common.records import read_as, read_record
 PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
 REFERENCE = "single"
 SLACK = 0.02
-"""By so much a ratio may lie beyond what is expected of it: the margin of comparisons."""
+"""Tolerance of a ratio beyond its expected range: the margin of comparisons."""
 DROPPED_BY_CHANCE = 0.01
-"""By so much the share that is dropped may differ from what was asked: with some 250,000 weights
-six standard deviations are 0.004; a share rounded to a sixteenth is 0.0375 off."""
+"""Allowed difference between the actual and the requested dropout share: with some 250,000
+weights six standard deviations are 0.004; a share rounded to a sixteenth is 0.0375 off."""
 LARGEST_ERROR = 0.02
-"""Relative error of attention in bfloat16, whose numbers have 8 bits."""
+"""Maximum relative error of attention in bfloat16, which has 8 significant bits."""
 LEAST_STEPS, LEAST_SECONDS = 20, 0.8
-"""Of the windows of comparisons; a little less than was asked for, since steps vary."""
+"""Minimum size of comparison windows; slightly below the requested size, since steps vary."""
 Record = TypeVar("Record", bound=Schema)
 
 
@@ -81,7 +81,7 @@ def lines(results: Path) -> Iterator[Check]:
 
 
 def tests(found: GpuTests) -> Check:
-    """All tests that need a GPU pass."""
+    """All GPU tests pass."""
     outcome, reason = outcome_of(found.status), found.reason
     if found.status == "ok":
         outcome = judged(found.passed > 0 and not found.failed)
@@ -106,7 +106,7 @@ def roofline(found: Roofline) -> Check:
 
 
 def attention(found: AttentionTruths) -> Iterator[Check]:
-    """Each backend drops what was asked, and is as exact as its format."""
+    """Each backend drops the requested share, and is as exact as its format."""
     expected = "Attention by {}: the share asked for is dropped, and values are those of 64 bits."
     file = "gpu_check/attention.json"
     if found.status != "ok":
@@ -153,7 +153,7 @@ def trained(name: str, run: Repeat) -> Check:
 
 
 def windows(pairs: dict[str, PairedRun]) -> Check:
-    """Windows are long enough to show what the host costs."""
+    """Windows are long enough to show the host's overhead."""
     found = [
         (window.steps, window.seconds)
         for run in pairs.values()
@@ -198,8 +198,7 @@ COMPARISONS: tuple[tuple[str, str, str, Expected], ...] = (
         lambda r: r > 1,
     ),
 )
-"""Variant, what it is compared with, what is expected, and of which ratios of throughputs it
-holds."""
+"""Variant, its reference, the expectation, and a predicate on the throughput ratio."""
 
 
 def comparison(
@@ -235,7 +234,7 @@ def profile(found: Capture) -> Check:
 
 
 def check(results: Path) -> GpuCheck:
-    """All lines, with the machine and the versions that they come from."""
+    """All lines, with the machine and versions that they come from."""
     first = read_record(results / f"runs/{REFERENCE}/repeat-1/metrics.json", Repeat).provenance
     return GpuCheck(
         checks=list(lines(results)),
@@ -247,12 +246,13 @@ def check(results: Path) -> GpuCheck:
 
 
 TOLERANCE = 0.15
-"""By so much a prediction may differ from what torch's allocator handed out."""
+"""Allowed relative difference between a prediction and the memory that torch's allocator
+allocated."""
 GIB = 2**30
 
 
 def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
-    """The tensors are as many bytes as predicted, and with the context as NVML says."""
+    """Tensor memory matches the prediction, and NVML's number once the context is included."""
     files = ["results/memory/predicted.json", f"results/runs/{name}/repeat-1/metrics.json"]
     expected = (
         f"The memory of {name} is predicted to {TOLERANCE:.0%} of what torch hands out, and NVML "
@@ -293,7 +293,7 @@ def _predicted(prediction: Prediction) -> str:
 
 
 def largest_batch(found: LargestBatchResult) -> Check:
-    """The search ends with an answer that is confirmed."""
+    """The search ends with a confirmed answer."""
     outcome: Outcome = "unsupported" if found.status == "unsupported" else "failed"
     text = f"{len(found.trials)} trials"
     if found.status == "ok":
@@ -315,19 +315,19 @@ _OUTCOMES: dict[Status, Outcome] = {"unsupported": "unsupported", "ok": "held"}
 
 
 def outcome_of(status: Status) -> Outcome:
-    """Of a job that ended like this: a mistake unless it is ok, or this machine cannot."""
+    """Outcome for a job's final status: failed unless it is ok or unsupported."""
     return _OUTCOMES.get(status, "failed")
 
 
 def judged(holds: bool) -> Outcome:
-    """Whether what was expected is so."""
+    """Whether the expectation holds."""
     return "held" if holds else "not_held"
 
 
 def line(
     name: str, expected: str, outcome: Outcome, found: str, reason: str | None, file: str
 ) -> Check:
-    """A line of the page that comes from one file, named from the folder of results."""
+    """A line based on a single file, named relative to the results folder."""
     return Check(
         name=name,
         expected=expected,
@@ -339,11 +339,11 @@ def line(
 
 
 LOG_CHARACTERS = 2000
-"""Characters that the page shows of a log: the end, where the error is."""
+"""Characters of a log shown in the report: its end, where the error is."""
 
 
 def device(found: DeviceFacts) -> Iterator[Check]:
-    """What beside the device should work does."""
+    """Environment features other than the device itself work."""
     for one in found.facts:
         outcome = judged(bool(one.holds)) if one.status == "ok" else outcome_of(one.status)
         file = "gpu_check/device.json"
@@ -351,7 +351,7 @@ def device(found: DeviceFacts) -> Iterator[Check]:
 
 
 def ends_of_logs(results: Path) -> Iterator[LogEnd]:
-    """Of all jobs that have said something."""
+    """Ends of all non-empty job logs."""
     for path in sorted((results / "logs").rglob("*.log")):
         text = path.read_text(errors="replace").strip()
         if text:
@@ -361,7 +361,7 @@ def ends_of_logs(results: Path) -> Iterator[LogEnd]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.decide.gpu_check",
-        description="Hold what the jobs of a check of a GPU found against what should be so.",
+        description="Compare the results of a GPU check with what is expected.",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="their folder")
     parser.add_argument("--output", type=Path, required=True, help="checks.json to write")

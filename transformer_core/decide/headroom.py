@@ -1,9 +1,9 @@
-"""Where the limit is: the time of a step against what its arithmetic and its bytes would take.
+"""Headroom: the time of a step against the time that its arithmetic and memory traffic need.
 
-Classes of operators share the time of the timed step as they do in the profile. Each is held
-against its products at the measured rate of matrix products, and against its bytes, read and
-written by one operator after the other, at the measured bandwidth; the longer of the two is what a
-perfect kernel of the same operators would take (Williams, Waterman and Patterson, Roofline, 2009).
+The timed step is divided among operator classes in the proportions of the profile. Each class is
+compared with its products at the measured rate of matrix products, and with its bytes, read and
+written by one operator after another, at the measured bandwidth; the longer of the two is the time
+of a perfect kernel for the same operators (Williams, Waterman and Patterson, Roofline, 2009).
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ class Part:
 
     name: str
     seconds: float
-    """Its share of the step."""
+    """Time of the class within the step."""
     products: float | None
-    """Its floating-point operations at the measured rate; None where they are unknown."""
+    """Time for its floating-point operations at the measured rate; None if unknown."""
     traffic: float | None
-    """Its bytes at the measured bandwidth; None where they are unknown."""
+    """Time for its bytes at the measured bandwidth; None if unknown."""
 
     @property
     def least(self) -> float | None:
-        """What both allow; None where neither is known."""
+        """Minimum time by both limits; None if neither is known."""
         known = [time for time in (self.products, self.traffic) if time is not None]
         return max(known, default=None)
 
     @property
     def left(self) -> float | None:
-        """What is beyond that; bytes that stay in a cache may make it less than nothing."""
+        """Time beyond that minimum; negative if cached bytes make it faster."""
         return None if self.least is None else self.seconds - self.least
 
 
@@ -45,20 +45,20 @@ class Headroom:
 
     name: str
     seconds: float
-    """Of the timed step."""
+    """Duration of the timed step."""
     parts: list[Part]
-    """By class, the longest first."""
+    """Parts by class, longest first."""
     idle: float
     """Seconds of the step in which no operator runs."""
 
     @property
     def products(self) -> float:
-        """Seconds that all floating-point operations would take."""
+        """Seconds needed for all floating-point operations."""
         return sum(part.products or 0.0 for part in self.parts)
 
     @property
     def traffic(self) -> float:
-        """Seconds that all bytes would take."""
+        """Seconds needed for all bytes."""
         return sum(part.traffic or 0.0 for part in self.parts)
 
 
@@ -75,7 +75,7 @@ def step_seconds(sessions: Sequence[Session], side: str) -> float | None:
 
 
 def topology_of(sessions: Sequence[Session], side: str) -> Topology | None:
-    """What ``side`` ran on."""
+    """Devices and processes of ``side``."""
     sides = (found for session in sessions for found in session.sides if found.name == side)
     return next((found.topology for found in sides if found.topology), None)
 
@@ -88,7 +88,7 @@ def headroom(
     profile: Breakdown,
     roofline: Roofline,
 ) -> Headroom | None:
-    """The limits of a step of ``seconds``; None where the profile has no events or the rate of
+    """The limits of a step of ``seconds``; None if the profile has no events, or the rate of
     matrix products was not measured."""
     rate, _, _ = ceiling(spec, topology, roofline)
     summary = profile.summary
@@ -112,7 +112,7 @@ def headroom(
 
 
 def _bandwidth(spec: RunSpec, topology: Topology, roofline: Roofline) -> float | None:
-    """Bytes per second of all devices of a run; on a CPU, of the threads of all its processes."""
+    """Bytes per second of all devices of a run; on a CPU, for the threads of all its processes."""
     if topology.device == "cuda":
         devices, threads = spec.machine.nodes * spec.machine.devices_per_node, None
     else:

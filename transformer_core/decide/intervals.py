@@ -42,32 +42,32 @@ from scipy import optimize, special, stats
 from schemas.results import Interval, LogRatio
 
 SHARED = 0.25
-"""Correlation of the scatters of two comparisons in the same sessions, whose reference differs from
-session to session as much as a variant does."""
+"""Correlation between the errors of two comparisons in the same sessions, if the reference
+varies between sessions as much as a variant does."""
 
 ROUNDED = 1e-20
-"""Variance of logarithms below which they differ by how they were rounded."""
+"""Variance of logarithms below which differences are only rounding."""
 
 Values = NDArray[np.float64]
-"""[sessions] a number for each session, of one comparison or of several in a row."""
+"""[sessions] one number per session, for one comparison or several in a row."""
 
 
 def part_of_look(looks: int) -> float:
-    """The share of a comparison's probability of error that its last of ``looks`` may take: all of
-    it where nobody looked."""
+    """Share of a comparison's error probability available to the last of its ``looks``: all of
+    it if there were none."""
     return 1 / (looks * (looks + 1)) if looks else 1.0
 
 
 def simultaneous_ratios(
     comparisons: Sequence[Sequence[LogRatio]], looks: Sequence[int] | None = None
 ) -> list[Interval]:
-    """The ratio of each comparison, with intervals that all hold together with 95 %.
+    """The ratio of each comparison, with intervals that all hold at once with 95 % probability.
 
-    A comparison is a list of sessions; ``looks`` says how often each was looked at to decide
-    whether it goes on, never if not given. Where no comparison with a reference has a second
-    session there is no variance between sessions: the intervals then tell of the windows alone, and
-    are too narrow. ``samples`` counts pairs of windows. Raises ValueError for a comparison without
-    a session.
+    A comparison is a list of sessions; ``looks`` is the number of times each one was examined to
+    decide whether it continues, zero by default. If no comparison with a reference has a second
+    session, the variance between sessions is unknown: the intervals then reflect only the windows,
+    and are too narrow. ``samples`` counts pairs of windows. Raises ValueError for a comparison
+    without a session.
     """
     if not all(comparisons):
         raise ValueError("a comparison needs at least one session")
@@ -81,7 +81,7 @@ def simultaneous_ratios(
         comparisons, squares, known, looks or [0] * len(comparisons), strict=True
     ):
         beyond = between[sessions[0].reference]
-        # The fewer of the two: the sum of both variances is known no worse than that.
+        # The smaller of the two: the sum of both variances is known at least that well.
         freedom = min(float(of_each.sum()), beyond.freedom or inf)
         factor = float(stats.t.ppf(1 - error * part_of_look(seen) / 2, max(1, freedom)))
         center, weights = _weighted_mean(_estimates(sessions), beyond.variance + square)
@@ -101,7 +101,7 @@ def simultaneous_ratios(
 
 def _weighted_mean(values: Values, variances: Values) -> tuple[float, Values]:
     """The mean of the values, weighted by the inverse of their variances; and the weights."""
-    # What is counted has no variance.
+    # Counts have no variance.
     weights = np.ones_like(values) if variances.min() <= 0 else 1 / variances
     weights /= weights.sum()
     return float(weights @ values), weights
@@ -110,7 +110,7 @@ def _weighted_mean(values: Values, variances: Values) -> tuple[float, Values]:
 def _moderated_by_comparison(
     comparisons: Sequence[Sequence[LogRatio]],
 ) -> tuple[list[Values], list[Values]]:
-    """Of each comparison the moderated squared errors of its sessions, and their degrees of
+    """For each comparison, the moderated squared errors of its sessions and their degrees of
     freedom."""
     squares, freedom = _moderated(
         np.concatenate([_squares(sessions) for sessions in comparisons]),
@@ -121,10 +121,10 @@ def _moderated_by_comparison(
 
 
 def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:
-    """Squared errors drawn towards what is usual in the study, the more the more alike they are,
-    and their degrees of freedom then.
+    """Squared errors shrunk towards the study's typical value, the more so the more alike they are,
+    and the resulting degrees of freedom.
 
-    Fewer than three are left as they are, and so are errors of what is counted, which are 0.
+    Fewer than three are left unchanged, as are errors of counts, which are 0.
     """
     if len(squares) < 3 or squares.min() <= 0:
         return squares, np.where(squares > 0, freedom, inf)
@@ -139,10 +139,10 @@ def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:
 
 
 class Between(NamedTuple):
-    """How much the sessions of comparisons with one reference differ beyond their errors."""
+    """Variation between sessions of comparisons with one reference, beyond their own errors."""
 
     variance: float
-    """Of the logarithm of a ratio; 0 where no comparison has a second session."""
+    """Variance of the logarithm of a ratio; 0 if no comparison has a second session."""
     freedom: float
     """Degrees of freedom of that estimate."""
 
@@ -150,8 +150,8 @@ class Between(NamedTuple):
 def between_sessions(
     comparisons: Sequence[Sequence[LogRatio]], squares: Sequence[Values] | None = None
 ) -> dict[str, Between]:
-    """By reference, how much sessions differ. ``squares`` are the squared errors of the sessions of
-    each comparison, if not their own."""
+    """By reference, the variation between sessions. ``squares`` are the squared errors of the
+    sessions of each comparison, if not their own."""
     squares = squares or [_squares(sessions) for sessions in comparisons]
     found = defaultdict(list)
     for sessions, square in zip(comparisons, squares, strict=True):
@@ -160,11 +160,12 @@ def between_sessions(
 
 
 def _between(measured: Sequence[tuple[Values, Values]]) -> Between:
-    """Of comparisons with one reference, each the estimates of its sessions and squared errors."""
+    """The same for one reference, given the estimates and squared errors of each comparison's
+    sessions."""
     repeated = sum(len(values) - 1 for values, _ in measured)
 
     def excess(variance: float) -> float:
-        """How much more the estimates scatter than they would with this variance."""
+        """Excess scatter of the estimates over that expected with this variance."""
         total = 0.0
         for values, square in measured:
             center, _ = _weighted_mean(values, variance + square)
@@ -173,7 +174,7 @@ def _between(measured: Sequence[tuple[Values, Values]]) -> Between:
 
     shared = sum(len(values) > 1 for values, _ in measured)
     freedom = repeated / (1 + SHARED * max(0, shared - 1))
-    # A little more than would do without any error, where rounding decides on which side it lies.
+    # Slightly above the bound without errors, as rounding decides on which side that lies.
     spread = sum(float(np.var(values)) * len(values) for values, _ in measured)
     most = spread / max(1, repeated) * (1 + 1e-9)
     least = most * 1e-9  # not 0, where an error of 0 would divide by it
@@ -196,14 +197,14 @@ Groups = Sequence[Sequence[float]]
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 FEWEST_SAMPLES = 3
-"""With fewer samples than this, the interval is their range: a bootstrap would pretend to know."""
+"""Minimum samples for a bootstrap; with fewer, the interval is their range."""
 
 _SEED = 20_170_612
 _CHUNK_VALUES = 2_000_000
 
 
 def median_interval(groups: Groups) -> Interval:
-    """Median over all samples and its interval.
+    """Median of all samples and its interval.
 
     With fewer than FEWEST_SAMPLES samples ``low`` and ``high`` are the smallest and the largest.
     Raises ValueError without a sample.
@@ -272,7 +273,7 @@ def range_of(values: Sequence[float]) -> Interval:
 
 
 def widened(interval: Interval, share: float) -> Interval:
-    """``interval`` with each end moved outwards by a share of itself."""
+    """``interval`` with each end moved outwards by a fraction of itself."""
     low = interval.low - share * abs(interval.low)
     high = interval.high + share * abs(interval.high)
     return interval.model_copy(update={"low": low, "high": high})
@@ -281,7 +282,7 @@ def widened(interval: Interval, share: float) -> Interval:
 def quotient(above: Interval, below: Interval) -> Interval:
     """One number over another; ValueError unless both are 0 or more, and the second is above 0."""
     if above.low < 0 or below.low <= 0:
-        raise ValueError(f"{above.low:g} over {below.low:g} is no ratio of two sizes")
+        raise ValueError(f"{above.low:g} over {below.low:g} is not a ratio of two sizes")
     return Interval(
         median=above.median / below.median,
         low=above.low / below.high,
@@ -293,7 +294,7 @@ def quotient(above: Interval, below: Interval) -> Interval:
 def product(first: Interval, second: Interval) -> Interval:
     """One number times another; ValueError unless both are 0 or more."""
     if first.low < 0 or second.low < 0:
-        raise ValueError(f"{first.low:g} times {second.low:g} is no product of two sizes")
+        raise ValueError(f"{first.low:g} times {second.low:g} is not a product of two sizes")
     return Interval(
         median=first.median * second.median,
         low=first.low * second.low,

@@ -56,7 +56,7 @@ def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
         reason=None,
         real_seconds=_step_seconds(run, REAL),
         emulated_seconds=_step_seconds(run, EMULATED),
-        # Of throughputs: a longer step is a smaller one.
+        # These are throughput ratios: a longer step means a smaller ratio.
         error=exp(-median(ratios)) - 1,
     )
 
@@ -113,15 +113,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 MEASURED = "measured"
-"""The name of the link that was measured, beside those that a study describes."""
+"""Name of the measured link, as opposed to those that a study describes."""
 FEWEST_SIZES = 3
 
 
 def fit_link(sizes: Sequence[float], seconds: Sequence[float], devices: int) -> MeasuredLink | None:
-    """The latency and bandwidth with which a ring explains the times of ``sizes`` bytes.
+    """Fit the latency and bandwidth of a ring to the times for ``sizes`` bytes.
 
     seconds = 2 (p - 1) latency + 2 (p - 1) / p bytes / bandwidth. Least squares of the relative
-    errors, so that small messages count as much as large ones, and neither is negative (Lawson and
+    errors, so that small messages count as much as large ones, with both nonnegative (Lawson and
     Hanson, Solving Least Squares Problems, 1974). Null with fewer than three sizes or one device.
     """
     if len(set(sizes)) < FEWEST_SIZES or devices < 2:
@@ -144,12 +144,12 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float], devices: int) -> 
 
 
 def as_model(link: MeasuredLink) -> LinkModel:
-    """The fitted link as the model takes it."""
+    """The fitted link in the form used by the model."""
     return LinkModel(bandwidth=link.bandwidth, latency=link.latency)
 
 
 def measured_link(collectives: Path) -> MeasuredLink | None:
-    """The link that the measured all-reduces fit; null where there are none."""
+    """The link fitted to the measured all-reduces; null if there are none."""
     table = read_table(collectives)
     run = CollectiveRun.model_validate_json((table.schema.metadata or {})[b"study"])
     rows = [row for row in table.to_pylist() if row["collective"] == "all_reduce"]

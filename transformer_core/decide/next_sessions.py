@@ -1,9 +1,8 @@
-"""Which comparisons the next time goes to.
+"""Chooses which comparisons to measure next.
 
-Of those that can be decided in the time that is left, the one that matters most for each second
-that it is expected to take; of the others, the one that matters most. Others with the same
-reference that need these sessions too take turns with it: the reference is started and timed once
-for all.
+Among those that can be decided in the remaining time, it takes the most important one per second of
+expected time; if there are none, the most important. Other comparisons with the same reference that
+also need these sessions take turns with it: the reference is started and timed once for all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,42 +23,43 @@ from transformer_core.decide.verdicts import judge
 from transformer_core.measure.comparison import of_two
 
 SPARE = 1.2
-"""How much more is measured than would do if the ratio is where it seems to be."""
+"""Safety factor on the amount of measuring that would suffice if the ratio is where it appears
+to be."""
 GROWTH = 3
-"""At most so many times as much as there is is measured until the verdict is looked at: where the
-ratio is not where it seemed to be, little is lost."""
+"""Maximum growth factor of the data before the next look at the verdict: little is lost if the
+ratio is not where it appeared to be."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a session takes, per side, as the last one did."""
+    """Duration of a session, per side, based on the last one."""
 
     start: float
-    """Seconds until its first round and after its last."""
+    """Seconds before its first round and after its last."""
     round: float
     """Seconds of a round."""
 
     def session(self, sides: int, rounds: int) -> float:
-        """Seconds of a session of so many sides and rounds."""
+        """Seconds of a session with this many sides and rounds."""
         return sides * (self.start + rounds * self.round)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a comparison stands."""
+    """Current state of a comparison."""
 
     pair: Pair
     weight: float
-    """How much its verdict matters."""
+    """Importance of its verdict."""
     ratio: Interval
     verdict: Verdict | None
     variance: float
     """Variance of the logarithm of the ratio, from rounds and sessions."""
     looks: int
-    """How often its verdict has decided whether it goes on, this time included."""
+    """Number of times its verdict has decided whether it continues, including this time."""
     sessions: int
     together: int
-    """Comparisons of the study, whose intervals hold together."""
+    """Number of comparisons in the study whose intervals hold at once."""
     of_a_round: float
     """Variance of the logarithm of the ratio of one round."""
     between: float
@@ -73,48 +73,49 @@ class Standing:
 
 
 WORTH_JOINING = 0.5
-"""Who needs this share of the sessions of the first, or more, joins in."""
+"""Minimum fraction of the first one's sessions that another comparison must need in order to
+join."""
 LONGEST = 8
-"""A session has at most so many times the least number of rounds."""
+"""Maximum rounds of a session, as a multiple of the minimum."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a study says of its comparisons."""
+    """The study's settings for its comparisons."""
 
     margin: float
     rounds_least: int
     together: int
-    """Sides that are alive at the same time."""
+    """Sides running at the same time."""
 
     def rounds(self, standing: Standing) -> int:
-        """Rounds of a further session."""
+        """Rounds of another session."""
         return best_rounds(standing, self.rounds_least, LONGEST * self.rounds_least)
 
     def seconds(self, standing: Standing) -> float:
-        """About how much more time decides a comparison by itself."""
+        """Approximate additional time that decides a comparison by itself."""
         return seconds_needed(standing, self.rounds(standing), self.margin)
 
     def sessions(self, standing: Standing) -> int:
-        """About how many more sessions decide it."""
+        """Approximate number of additional sessions that decide it."""
         return sessions_needed(standing, self.rounds(standing), self.margin)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sessions that are made next, before anybody looks at a verdict again."""
+    """The next sessions to run before verdicts are checked again."""
 
     reference: str
     variants: tuple[str, ...]
     sessions: int
     rounds: int
     session_seconds: float
-    """About what each takes."""
+    """Approximate duration of each session."""
 
 
 def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Plan | None:
-    """What ``left`` seconds are best spent on first; None if nothing is undecided, or if no session
-    fits into them."""
+    """The best use of the next ``left`` seconds; None if nothing is undecided, or if no session
+    fits."""
     waiting = [
         standing
         for standing in standings
@@ -145,7 +146,7 @@ def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Pla
 
 
 def _crew(lead: Standing, waiting: Sequence[Standing], limits: Limits) -> list[Standing]:
-    """The one that matters most, and those that join in."""
+    """The most important comparison, and those that join it."""
     least = WORTH_JOINING * limits.sessions(lead)
     others = [
         standing
@@ -159,14 +160,15 @@ def _crew(lead: Standing, waiting: Sequence[Standing], limits: Limits) -> list[S
 
 
 def distance(ratio: float, margin: float) -> float:
-    """How far the logarithm of a ratio is from the nearest place where nothing is decided."""
+    """Distance of a ratio's logarithm from the nearest decision boundary."""
     middle, edge = abs(log(ratio)), log(1 + margin)
     return max(middle, edge - middle)
 
 
 def best_rounds(standing: Standing, least: int, most: int) -> int:
-    """Rounds of a session that tell most in a given time: many where starting takes long and rounds
-    scatter, few where sessions differ (Cochran, Sampling Techniques, 1977, section 10.6)."""
+    """The most informative number of rounds per session for a given time: many if startup is
+    long and rounds vary, few if sessions differ (Cochran, Sampling Techniques, 1977, section
+    10.6)."""
     costs = standing.costs
     if standing.between <= 0 or costs.round <= 0:
         return most
@@ -175,7 +177,7 @@ def best_rounds(standing: Standing, least: int, most: int) -> int:
 
 
 def sessions_needed(standing: Standing, rounds: int, margin: float) -> int:
-    """About how many more sessions of so many rounds decide a comparison."""
+    """Approximate number of additional sessions of this many rounds that decide a comparison."""
     of_session = standing.between + standing.of_a_round / rounds
     if standing.variance <= 0 or of_session <= 0:
         return 1
@@ -186,31 +188,31 @@ def sessions_needed(standing: Standing, rounds: int, margin: float) -> int:
 
 
 def seconds_needed(standing: Standing, rounds: int, margin: float) -> float:
-    """About how long these sessions take, with the reference as the only other side."""
+    """Approximate duration of these sessions, with the reference as the only other side."""
     return sessions_needed(standing, rounds, margin) * standing.costs.session(2, rounds)
 
 
 def _quantile(looks: int, together: int) -> float:
-    """Half the width of an interval after so many looks, in standard errors."""
+    """Half the width of an interval after this many looks, in standard errors."""
     error = 1 - CONFIDENCE ** (1 / max(1, together))
     return float(stats.norm.ppf(1 - error * part_of_look(looks) / 2))
 
 
 @dataclass
 class SoFar:
-    """A comparison, as its first round left it and with what was added."""
+    """A comparison: its first round plus added sessions."""
 
     first: PairedRun
     weight: float = 1.0
     stuck: str = ""
-    """Why nothing can be added."""
+    """Why no sessions can be added."""
     added: list[Session] = field(init=False, default_factory=list)
     stints: set[int] = field(init=False, default_factory=set)
-    """Those that added something; after each of them the verdict was looked at."""
+    """The batches that added sessions; the verdict was checked after each."""
     ratios: list[LogRatio] = field(init=False)
-    """Of every session, in order."""
+    """Ratios of all sessions, in order."""
     costs: Costs | None = field(init=False, default=None)
-    """What a session takes, as the last one says; null without a session."""
+    """Duration of a session, based on the last one; null without a session."""
 
     def __post_init__(self) -> None:
         self.ratios = self.first.ratios
@@ -224,12 +226,12 @@ class SoFar:
 
     @property
     def looks(self) -> int:
-        """How often its verdict has decided what is measured, the next time included: once after
-        the first round, and once after each stint."""
+        """Number of times its verdict has decided what is measured, including the next: once
+        after the first round, and once after each batch."""
         return 1 + len(self.stints)
 
     def add(self, session: Session, stint: int) -> None:
-        """Add a session of it and perhaps others."""
+        """Add a session of this comparison and possibly others."""
         alone = of_two(session, self.pair)
         self.added.append(alone)
         self.stints.add(stint)
@@ -239,7 +241,7 @@ class SoFar:
         self.others += [name for name in names if name not in self.others]
 
     def record(self) -> PairedRun:
-        """The record of all of it."""
+        """The complete record."""
         return self.first.model_copy(
             update={
                 "sessions": [*self.first.sessions, *self.added],
@@ -251,7 +253,7 @@ class SoFar:
 
 
 def standings(pairs: Iterable[SoFar], margin: float) -> list[Standing]:
-    """Where every comparison stands that has a ratio, as the report is going to say it."""
+    """The state of every comparison that has a ratio, as the report will show it."""
     timed = [pair for pair in pairs if pair.first.status == "ok"]
     ratios = [pair.ratios for pair in timed]
     between = {name: each.variance for name, each in between_sessions(ratios).items()}
@@ -276,7 +278,7 @@ def standings(pairs: Iterable[SoFar], margin: float) -> list[Standing]:
 
 
 def _variance(ratios: Sequence[LogRatio], between: float) -> float:
-    """Of the weighted mean of the sessions."""
+    """Variance of the weighted mean of the sessions."""
     each = [between + ratio.error**2 for ratio in ratios]
     return 1 / sum(1 / one for one in each) if min(each) > 0 else 0.0
 
@@ -294,11 +296,11 @@ def weights(
     baseline: str,
     certified: Mapping[str, bool],
 ) -> dict[Pair, float]:
-    """How much each verdict matters.
+    """The importance of each verdict.
 
-    Twice as much where a claim rests on it, and where the variant may be a part of the best
-    combination: beside the baseline, and perhaps faster. A quarter where it counts for nothing,
-    since one side has no certificate that it trains the same model.
+    Double if a claim depends on it, and if the variant may be part of the best combination:
+    compared with the baseline, and possibly faster. A quarter if the comparison does not count
+    because one side lacks a certificate that it trains the same model.
     """
     found = {}
     for pair in pairs:

@@ -47,7 +47,7 @@ def project(
     link: MeasuredLink | None,
     settings: Projecting,
 ) -> Projection:
-    """Curves, buckets and checks; without a measured device there are only the reasons."""
+    """Curves, buckets and checks; without a measured device, only the reasons."""
     times = [t for t in record.times if t.status == "ok"]
     links = ({MEASURED: as_model(link)} if link else {}) | settings.links
     plain = next((t for t in times if t.micro_batches == 1), None)
@@ -111,10 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 DEFAULT_BUCKET_MB = 25.0
 
 BUCKETS_MB = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)
-"""Sizes of which the best is looked for."""
+"""Sizes searched for the best."""
 
 CURVE_BUCKETS_MB = (0.25, 1, 5, DEFAULT_BUCKET_MB, 100)
-"""Sizes with a curve of their own."""
+"""Sizes with their own curves."""
 
 BUCKET_DEVICES = (2, 8, 64, 512)
 
@@ -125,8 +125,8 @@ EQUAL = 1.001
 def curves(
     times: Sequence[ComputeTimes], links: Mapping[str, LinkModel], most: int
 ) -> Iterator[ProjectedCurve]:
-    """Every strategy with every bucket size on every link, from 1 device on in powers of two up
-    to ``most``."""
+    """Every strategy with every bucket size on every link, from 1 device in powers of two up to
+    ``most``."""
     for name, link in links.items():
         for strategy in get_args(ProjectedStrategy):
             accumulates = strategy.startswith("accumulation")
@@ -150,7 +150,7 @@ def _curve(
     points = []
     devices = 1
     while devices <= most:
-        # Strategies without buckets take no notice of their size.
+        # Strategies without buckets ignore their size.
         size = DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb
         seconds = step_seconds(strategy, compute, link, devices, size)
         points.append(
@@ -174,7 +174,7 @@ def _curve(
 def best_buckets(
     compute: Compute, links: Mapping[str, LinkModel], most: int
 ) -> Iterator[BestBucket]:
-    """The best bucket size of DistributedDataParallel on each link, for some numbers of devices."""
+    """DistributedDataParallel's best bucket size on each link, for several numbers of devices."""
     for name, link in links.items():
         for devices in BUCKET_DEVICES:
             if devices > most:
@@ -203,7 +203,7 @@ def checks(
     times: Sequence[ComputeTimes],
     measured: MeasuredLink | None,
 ) -> Iterator[ProjectionCheck]:
-    """Every variant of several processes that ran, predicted and measured."""
+    """Every multi-process variant that ran, predicted and measured."""
     by_work = {work(specs[t.variant]): t for t in times if t.status == "ok"}
     for name, spec in specs.items():
         windows = [window for repeat in results[name].repeats for window in repeat.windows]
@@ -259,7 +259,7 @@ def _check(
 
 
 def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, dict[str, Any]] | str:
-    """Strategy of a spec and its manner as :func:`step_seconds` takes them, or why it has none."""
+    """Strategy of a spec and its options as :func:`step_seconds` takes them, or why it has none."""
     parallel, accumulation = spec.parallel, spec.training.accumulation
     if isinstance(parallel, Fsdp):
         if parallel.bf16:
@@ -289,7 +289,7 @@ def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | 
         return hook.link, "emulated"
     if spec.machine.link is not None:
         return LinkModel(bandwidth=PAYLOAD_SHARE * spec.machine.link.bandwidth), "limited"
-    # What was measured is the link within one host.
+    # The measured link is the one within a single host.
     if measured is None or spec.machine.nodes > 1:
         return None, MEASURED
     return as_model(measured), MEASURED

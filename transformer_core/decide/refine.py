@@ -1,13 +1,13 @@
-"""Comparisons that are undecided go on until the time of the study is spent:
-``python -m transformer_core.decide.refine``.
+"""Continues undecided comparisons until the study's time is spent: ``python -m
+transformer_core.decide.refine``.
 
-It begins when all else is done that does not rest on comparisons. What is left of the study's time,
-but for what verdicts, search and report take, goes to one undecided comparison after the other, the
-one first whose verdict matters most for the time that it is expected to take. Nothing is trained
-anew, and sessions that were added stay: with a larger ``time`` the job adds to them.
+Starts once everything that does not depend on comparisons is done. The study's remaining time, less
+that reserved for verdicts, search and report, goes to one undecided comparison after another, most
+important verdict per expected second first. Nothing is retrained, and added sessions are kept: with
+a larger ``time`` the job adds more.
 
-A comparison that is measured until it says something says too much, unless its interval knows of
-it: see the note on looks in :mod:`transformer_core.decide.intervals`.
+Measuring until a verdict appears makes false positives more likely, unless the interval accounts
+for it: see the note on looks in :mod:`transformer_core.decide.intervals`.
 """
 
 import argparse
@@ -51,14 +51,14 @@ from transformer_core.run.order import shard_manifests
 from transformer_core.run.supervisor import end_on_request
 
 Measure = Callable[[Plan, int], Session]
-"""Makes a session of a plan, by its number; SessionEndedError if a side ends before it."""
+"""Runs a plan's session, by its number; SessionEndedError if a side ends early."""
 
 
 class KeptStints:
-    """Sessions of several comparisons in ``folder``, a file each, numbered in order.
+    """Sessions of several comparisons in ``folder``, one file each, numbered in order.
 
-    ``keys`` says by comparison what its sessions must be sessions of: those with another key are of
-    another run spec, other settings or other code, and count no more.
+    ``keys`` gives the required key of each comparison's sessions: those with another key come from
+    another run spec, settings or code, and no longer count.
     """
 
     def __init__(self, folder: Path, keys: Mapping[Pair, str]) -> None:
@@ -71,7 +71,7 @@ class KeptStints:
         """Number of the last stint; 0 for none."""
 
     def read_into(self, pairs: Iterable[SoFar]) -> None:
-        """Give every comparison the sessions that were added to it."""
+        """Give each comparison its added sessions."""
         by_name = {pair.pair: pair for pair in pairs}
         for _, path in sorted(self._files().items()):
             try:
@@ -88,7 +88,7 @@ class KeptStints:
                     by_name[name].add(session, stint)
 
     def add(self, session: Session, stint: int) -> None:
-        """Keep a session of a stint."""
+        """Save a session of a batch."""
         reference, *variants = (side.name for side in session.sides)
         self.last += 1
         self.last_stint = stint
@@ -111,7 +111,7 @@ Claimed = list[tuple[str, str]]
 def sessions_of(
     specs: dict[str, RunSpec], comparing: Comparing, data: Path, folder: Path, command: str
 ) -> Measure:
-    """What makes the sessions of a plan, with processes of these run specs."""
+    """Returns the function that runs a plan's sessions, with processes for these run specs."""
 
     def measure(plan: Plan, number: int) -> Session:
         sides = [Side(name, specs[name]) for name in (plan.reference, *plan.variants)]
@@ -134,7 +134,7 @@ def comparisons(
     claimed: Claimed,
     baseline: str,
 ) -> list[SoFar]:
-    """The comparisons with how much each matters, and why one cannot go on."""
+    """The comparisons with their importance, and why one cannot continue."""
     certified = {one.variant: one.status == "equivalent" for one in certificates}
     matters = weights(runs, claimed, baseline, certified)
     pairs = [SoFar(run, matters[run.pair]) for run in runs]
@@ -147,7 +147,7 @@ def comparisons(
 def keys(
     pairs: Sequence[SoFar], specs: dict[str, RunSpec], comparing: Comparing, code: str
 ) -> dict[Pair, str]:
-    """What sessions of each comparison are sessions of: as its first round has it."""
+    """Identity key of each comparison's sessions, from its first round."""
     found = {}
     for pair in pairs:
         sides = [Side(name, specs[name]) for name in pair.pair[::-1]]
@@ -164,7 +164,7 @@ def refine(
     spent: Callable[[], float],
     rest: float,
 ) -> Refinement:
-    """Spend the time of the study but for ``rest`` seconds; ``spent`` is what its clock says."""
+    """Spend the study's time except for ``rest`` seconds; ``spent`` reads its clock."""
     asked = seconds_of(study.time) if study.time else 0.0
     comparing = study.comparison
     limits = Limits(comparing.margin, comparing.pairs, comparing.together)
@@ -190,10 +190,9 @@ def spend(
     left: Callable[[], float],
     now: Callable[[], float] = time.monotonic,
 ) -> list[Stint]:
-    """Add sessions to ``pairs`` until ``left`` seconds are over, or nothing is undecided.
+    """Add sessions to ``pairs`` until ``left`` seconds are used, or nothing is undecided.
 
-    Verdicts are looked at between stints only; whether a stint is cut short depends on the clock
-    alone.
+    Verdicts are checked only between batches; only the clock cuts a batch short.
     """
     done: list[Stint] = []
     while plan := next_plan(open_standings(pairs, limits), left(), limits):
@@ -208,7 +207,7 @@ def spend(
 
 
 def open_standings(pairs: Sequence[SoFar], limits: Limits) -> list[Standing]:
-    """Where the comparisons stand that can go on."""
+    """The state of the comparisons that can continue."""
     stuck = {pair.pair for pair in pairs if pair.stuck}
     found = standings(pairs, limits.margin)
     return [one for one in found if one.pair not in stuck]
@@ -250,7 +249,7 @@ def _stint(
 
 
 def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
-    """The comparisons without a verdict, and about how much longer each would take."""
+    """The comparisons without a verdict, and the approximate additional time for each."""
     reasons = {pair.pair: pair.stuck for pair in pairs}
     found = []
     for standing in standings(pairs, limits.margin):
@@ -269,16 +268,16 @@ def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
 
 
 FOLLOWING = ("compare", "families", "claims", "search", "tables", "figures", "page")
-"""Rules whose jobs come after the comparisons."""
+"""Rules that run after the comparisons."""
 LIGHT = ("combine", "certify", "breakdown", "utilisation")
-"""Rules whose jobs read results and compute little, like most of those that follow."""
+"""Rules that read results and compute little, like most of those that follow."""
 HEAVIER = {"figures": 5.0, "tables": 2.0, "page": 2.0}
-"""Those that take longer than the others, and about how much, until one has been timed."""
+"""Rules that take longer than the others, and roughly how much, until one has been timed."""
 
 
 def kept_for_the_rest(study: Study, jobs: Mapping[str, JobTimes]) -> float:
-    """Seconds that are kept for what follows the comparisons: as long as it took before on
-    this machine, else as the jobs before it suggest."""
+    """Seconds reserved for everything after the comparisons: as long as it took before on this
+    machine, otherwise as estimated from earlier jobs."""
     light = max((jobs[rule].mean for rule in LIGHT if rule in jobs), default=1.0)
     total = 0.0
     for rule in FOLLOWING:
@@ -292,7 +291,7 @@ def kept_for_the_rest(study: Study, jobs: Mapping[str, JobTimes]) -> float:
 
 
 def _search(study: Study, jobs: Mapping[str, JobTimes]) -> float:
-    """Its budget, the short runs of a certificate, and a profile."""
+    """The search's budget, the short runs of a certificate, and a profile."""
     if study.search is None or not study.search.budget:
         return 0.0
     runs = [jobs[rule].mean for rule in ("short_run", "profile") if rule in jobs]
@@ -300,8 +299,8 @@ def _search(study: Study, jobs: Mapping[str, JobTimes]) -> float:
 
 
 def _quality(study: Study, jobs: Mapping[str, JobTimes]) -> float:
-    """The trainings to a quality, which begin anew with another recommendation: half of their
-    budget, until one has been timed."""
+    """The quality trainings, which restart for a new recommendation: half of their budget, until
+    one has been timed."""
     if study.quality is None:
         return 0.0
     return jobs["quality"].mean if "quality" in jobs else study.quality.budget / 2
@@ -310,7 +309,7 @@ def _quality(study: Study, jobs: Mapping[str, JobTimes]) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.decide.refine",
-        description="Go on with undecided comparisons until the time of a study is spent.",
+        description="Continue undecided comparisons until the study's time is spent.",
     )
     parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
     parser.add_argument("--specs", required=True, type=Path, nargs="+", help="every spec.json")

@@ -1,4 +1,4 @@
-"""The options by which jobs are told where the results of a study lie."""
+"""Command-line options that locate the results of a study."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from transformer_core.decide.study_results import StudyResults
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say where the results are, the same for every job that reads them all."""
+    """Add options for the location of the results, the same for every job that reads them all."""
     parser.add_argument(
         "--results",
         type=Path,
@@ -25,5 +25,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_arguments(options: argparse.Namespace) -> StudyResults:
-    """The results that the options of :func:`add_arguments` name."""
+    """The results named by the options of :func:`add_arguments`."""
     return StudyResults(options.results, options.study, options.comparisons)

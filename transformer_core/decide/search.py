@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass
 class Record:
-    """What is known of a search, until it ends with a result."""
+    """State of a search, until it ends with a result."""
 
     baseline: RunSpec
     command: str
@@ -122,7 +122,7 @@ class Record:
     known: dict[str, Any]
 
     def ended(self, status: str, reason: str, **more: object) -> SearchResult:
-        """The result; what is not known is empty, and what is recommended is the baseline."""
+        """The result; unknown fields are empty, and the baseline is recommended."""
         nothing = {"considered": 0, "contenders": [], "parts": [], "spec": self.baseline}
         nothing |= {
             "certificate": None,
@@ -184,7 +184,7 @@ def search(
 
 
 def _contender(trial: Trial) -> Contender:
-    """What the result says of a combination that was tried."""
+    """The record of a combination that was tried."""
     return Contender(
         parts=sorted(trial.parts),
         predicted=trial.predicted,
@@ -203,12 +203,12 @@ def _compared(
     reference: Path,
     record: Record,
 ) -> SearchResult:
-    """The result after the best combination, its stages and the fastest variants were compared with
-    the baseline.
+    """The result after comparing the best combination, its stages and the fastest variants with the
+    baseline.
 
-    What is recommended is the fastest of them, so that the page shows no faster one: where the last
-    techniques seem to cost, they are left out. The intervals hold for all at once, so that the one
-    that was chosen for its ratio keeps its interval.
+    The fastest of them is recommended, so that the report shows no faster one: if the last
+    techniques seem to cost time, they are left out. The intervals hold for all at once, so the one
+    chosen for its ratio keeps its interval.
     """
     final = compare_stages(bench, best, comparisons)
     winner = final.fastest(bench, reference, best)
@@ -236,8 +236,8 @@ def _regret(
     winner: Trial,
     comparisons: Sequence[Comparison],
 ) -> Interval | None:
-    """How much faster anything else could still be; None where the winner is a variant whose change
-    is not one to the baseline."""
+    """How much faster anything else could still be; None if the winner is a variant whose change
+    is not to the baseline."""
     if not winner.parts <= {*exploration.space.parts}:
         return None
     ratios = [[s.ratio(Pair(side, BASELINE)) for s in final.sessions] for side in final.sides]
@@ -248,22 +248,22 @@ def _regret(
     within = fmean(ratio.error**2 for sessions in ratios for ratio in sessions)
     deviation = sqrt(between_sessions(ratios)[BASELINE].variance + within)
     high = own_effects(bench.study, bench.variants, comparisons, "high")
-    # The end of an interval that holds for all comparisons is some three standard errors away.
+    # Ends of simultaneous intervals are about three standard errors away.
     single = {part: (effect, (high[part] - effect) / 3) for part, effect in bench.effects.items()}
     return regret(exploration, winner.parts, single, deviation)
 
 
 def pads(spec: RunSpec) -> bool:
-    """Whether much of what ``spec`` computes is padding: it takes pairs of any lengths together,
-    each in a row of its own, and computes the whole rows."""
+    """Whether much of the work of ``spec`` is padding: it batches pairs of any lengths together,
+    each in its own row, and computes whole rows."""
     fixed = isinstance(spec.batching, FixedSize) and isinstance(spec.batching.rows, PaddedRows)
     return fixed and not isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens)
 
 
 def recommended_yaml(result: SearchResult) -> str:
-    """The run spec as YAML, with what is known of it in comments."""
+    """The run spec as YAML, with comments on its results."""
     lines = [
-        "# The run spec that this machine is recommended, found by",
+        "# The run spec recommended for this machine, found by",
         f"#   {result.provenance.command}",
         f"# {' + '.join(result.parts) or result.baseline}: {result.reason}.",
     ]

@@ -1,4 +1,4 @@
-"""The last comparison of a search, measured anew, and certificates of what it recommends."""
+"""The final comparison of a search, measured afresh, and certificates of its recommendations."""
 
 import json
 import subprocess
@@ -30,25 +30,25 @@ from transformer_core.study.combinations import combine, equivalence_of
 from transformer_core.study.resolve import lineage, resolve
 
 MOST_CERTIFIED = 3
-"""Combinations that are certified at most until one holds."""
+"""Maximum number of combinations certified until one holds."""
 
 
 @dataclass(frozen=True)
 class FinalComparison:
-    """What new sessions say of a combination, of the steps to it, of it without its parts, and of
-    the fastest certified variants of the study."""
+    """New sessions of a combination, the steps to it, it without each part, and the fastest
+    certified variants of the study."""
 
     sessions: list[Session]
     sides: Mapping[str, Trial]
-    """What took turns, by the name of its side."""
+    """The trials that took turns, by side name."""
     effects: Mapping[str, Effect]
-    """By the name of the side."""
+    """Effects by side name."""
     steps: Mapping[str, Parts]
     without: Mapping[str, Parts]
     certificates: Sequence[Certificate]
 
     def side(self, trial: Trial) -> str:
-        """The name of the side that ``trial`` was."""
+        """Name of the side for ``trial``."""
         return next(side for side, other in self.sides.items() if other.key == trial.key)
 
     def of(self, trial: Trial) -> Effect:
@@ -56,7 +56,8 @@ class FinalComparison:
         return self.effects[self.side(trial)]
 
     def fastest(self, bench: Bench, reference: Path, best: Trial) -> Trial:
-        """What has the highest ratio of all that trains the same model, which ``best`` does."""
+        """The trial with the highest ratio among those that train the same model, which ``best``
+        does."""
 
         def ratio(side: str) -> float:
             found = self.effects[side].ratio
@@ -68,8 +69,8 @@ class FinalComparison:
         return next((trial for trial in alike if holds(bench, trial, reference)), best)
 
     def shown_for(self, winner: Trial) -> dict[str, object]:
-        """The stages as a result shows them that recommends ``winner``: those to it, those beyond
-        it, and it without its parts."""
+        """The stages shown in a result that recommends ``winner``: those leading to it, those
+        beyond it, and it without its parts."""
         steps = self._stages(self.steps)
         way = [stage for stage in steps if set(stage.parts) <= winner.parts]
         if not way or set(way[-1].parts) != winner.parts:
@@ -96,8 +97,9 @@ class FinalComparison:
 
 
 def compare_stages(bench: Bench, best: Trial, comparisons: Sequence[Comparison]) -> FinalComparison:
-    """Compare with the baseline ``best``, the fastest certified variants of ``comparisons``, and as
-    many stages as may be alive: so that no row of the page is faster than what is recommended."""
+    """Compare ``best``, the fastest certified variants of ``comparisons``, and as many stages as
+    may run at once with the baseline, so that no row of the report is faster than the
+    recommendation."""
     study = bench.study
     steps, without = stages(study, bench.variants, best.parts, bench.effects)
     rows = _rows(bench, comparisons)[: max(1, bench.room // 3)]
@@ -115,8 +117,8 @@ def compare_stages(bench: Bench, best: Trial, comparisons: Sequence[Comparison])
 
 
 def _rows(bench: Bench, comparisons: Sequence[Comparison]) -> list[Trial]:
-    """The certified variants of a study that were compared with its baseline, the fastest first,
-    bundles included."""
+    """The certified variants of a study compared with its baseline, fastest first, including
+    bundles."""
     study, variants = bench.study, bench.variants
     counted = [c for c in comparisons if c.reference == study.baseline and c.counts and c.speedup]
     counted.sort(key=lambda c: -c.speedup.median if c.speedup else 0.0)
@@ -138,7 +140,7 @@ def _rows(bench: Bench, comparisons: Sequence[Comparison]) -> list[Trial]:
 
 
 def _sessions(bench: Bench, specs: Mapping[str, RunSpec]) -> list[Session]:
-    """Sessions of all stages and the baseline, at least as many as a comparison takes."""
+    """Sessions of all stages and the baseline, at least as many as a comparison needs."""
     comparing, done = bench.study.comparison, list[Session]()
     with bench.coordinator() as coordinator:
         sessions = bench.sessions(specs, comparing, coordinator, "final")
@@ -153,22 +155,21 @@ def _sessions(bench: Bench, specs: Mapping[str, RunSpec]) -> list[Session]:
 
 
 def certified(bench: Bench, trials: Sequence[Trial], reference: Path) -> Trial | None:
-    """The first of the trials that beats the baseline and trains the same model; None if none does."""
+    """The first trial that beats the baseline and trains the same model; None if none does."""
     better = [trial for trial in trials if trial.rounds and fmean(trial.rounds) > 1]
     alike = (trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial, reference))
     return next(alike, None)
 
 
 def holds(bench: Bench, trial: Trial, reference: Path) -> bool:
-    """Whether a combination trains the same model, as it was timed; its certificate is kept with
-    it."""
+    """Whether a combination trains the same model, as timed; its certificate is stored with it."""
     held = trial.certificate or _certificate(bench, trial, reference)
     trial.certificate = _of_its_turns(trial, held)
     return trial.certificate.status == "equivalent"
 
 
 def _of_its_turns(trial: Trial, certificate: Certificate) -> Certificate:
-    """The certificate, inconclusive where the turns that the trial won were computed otherwise."""
+    """The certificate, inconclusive if the trial's winning turns were computed differently."""
     packages = package_versions()
     otherwise = [
         clause
@@ -187,8 +188,8 @@ def _of_its_turns(trial: Trial, certificate: Certificate) -> Certificate:
 def timed_otherwise(
     bench: Bench, sessions: Sequence[Session], side: str, certificate: Certificate | None
 ) -> str | None:
-    """Why a ratio of ``side`` to the baseline does not count: what took turns is not what was
-    certified. None where it is."""
+    """Why a ratio of ``side`` to the baseline does not count: the timed side is not the
+    certified one. None if it counts."""
     packages, found = package_versions(), list[str]()
     both = {BASELINE: bench.certificates[bench.study.baseline], side: certificate}
     for name, held in both.items():
@@ -198,7 +199,7 @@ def timed_otherwise(
 
 
 def _certificate(bench: Bench, trial: Trial, reference: Path) -> Certificate:
-    """The certificate of a combination, from a short run of its own."""
+    """The certificate of a combination, from its own short run."""
     equivalence = equivalence_of(bench.variants, sorted(trial.parts))
     assert not isinstance(equivalence, Different), "only certified variants are combined"
     folder = bench.folder / "certificate" / "+".join(sorted(trial.parts))
@@ -225,14 +226,14 @@ def _certificate(bench: Bench, trial: Trial, reference: Path) -> Certificate:
 
 
 def command_of(job: Job) -> list[str]:
-    """The command that carries out a job in processes of its own."""
+    """The command that runs a job in its own processes."""
     order = json.dumps({"kind": job.kind, **job.model_dump(mode="json")})
     return [sys.executable, "-m", "transformer_core.run.job", "--order", order]
 
 
 def profile_of(bench: Bench, spec: RunSpec) -> Breakdown | None:
-    """The profile of ``spec``, made as those of the variants are; None if a job of it fails, which
-    takes nothing from what the search has found."""
+    """The profile of ``spec``, created like those of the variants; None if one of its jobs
+    fails, which does not affect the search's result."""
     folder = bench.folder / "profile"
     write_text(folder / "spec.json", spec.model_dump_json() + "\n")
     asked = ProfileJob(

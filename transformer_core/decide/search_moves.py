@@ -1,13 +1,14 @@
-"""Which combinations of techniques a search measures next, and how much better others could be.
+"""Chooses the next combinations of techniques to measure, and estimates how much better others
+could be.
 
-The search starts from all techniques at once as well as from none: what pays alone may cost beside
-others, and what shows nothing alone may pay beside them. Where it stands it tries the absence of
-each technique it has and the presence of each that it lacks, in turns with the combination itself,
-moves to what is faster, and ends where no step helps (stepwise regression in both directions;
-Efroymson, Multiple Regression Analysis, 1960). Techniques that exclude each other take each other's
-place.
+The search starts from all techniques at once as well as from none: a technique that helps alone may
+cost time beside others, and one without effect alone may help beside them. From the current
+combination it tries removing each technique present and adding each one missing, in turns with the
+combination itself, moves to anything faster, and ends when no step helps (stepwise regression in
+both directions; Efroymson, Multiple Regression Analysis, 1960). Mutually exclusive techniques
+replace each other.
 
-Nothing here measures: a function does that is given, so that planted truths can stand for it.
+Nothing is measured here: a given function does so, which lets tests plant known truths.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,16 +27,16 @@ from transformer_core.study.resolve import lineage
 
 Parts = frozenset[str]
 Measure = Callable[[Sequence[Parts]], Mapping[Parts, float]]
-"""Lets combinations take turns in one session; logarithms of their throughputs over that of the
-baseline, of those that could run."""
+"""Runs combinations in turns in one session; returns logarithms of their throughputs over that
+of the baseline, for those that could run."""
 
 NAME = "recommended"
 LEAST_GAIN = 0.003
-"""Gain, as a logarithm, below which no step is taken: others would follow from noise alone."""
+"""Minimum gain, as a logarithm, for a step: smaller ones would be noise."""
 SIMPLER = 0.001
-"""What a technique must gain at least to stay, as a logarithm: of equals the simpler one is better."""
+"""Minimum gain, as a logarithm, for a technique to stay: among equals the simpler one is better."""
 UNTRIED = 0.05
-"""Standard deviation of what a technique does beside others that was only measured alone."""
+"""Standard deviation of the effect beside others of a technique measured only alone."""
 DRAWS = 4_000
 MOST_COUNTED = 16
 
@@ -55,10 +56,10 @@ def own_effects(
     comparisons: Sequence[Comparison],
     end: Literal["median", "high"] = "median",
 ) -> dict[str, float]:
-    """Logarithm of what each variant's own change does to the throughput, as far as measured: the
+    """Logarithm of the effect of each variant's own change on throughput, if measured: the
     estimate, or the upper ``end`` of its interval.
 
-    The effect of a variant without that of its parent; none where one of them was not measured. A
+    This is the effect of a variant minus that of its parent; absent if either was not measured. A
     variant without a parent changes the study itself, which is what the oldest ancestor of the
     baseline runs.
     """
@@ -80,36 +81,36 @@ def own_effects(
 
 @dataclass(frozen=True)
 class Space:
-    """The combinations that there are."""
+    """The possible combinations."""
 
     parts: tuple[str, ...]
-    """Techniques that may be combined, those that promise most first."""
+    """Techniques that may be combined, most promising first."""
     excluded: Mapping[str, Parts]
-    """By technique, those that it cannot be combined with."""
+    """For each technique, those that it cannot be combined with."""
     valid: Callable[[Parts], bool]
     """Whether a combination can be trained."""
     largest: int
-    """Techniques in a combination at most."""
+    """Maximum techniques in a combination."""
 
     def fits(self, parts: Parts) -> bool:
-        """Whether these techniques make a combination."""
+        """Whether these techniques form a valid combination."""
         alone = all(self.excluded[part].isdisjoint(parts) for part in parts)
         return alone and len(parts) <= self.largest and self.valid(parts)
 
     def filled(self, wanted: Iterable[str], have: Parts = frozenset()) -> Parts:
-        """``have`` with as many of the ``wanted`` techniques as fit, the first of them first."""
+        """``have`` plus as many of the ``wanted`` techniques as fit, in order."""
         waiting = [part for part in wanted if part not in have]
-        # What needs another technique fits only after that one.
+        # A technique that needs another fits only after it.
         while added := next((part for part in waiting if self.fits(have | {part})), None):
             have |= {added}
             waiting.remove(added)
         return have
 
     def steps(self, parts: Parts) -> dict[str, Parts]:
-        """By technique, the combination without it where it is there, and with it where not.
+        """For each technique, the combination without it if present, or with it if absent.
 
-        A technique that is added takes the place of those that exclude it. Where others need the
-        one that is taken out, or it needs one that is missing, one of them goes or comes along.
+        An added technique replaces those that exclude it. If others need a removed one, or an added
+        one needs a missing one, one of these is removed or added along with it.
         """
         found = {}
         for part in self.parts:
@@ -133,7 +134,7 @@ def space_of(
     """The combinations of ``parts`` with the baseline of a study."""
     assert study.search is not None, "somebody asked for a search"
     baseline = combine(study, variants, (), NAME)
-    # One that says what the baseline does anyway would stand in every combination.
+    # A technique that matches the baseline would be in every combination.
     useful = [part for part in parts if combine(study, variants, (part,), NAME) != baseline]
     useful.sort(key=lambda part: -effects.get(part, 0.0))
     known: dict[Parts, bool] = {}
@@ -147,8 +148,8 @@ def space_of(
 
 
 def considered(space: Space) -> int:
-    """How many combinations there are of the 16 techniques that promise most, of which no two
-    exclude each other."""
+    """Number of combinations of the 16 most promising techniques in which no two exclude each
+    other."""
 
     def count(parts: Sequence[str], room: int) -> int:
         return sum(
@@ -161,8 +162,8 @@ def considered(space: Space) -> int:
 
 
 def starts(space: Space, effects: Mapping[str, float], count: int) -> list[Parts]:
-    """Where the search starts: all techniques at once, none but those that pay alone, and at most
-    so many others, each with one technique less than that one has."""
+    """Starting points of the search: all techniques at once, only those that help alone, and up
+    to ``count`` combinations, each with one technique less than the previous one."""
     everything = space.filled(space.parts)
     paying = space.filled(part for part in space.parts if effects.get(part, 0.0) > 0)
     fewer = [paying - {part} for part in sorted(paying, key=lambda part: effects.get(part, 0.0))]
@@ -172,36 +173,36 @@ def starts(space: Space, effects: Mapping[str, float], count: int) -> list[Parts
 
 @dataclass
 class Exploration:
-    """What a search has measured, and where it goes on."""
+    """Results of a search so far, and its next moves."""
 
     space: Space
     measure: Measure
     room: int
-    """Combinations that may take turns at the same time, beside the baseline."""
+    """Combinations that may take turns at once, besides the baseline."""
     more: Callable[[], bool]
     """Whether there is time for another session."""
     seen: list[Mapping[Parts, float]] = field(default_factory=list)
-    """What every session measured."""
+    """Measurements of every session."""
     ended: set[Parts] = field(default_factory=set)
     """Combinations that cannot run."""
 
     def speed(self, parts: Parts) -> float:
-        """The logarithm of the throughput of a combination over that of the baseline."""
+        """Logarithm of a combination's throughput over that of the baseline."""
         found = [session[parts] for session in self.seen if parts in session]
         return fmean(found) if found else -np.inf
 
     def rank(self, parts: Parts) -> float:
-        """The larger, the better: the speed, less a little for each technique."""
+        """Ranking score: the speed, less a small penalty per technique."""
         return self.speed(parts) - SIMPLER * len(parts)
 
     def gains(self, parts: Parts, over: Parts) -> list[float]:
-        """How much faster than another combination, in each session in which both took turns."""
+        """Speed gain over another combination, for each session in which both took turns."""
         both = [session for session in self.seen if parts in session and over in session]
         return [session[parts] - session[over] for session in both]
 
     def run(self, first: Sequence[Parts]) -> None:
         """Measure the ``first`` combinations, which always happens, and climb from each of them,
-        the fastest first, as long as there is time."""
+        fastest first, while time remains."""
         for start in range(0, len(first), self.room):
             self._play(first[start : start + self.room])
         left = [parts for parts in first if parts not in self.ended]
@@ -209,7 +210,7 @@ class Exploration:
             self._climb(parts)
 
     def _climb(self, standing: Parts) -> None:
-        """Go from a combination to faster ones, until no step helps or there is no time."""
+        """Move from a combination to faster ones, until no step helps or time runs out."""
         been = {standing}
         known: dict[str, float] = {}
         while self.more():
@@ -218,7 +219,7 @@ class Exploration:
             known |= {part: fmean(gains) for part, gains in here.items() if gains}
             better = [p for p in steps if here[p] and known[p] > LEAST_GAIN]
             better.sort(key=lambda part: -known[part])
-            # Untried steps first, then those that gained most where it stood before.
+            # Untried steps first, then those that gained most before.
             untried = sorted(
                 (part for part in steps if not here[part]),
                 key=lambda part: (part in known, -known.get(part, 0.0)),
@@ -244,7 +245,7 @@ class Exploration:
                 been.add(top)
 
     def _at_once(self, standing: Parts, better: Sequence[str]) -> Parts:
-        """The combination with all steps that were ``better``, as far as they fit together."""
+        """The combination with all ``better`` steps applied, as far as they fit together."""
         found = standing - {*better}
         return self.space.filled((p for p in better if p not in standing), found)
 
@@ -260,12 +261,12 @@ def regret(
     single: Mapping[str, tuple[float, float]],
     deviation: float,
 ) -> Interval:
-    """How much faster any other combination could still be than ``best``, with a 95 % interval.
+    """How much faster than ``best`` any other combination could still be, with a 95 % interval.
 
-    Each step from it has its gain in the sessions in which both took turns, whose ratios vary from
-    session to session by ``deviation``; a step that was not tried has what is known of the
-    technique alone: ``single`` has by technique the logarithm of its effect and a standard error.
-    Steps from the best are taken to multiply; of techniques that exclude each other one gains.
+    The gain of each step comes from the sessions in which both took turns, whose ratios vary
+    between sessions by ``deviation``; for an untried step, ``single`` gives the logarithm of the
+    technique's own effect and its standard error. Steps from the best are assumed to multiply; of
+    mutually exclusive techniques only one contributes.
     """
     random = np.random.default_rng(20_170_612)
     steps = exploration.space.steps(best)
@@ -299,9 +300,9 @@ def stages(
 ) -> tuple[dict[str, Parts], dict[str, Parts]]:
     """The steps from the baseline to a combination, and the combination without each part.
 
-    By the part that is added or left out; the one with the largest effect of its own is added
-    first. A step whose changes do not stand alone (a bucket view without DistributedDataParallel)
-    is made later, or left out.
+    Keyed by the part added or left out; the one with the largest own effect comes first. A step
+    whose changes are invalid alone (a bucket view without DistributedDataParallel) comes later, or
+    is left out.
     """
 
     def valid(chosen: Parts) -> bool:
@@ -319,5 +320,5 @@ def stages(
 
 
 def predicted(parts: Iterable[str], effects: Mapping[str, float]) -> float:
-    """The ratio to the baseline if the single effects of the techniques multiplied."""
+    """The ratio to the baseline if the techniques' single effects multiplied."""
     return exp(sum(effects.get(part, 0.0) for part in parts))

@@ -1,4 +1,4 @@
-"""Combinations of techniques on their way through a search, and what all its sessions share."""
+"""Combinations of techniques during a search, and the state shared by all its sessions."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,39 +20,39 @@ from transformer_core.run.coordinator import Coordinator
 from transformer_core.study.combinations import combine
 
 FINAL_SHARE = 0.5
-"""Share of the budget that is kept for the final comparison."""
+"""Fraction of the budget reserved for the final comparison."""
 
 
 @dataclass
 class Trial:
-    """A combination that was measured, or is going to be."""
+    """A combination that has been measured, or will be."""
 
     parts: Parts
     spec: RunSpec
     predicted: float
     """Ratio of its throughput to the baseline's if the effects of its parts multiplied."""
     rounds: list[float] = field(default_factory=list)
-    """That ratio in each session."""
+    """The same ratio, measured in each session."""
     status: str = "ok"
     reason: str | None = None
     certificate: Certificate | None = None
     turns: list[tuple[Session, str]] = field(default_factory=list)
-    """The sessions, and the name of its side there."""
+    """The sessions, with the name of its side in each."""
 
     @property
     def key(self) -> str:
-        """What it trains, whatever it is called."""
+        """Identity of its training, regardless of its name."""
         return self.spec.digest()
 
 
 @dataclass
 class Bench:
-    """What all sessions of a search share."""
+    """State shared by all sessions of a search."""
 
     study: Study
     variants: Mapping[str, Variant]
     effects: Mapping[str, float]
-    """Logarithms of what techniques do alone."""
+    """Logarithms of the techniques' effects alone."""
     baseline: RunSpec
     data: Path
     folder: Path
@@ -60,9 +60,9 @@ class Bench:
     started: datetime
     deadline: float
     certificates: Mapping[str, Certificate]
-    """Those of the study's variants."""
+    """Certificates of the study's variants."""
     trials: dict[Parts, Trial] = field(default_factory=dict)
-    """What has been measured."""
+    """Trials measured so far."""
     spent: float = 0.0
     """Seconds of the longest session."""
 
@@ -75,7 +75,7 @@ class Bench:
         return self.trials[parts]
 
     def measure(self, combinations: Sequence[Parts]) -> dict[Parts, float]:
-        """One session of these combinations and the baseline, without those that cannot run:
+        """Run one session of these combinations and the baseline, without those that cannot run:
         logarithms of their throughputs over that of the baseline."""
         trials = {f"trial_{n}": self.trial(parts) for n, parts in enumerate(combinations)}
         comparing, began = self.study.comparison, time.monotonic()
@@ -109,7 +109,7 @@ class Bench:
         coordinator: Coordinator,
         name: str,
     ) -> Sessions:
-        """Sessions of these run specs beside the baseline."""
+        """Sessions of these run specs together with the baseline."""
         sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
         return Sessions(
             sides,
@@ -128,12 +128,12 @@ class Bench:
 
     @property
     def room(self) -> int:
-        """Combinations that may take turns at the same time, beside the baseline."""
+        """Combinations that may take turns at once, besides the baseline."""
         assert self.study.search is not None, "somebody asked for a search"
         return self.study.search.together - 1
 
     def left(self) -> float:
-        """Seconds of the budget that are left."""
+        """Remaining seconds of the budget."""
         return self.deadline - time.monotonic()
 
     def more(self) -> bool:

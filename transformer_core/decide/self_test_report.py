@@ -1,11 +1,11 @@
-"""What the protocol of comparisons finds where the truth is known.
+"""Results of the comparison protocol when the truth is known.
 
     python -m transformer_core.decide.self_test_report \
         --sessions self_test/sessions.json \
         --together 13 --margin 0.02 --output self_test/report.json
 
-The sessions are cut into comparisons, and these into studies of as many comparisons as the study at
-hand has: intervals are made for each such study by itself, as they are for a real one.
+The sessions are divided into comparisons, and these into studies with as many comparisons as the
+actual study: intervals are computed for each of these studies separately, as for a real one.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from transformer_core.decide.intervals import between_sessions, simultaneous_rat
 from transformer_core.decide.verdicts import verdict_of
 
 FALSE_ALARMS = 0.05
-"""Share of comparisons of equal sides that may be called different."""
+"""Maximum fraction of equal-side comparisons called different."""
 DETECTED = ((0.10, 1.0), (0.05, 0.9))
-"""Planted slow-downs, and the least share of them that must be found."""
+"""Planted slow-downs, and the minimum fraction that must be found."""
 
 
 def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
-    """What all comparisons of each kind came to, ``together`` of them at a time."""
+    """Results of the comparisons of each kind, ``together`` at a time."""
     groups = [
         run.sessions[first : first + run.sessions_each]
         for first in range(0, len(run.sessions), run.sessions_each)
@@ -84,7 +84,7 @@ def _ratios(sessions: Sequence[Session], reference: str, name: str) -> list[LogR
 def _parts(
     groups: Sequence[dict[str, list[LogRatio]]], size: int
 ) -> list[Sequence[dict[str, list[LogRatio]]]]:
-    """The groups in parts of ``size``; what is left over goes to the last."""
+    """The groups in parts of ``size``; any remainder goes to the last."""
     cuts = [*range(0, max(1, len(groups) - size + 1), size), len(groups)]
     return [groups[start:end] for start, end in pairwise(cuts)]
 
@@ -127,7 +127,7 @@ def _share(found: Sequence[bool]) -> Share:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.decide.self_test_report",
-        description="Say what the protocol of comparisons finds where the truth is known.",
+        description="Report what the comparison protocol finds when the truth is known.",
     )
     parser.add_argument("--sessions", required=True, help="sessions.json of the self-test")
     parser.add_argument(

@@ -33,12 +33,12 @@ Backend = Literal["gloo", "nccl"]
 
 MIB = 2**20
 ELEMENT_BYTES = 4
-"""Gradients, weights and logits travel in 32 bits."""
+"""Gradients, weights and logits are sent in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """The parts of a step on one device, in seconds; times of a micro-batch are those of one."""
+    """The parts of a step on one device, in seconds; micro-batch times are per micro-batch."""
 
     micro_batches: int
     forward: float
@@ -51,7 +51,7 @@ class Compute:
 
     @classmethod
     def of(cls, times: ComputeTimes) -> "Compute":
-        """From a measurement that is ok; ValueError for another."""
+        """From an ok measurement; ValueError for any other."""
         parts = (times.forward_seconds, times.backward_seconds, times.update_seconds)
         forward, backward, update = parts
         if forward is None or backward is None or update is None:
@@ -85,7 +85,7 @@ class Bucket:
 
     bytes: int
     ready: float
-    """Seconds from the start of backward until the last of them is there."""
+    """Seconds from the start of backward until the last of them is ready."""
 
 
 def buckets(gradients: Sequence[ReadyGradient], bucket_mb: float) -> list[Bucket]:
@@ -120,10 +120,10 @@ def step_seconds(
 ) -> float:
     """Time of an optimizer step on ``devices`` devices.
 
-    To the strategies with buckets matter ``bucket_mb``, ``payload``, the share of the gradients'
-    bytes that travels (0.5 for a 16-bit format), and ``overlap`` with backward. To FSDP matters
-    whether it gathers its layers again for backward (``reshard``), and ``backend``: gloo's
-    reduce-scatter is an all-reduce inside. With ``local_loss`` central gathers no logits.
+    Strategies with buckets use ``bucket_mb``, ``payload``, the fraction of the gradients' bytes
+    that is sent (0.5 for a 16-bit format), and ``overlap`` with backward. FSDP uses ``reshard``,
+    whether it gathers its layers again for backward, and ``backend``: gloo's reduce-scatter is
+    internally an all-reduce. With ``local_loss`` central gathers no logits.
     """
     if devices == 1:
         return compute.alone
@@ -134,7 +134,7 @@ def step_seconds(
             sharded = _fully_sharded(compute, link, devices, backend, reshard)
             return compute.micro_batches * sharded + rest
         case "central":
-            # Weights are handed out once, after the update.
+            # Weights are broadcast once, after the update.
             weights = broadcast_seconds(link, compute.gradient_bytes, devices)
             central = _central(compute, link, devices, local_loss)
             return compute.micro_batches * central + rest + weights
@@ -153,7 +153,7 @@ def _reduced(
     overlapped: bool,
     payload: float,
 ) -> float:
-    """From the start of backward until all buckets are reduced."""
+    """Time from the start of backward until all buckets are reduced."""
     free = 0.0 if overlapped else compute.backward
     for bucket in found:
         free = max(free, bucket.ready)
@@ -173,7 +173,7 @@ def _fully_sharded(
     reduce_scatter = all_reduce_seconds if backend == "gloo" else gather_seconds
     groups = _groups(compute)
     free = now = 0.0
-    # In forward, layers come in the other order; the share of one is that of its backward.
+    # Forward runs layers in reverse order; each has the same share as in backward.
     for duration, order in ((compute.forward, groups[::-1]), (compute.backward, groups)):
         backward = order is groups
         gathers = reshard or not backward
@@ -195,11 +195,11 @@ def _fully_sharded(
 class _Group:
     bytes: int
     share: float
-    """Its share of backward."""
+    """Its fraction of backward."""
 
 
 def _groups(compute: Compute) -> list[_Group]:
-    """The layers, each gathered as one, in the order in which backward is done with them."""
+    """The layers, each gathered as one, in the order in which backward completes them."""
     runs = groupby(compute.gradients, key=lambda gradient: gradient.layer)
     ends: dict[int | None, tuple[int, float]] = {}
     for layer, members in runs:
@@ -214,23 +214,23 @@ def _groups(compute: Compute) -> list[_Group]:
 
 
 def _central(compute: Compute, link: LinkModel, devices: int, local_loss: bool) -> float:
-    """Forward and backward where the first device hands out batches, and gathers logits."""
+    """Forward and backward if the first device distributes batches and gathers logits."""
     logits_bytes = 0.0 if local_loss else devices * compute.logits_bytes
     logits = scatter_seconds(link, logits_bytes, devices)
     batch = scatter_seconds(link, devices * compute.batch_bytes, devices)
     gradients = broadcast_seconds(link, compute.gradient_bytes, devices)
-    # Logits come, and their gradients go back.
+    # Logits are gathered, and their gradients sent back.
     return compute.forward + compute.backward + batch + 2 * logits + gradients
 
 
 DEVICES = 4
 REPORTED_SHARE = 0.79
-"""Share of the time on CUDA streams in all-reduce and broadcast, as the study read it off Nsight
-Systems."""
+"""Fraction of CUDA stream time in all-reduce and broadcast, as the original study read it from
+Nsight Systems."""
 
 LAYERS, D_MODEL, D_FF, VOCABULARY = 6, 512, 2048, 30_000
 PAIRS_PER_DEVICE = 512
-"""At most: with more, the first GPU ran out of memory."""
+"""Maximum: with more, the first GPU ran out of memory."""
 
 TOKENS_PER_PAIR = (20, 100)
 """Source and target together: not given, from short to long sentences."""
@@ -239,25 +239,25 @@ PEAK_FLOPS_PER_SECOND = 35.58e12
 """GeForce RTX 3090, 32-bit without tensor cores (NVIDIA, Ampere GA102 GPU Architecture, 2020)."""
 
 UTILISATIONS = (0.2, 0.6)
-"""Share of the peak that matrix products of this size may reach: not given."""
+"""Fraction of the peak that matrix products of this size may reach: not given."""
 
 LINK_BYTES_PER_SECOND = (3e9, 25e9)
-"""From PCI Express 3.0 x4, or x16 by way of the host's memory, to PCI Express 4.0 x16 as it is
-used: not given. The link itself carries 31.5 GB/s (PCI-SIG, PCI Express Base Specification 4.0)."""
+"""From PCI Express 3.0 x4, or x16 through host memory, to effective PCI Express 4.0 x16: not
+given. The link itself carries 31.5 GB/s (PCI-SIG, PCI Express Base Specification 4.0)."""
 
 
 def parameters() -> int:
-    """Weights of the matrices of the Annotated Transformer, its three tables apart."""
+    """Weights of the Annotated Transformer's matrices, with three separate tables."""
     attention, feed_forward = 4 * D_MODEL**2, 2 * D_MODEL * D_FF
     layers = LAYERS * (attention + feed_forward) + LAYERS * (2 * attention + feed_forward)
     return layers + 3 * VOCABULARY * D_MODEL
 
 
 def worked_example() -> OriginalMachine:
-    """The share of one all-reduce per step in its sum with forward and backward, at the ends of
-    what is not known."""
+    """One all-reduce per step as a fraction of its sum with forward and backward, at the
+    extremes of the unknowns."""
     weights = parameters()
-    # A look-up in a table is no product: of the three tables, only the projection counts.
+    # Table look-ups are not products: of the three tables, only the projection counts.
     multiplied = weights - 2 * VOCABULARY * D_MODEL
     cases = []
     for rate in LINK_BYTES_PER_SECOND:

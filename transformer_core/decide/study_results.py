@@ -1,4 +1,4 @@
-"""The results of a study: the one place that reads them from their folder."""
+"""The results of a study; the only place that reads them from their folder."""
 
 from functools import cached_property
 from pathlib import Path
@@ -47,13 +47,13 @@ Found = TypeVar("Found")
 
 
 class StudyResults:
-    """The results below a folder, each read and checked when it is first asked for; ConfigError if
-    one is missing or wrong. Mappings over variants are in the order of the study."""
+    """The results below a folder, each read and checked on first use; ConfigError if one is
+    missing or invalid. Mappings over variants follow the study's order."""
 
     def __init__(
         self, folder: Path, study: Path | None = None, comparisons: Path | None = None
     ) -> None:
-        """``study`` and ``comparisons`` may lie elsewhere than in the folder."""
+        """``study`` and ``comparisons`` may be outside the folder."""
         self.folder = folder
         self._study = study or folder / "study.json"
         self._comparisons = comparisons or folder / "comparisons.json"
@@ -77,7 +77,7 @@ class StudyResults:
 
     @cached_property
     def definitions(self) -> dict[str, Variant]:
-        """The variants as they are defined, and those that they come from."""
+        """The defined variants, and their ancestors."""
         return self._read_as(self.folder / "variants.json", dict[str, Variant])
 
     @cached_property
@@ -89,7 +89,7 @@ class StudyResults:
 
     @cached_property
     def variants(self) -> dict[str, VariantResult]:
-        """What the runs of each variant measured."""
+        """Results of each variant's runs."""
         return {
             name: self._read(self._run(name) / "metrics.json", VariantResult)
             for name in self.study.variants
@@ -117,12 +117,12 @@ class StudyResults:
 
     @cached_property
     def all_comparisons(self) -> list[Comparison]:
-        """Every comparison, those with other references than the baseline too."""
+        """Every comparison, including those with references other than the baseline."""
         return self._read_as(self._comparisons, list[Comparison])
 
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
-        """Those with the baseline, by variant; the baseline has none."""
+        """Comparisons with the baseline, by variant; the baseline has none."""
         baseline = self.study.baseline
         return {item.variant: item for item in self.all_comparisons if item.reference == baseline}
 
@@ -150,7 +150,7 @@ class StudyResults:
 
     @cached_property
     def claims(self) -> list[ClaimResult]:
-        """What the study says of each claim."""
+        """Result for each claim."""
         return self._read_as(self.folder / "claims.json", list[ClaimResult])
 
     @cached_property
@@ -160,12 +160,12 @@ class StudyResults:
 
     @cached_property
     def search(self) -> SearchResult:
-        """What the search for the best combination found."""
+        """Result of the search for the best combination."""
         return self._read(self.folder / "search.json", SearchResult)
 
     @cached_property
     def quality(self) -> QualityResult | None:
-        """How long two trainings take to translate well; null where the study does not ask."""
+        """How long two trainings take to translate well; null unless the study asks."""
         asked = self.study.quality is not None
         return self._read(self.folder / "quality.json", QualityResult) if asked else None
 
@@ -173,13 +173,13 @@ class StudyResults:
 
     @cached_property
     def projection(self) -> Projection | None:
-        """The projection; null where the study wants none."""
+        """The projection; null unless the study asks."""
         path = self.folder / "projection" / "projection.json"
         return None if self.study.projection is None else self._read(path, Projection)
 
     @cached_property
     def link_error(self) -> LinkError | None:
-        """The error of the emulated link; null where the study does not check it."""
+        """The error of the emulated link; null unless the study checks it."""
         path = self.folder / "links" / "error.json"
         return None if self.study.link_check is None else self._read(path, LinkError)
 
@@ -187,20 +187,20 @@ class StudyResults:
 
     @cached_property
     def predicted_memory(self) -> PredictedMemory | None:
-        """Predictions; null where the study does not ask for memory."""
+        """Predictions; null unless the study asks for memory."""
         path = self.folder / "memory" / "predicted.json"
         return None if self.study.memory is None else self._read(path, PredictedMemory)
 
     @cached_property
     def memory(self) -> dict[str, MemoryResult]:
-        """Measured memory by variant, where the study asks for it."""
+        """Measured memory by variant, if the study asks for it."""
         asked, folder = self.study.memory, self.folder / "memory"
         names = self.study.variants if asked is not None and asked.anatomy else []
         return {name: self._read(folder / f"{name}.json", MemoryResult) for name in names}
 
     @cached_property
     def largest_batches(self) -> dict[str, LargestBatchResult]:
-        """Largest batches by variant, of those for which the study searches it."""
+        """Largest batches by variant, for those that the study searches."""
         asked, folder = self.study.memory, self.folder / "memory" / "largest_batch"
         searched = asked.largest_batch.variants if asked is not None else []
         return {
@@ -217,13 +217,13 @@ class StudyResults:
 
     @cached_property
     def breakdowns(self) -> dict[str, Breakdown]:
-        """The breakdowns of the variants that have one, and of the traces that the user brought."""
+        """The breakdowns of the variants that have one, and of user-provided traces."""
         names = (*self.study.variants, *self.study.traces)
         paths = {name: self.profile_folder(name) / "breakdown.json" for name in names}
         return {name: self._read(path, Breakdown) for name, path in paths.items() if path.exists()}
 
     def capture(self, variant: str) -> Capture | None:
-        """How a profile was recorded, if that is known."""
+        """How a profile was recorded, if known."""
         path = self.profile_folder(variant) / "capture.json"
         return self._read(path, Capture) if path.exists() else None
 
@@ -231,7 +231,7 @@ class StudyResults:
 
     @cached_property
     def splits(self) -> dict[str, CorpusSplit]:
-        """What was read of each split."""
+        """Corpus record of each split."""
         folder = self._corpus / "pairs"
         return {split: self._read(folder / f"{split}.json", CorpusSplit) for split in SPLITS}
 
@@ -245,7 +245,7 @@ class StudyResults:
 
     @cached_property
     def tokenizer(self) -> TokenizerReport:
-        """How the tokenizer came about."""
+        """Report on the tokenizer."""
         return self._read(self._corpus / "tokenizer.report.json", TokenizerReport)
 
     @property
@@ -261,18 +261,18 @@ class StudyResults:
 
     @cached_property
     def roofline(self) -> Roofline:
-        """What a device of it reaches."""
+        """Measured limits of the device."""
         return self._read(self.folder / "machine" / "roofline.json", Roofline)
 
     @cached_property
     def utilisation(self) -> list[Utilisation]:
-        """What the variants make of that."""
+        """Utilisation of these limits by each variant."""
         return self._read_as(self.folder / "utilisation.json", list[Utilisation])
 
     @cached_property
     def collectives(self) -> tuple[CollectiveRun, pd.DataFrame] | None:
         """Collective operations, a row per operation and size, and how they were measured; null
-        where they were not, since no variant has several processes."""
+        if they were not, since no variant has several processes."""
         path = self.folder / "machine" / "collectives.parquet"
         if not path.exists() and all(spec.world_size == 1 for spec in self.specs.values()):
             return None

@@ -1,8 +1,8 @@
-"""Throughput as the turns say it, so that variants differ by their ratios and by nothing else.
+"""Throughputs derived from the turns, so that variants differ only by their ratios.
 
-Runs one after the other see a machine that drifts: their throughputs may contradict the ratios,
-which come from windows next to each other. So the reference's is taken over all its sessions, and
-every other is its ratio times that.
+Consecutive runs see a drifting machine: their throughputs may contradict the ratios, which come
+from adjacent windows. So the reference's throughput is taken over all its sessions, and every other
+is its ratio times that.
 """
 
 from statistics import median
@@ -29,7 +29,7 @@ def session_rates(results: StudyResults) -> list[float]:
 
 
 def throughputs(results: StudyResults) -> dict[str, Interval]:
-    """Tokens per second by variant, of those that took turns with the baseline, and of it.
+    """Tokens per second by variant, for the baseline and those that took turns with it.
 
     The baseline's interval is the range of its sessions; another's is that of its ratio.
     """
@@ -55,7 +55,7 @@ def throughputs(results: StudyResults) -> dict[str, Interval]:
 
 
 def epoch_seconds(result: VariantResult, throughput: Interval | None) -> float | None:
-    """Seconds of an epoch at this throughput; null without one."""
+    """Seconds per epoch at this throughput; null without one."""
     if result.epoch_seconds is None or result.tokens_per_second is None or throughput is None:
         return None
     return result.epoch_seconds * result.tokens_per_second.median / throughput.median

@@ -1,8 +1,8 @@
-"""Utilisation of the devices by every variant: ``python -m transformer_core.decide.utilisation``.
+"""Device utilisation of every variant: ``python -m transformer_core.decide.utilisation``.
 
 Model FLOPs per second over what the devices reach in matrix products of the same format, and over
-what the vendor promises. The FLOPs are exact: the batches of the timed steps follow from the
-lengths of the corpus, and their counts must be those that the run recorded.
+the vendor's peak. The FLOPs are exact: the batches of the timed steps follow from the lengths of
+the corpus, and their counts must match those recorded by the run.
 """
 
 import argparse
@@ -42,16 +42,16 @@ class StepFlops:
     """FLOPs of the steps of a run, by optimizer step from 1 on; [steps + 1], nothing at 0."""
 
     model: NDArray[np.float64]
-    """On tokens that are not padding."""
+    """FLOPs on non-padding tokens."""
     with_padding: NDArray[np.float64]
-    """On all tokens."""
+    """FLOPs on all tokens."""
 
 
 def feed_parts(spec: RunSpec) -> int:
-    """Parts of a global batch that are padded each for itself.
+    """Number of separately padded parts of a global batch.
 
-    Where one process reads for all (central, DataParallel), its micro-batches are; the devices get
-    rows of equal width.
+    If one process reads for all (central, DataParallel), these are its micro-batches; the devices
+    get rows of equal width.
     """
     micro_batches = spec.training.accumulation.micro_batches
     if spec.parallel.central:
@@ -60,9 +60,9 @@ def feed_parts(spec: RunSpec) -> int:
 
 
 def step_flops(spec: RunSpec, store: PairStore, steps: pd.DataFrame, file: Path) -> StepFlops:
-    """The FLOPs of every step that ``steps``, read from ``file``, lists.
+    """The FLOPs of every step listed in ``steps``, which was read from ``file``.
 
-    Raises ConfigError if its counts of tokens are not those of the batches.
+    Raises ConfigError if its token counts do not match the batches.
     """
     vocabulary, parts = store.manifest.vocabulary, feed_parts(spec)
     found = StepFlops(*(np.full(int(steps["step"].max()) + 1, np.nan) for _ in range(2)))
@@ -104,7 +104,8 @@ def rates(repeat: Repeat, flops: NDArray[np.float64]) -> list[float]:
 def ceiling(
     spec: RunSpec, topology: Topology, roofline: Roofline
 ) -> tuple[float | None, str | None, float | None]:
-    """Measured FLOPs per second of all devices of a run, why there are none, and the vendor's."""
+    """Measured FLOPs per second of all devices of a run, the reason if there are none, and the
+    vendor's."""
     if roofline.status != "ok":
         return None, roofline.reason, None
     if roofline.kind != topology.device:
@@ -113,7 +114,7 @@ def ceiling(
     if topology.device == "cuda":
         devices, threads = spec.machine.nodes * spec.machine.devices_per_node, None
     else:
-        # The threads of a host are one device together; with an emulated link there is one host.
+        # All threads of a host form one device; with an emulated link there is one host.
         devices = 1 if topology.link else topology.nodes
         threads = topology.world_size // devices * topology.threads_per_rank
     rate = next((r for r in roofline.matrix if (r.format, r.threads) == (wanted, threads)), None)
@@ -195,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the utilisation of all variants; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.decide.utilisation",
-        description="Hold the arithmetic of every variant against what the devices reach.",
+        description="Compare the arithmetic of every variant with the measured limits of the devices.",
     )
     parser.add_argument(
         "--runs",

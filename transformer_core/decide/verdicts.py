@@ -11,13 +11,13 @@ _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
     "peak_memory": ("MORE", "LESS"),
     "traffic": ("MORE", "LESS"),
 }
-"""What is said of a ratio above 1, and of one below."""
+"""Verdicts for a ratio above 1 and below 1."""
 ONE_SESSION = "one session does not show how much processes differ"
-"""Why an interval settles nothing, however narrow it is."""
+"""Why an interval is inconclusive, however narrow."""
 
 
 def verdict_of(quantity: Quantity, ratio: Interval, margin: float) -> Verdict:
-    """SAME if the interval lies within the margin, another word if it leaves out 1, else
+    """SAME if the interval lies within the margin, another verdict if it excludes 1, otherwise
     UNDECIDED."""
     above, below = _WORDS[quantity]
     if 1 / (1 + margin) <= ratio.low and ratio.high <= 1 + margin:
@@ -26,7 +26,7 @@ def verdict_of(quantity: Quantity, ratio: Interval, margin: float) -> Verdict:
 
 
 def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> Effect:
-    """The effect with its verdict: UNDECIDED after a single session, whatever its interval is."""
+    """The effect with its verdict: UNDECIDED after a single session, whatever the interval."""
     verdict, reason = verdict_of(quantity, ratio, margin), ""
     if sessions < 2:
         verdict = "UNDECIDED"
@@ -39,8 +39,8 @@ def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> 
 def session_effects(
     sessions: Sequence[Session], reference: str, variants: Sequence[str], comparing: Comparing
 ) -> dict[str, Effect]:
-    """What sessions of several sides say of the throughput of each against ``reference``, with
-    intervals that hold for all of them at once."""
+    """Throughput effect of each side against ``reference``, from shared sessions, with intervals
+    that hold for all of them at once."""
     ratios = [
         [session.ratio(Pair(variant, reference)) for session in sessions] for variant in variants
     ]
@@ -51,14 +51,14 @@ def session_effects(
 
 
 def not_measured(quantity: Quantity, reason: str) -> Effect:
-    """The effect of which nothing is known."""
+    """An effect that was not measured."""
     return Effect(quantity=quantity, ratio=None, verdict=None, reason=reason)
 
 
 def counted(quantity: Quantity, variant: int, reference: int, what: str) -> Effect:
-    """The effect on what is counted and not sampled: its ratio is exact.
+    """The effect on a count: its ratio is exact.
 
-    ``what`` names the unit, for the sentence where the reference has none of it.
+    ``what`` names the unit, for the message if the reference has none of it.
     """
     above, below = _WORDS[quantity]
     verdict: Verdict = "SAME" if variant == reference else above if variant > reference else below
