@@ -60,7 +60,7 @@ def test_a_name_given_twice_is_refused_with_both_lines() -> None:
         ("b: 1\non: 1", "line 2", "is not text"),
         ("a: *b", "a (line 1)", "no anchor"),
         ("a: &a [*a]", "a[0] (line 1)", "within itself"),
-        ("a: {<<: 5}", "a (line 1)", "is no section"),
+        ("a: {<<: 5}", "a (line 1)", "is not a section"),
         ("a: 0x" + "f" * 100_000, "a (line 1)", "more than 60 characters"),
         ("a: " + "9" * 100_000, "a (line 1)", "more than 60 characters"),
         ("a: x\0y", "line 1", "does not allow"),

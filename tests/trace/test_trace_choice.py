@@ -131,7 +131,7 @@ def test_large_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(reading, "_cores", lambda: 2)
     assert read_files(paths).table.to_pylist() == here.to_pylist()
     paths[1].write_text(json.dumps({"traceEvents": 3}))
-    with pytest.raises(TraceError, match=r"1\.json is no trace"):
+    with pytest.raises(TraceError, match=r"1\.json is not a torch"):
         read_files(paths)
 
 

@@ -124,12 +124,12 @@ def test_names_that_fit() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["difff", "a", "b"], "difff is no file; is the command diff meant?"),
-        (["perfeto", "a"], "perfeto is no file; is the command perfetto meant?"),
-        (["diff", "a", "b", "--allowed", "-3"], "'-3' is no number from 0 on"),
-        (["diff", "a", "b", "--allowed", "inf"], "'inf' is no number from 0 on"),
-        (["diff", "a", "b", "--top", "0"], "'0' is no whole number from 1 on"),
-        (["a", "--from", "x"], "'x' is no number of milliseconds"),
+        (["difff", "a", "b"], "difff is not a file; is the command diff meant?"),
+        (["perfeto", "a"], "perfeto is not a file; is the command perfetto meant?"),
+        (["diff", "a", "b", "--allowed", "-3"], "'-3' is not a number of at least 0"),
+        (["diff", "a", "b", "--allowed", "inf"], "'inf' is not a number of at least 0"),
+        (["diff", "a", "b", "--top", "0"], "'0' is not a whole number of at least 1"),
+        (["a", "--from", "x"], "'x' is not a number of milliseconds"),
     ],
 )
 def test_words_that_mean_nothing(

@@ -162,7 +162,7 @@ def test_a_trace_that_is_refused(
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", Path("/dev/zero")):
-        with pytest.raises(ConfigError, match="is no regular file, and may never end"):
+        with pytest.raises(ConfigError, match="is not a regular file and may never end"):
             read_files([path])
 
 
@@ -226,7 +226,7 @@ def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path: Path) -> No
     reading = read_files([tmp_path])
     assert [path.name for path in reading.files] == ["r0.json", "r1.json"]
     told = "\n".join(reading.notes)
-    assert "config.json was left out: it is no trace of torch.profiler" in told
+    assert "config.json was left out: it is not a torch.profiler trace" in told
     assert "empty.json was left out: it is empty" in told
     assert "logs.gz was left out" in told
     assert "2 files were left out whose names do not end in .json, .gz, .sqlite" in told
@@ -242,5 +242,5 @@ def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path: Path) -> No
 
 def test_a_folder_without_any_trace(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"holds no traces: .*config\.json is no trace"):
+    with pytest.raises(ConfigError, match=r"holds no traces: .*config\.json is not a torch"):
         read_files([tmp_path])

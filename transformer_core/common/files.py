@@ -16,7 +16,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     OSError for what is no regular file, such as a device: a file would stand in its place.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -242,7 +242,7 @@ class _Builder:
     def as_merged(self, value: Any, line: int) -> list[dict[str, Any]]:
         sections = value if isinstance(value, list) else [value]
         if not all(isinstance(section, dict) for section in sections):
-            self.refuse(line, value, "is merged (<<), but is no section", "merge sections")
+            self.refuse(line, value, "is merged (<<), but is not a section", "merge sections")
         return sections
 
     @staticmethod

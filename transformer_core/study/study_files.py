@@ -142,7 +142,7 @@ def _unknown(
                     message, remedy = unknown_variant(variant, variants)
                     yield ConfigProblem(file, f"{place}.{field}", variant, message, remedy)
             if isinstance(test, TrendTest) and test.family not in families:
-                message = f"is no curve of {variants_file}"
+                message = f"is not a curve of {variants_file}"
                 remedy = nearest(test.family, families)
                 yield ConfigProblem(file, f"{place}.family", test.family, message, remedy)
             if isinstance(test, ComparisonTest) and test.variant == test.reference:

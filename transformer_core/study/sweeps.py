@@ -121,14 +121,14 @@ def wrong_with(name: str, sweep: Sweep, file: str) -> Iterator[ConfigProblem]:
         try:
             TypeAdapter(Name).validate_python(one.name)
         except ValidationError:
-            message = f"makes the name {one.name}, which is no name of a variant"
+            message = f"makes the name {one.name}, which is not a valid variant name"
             remedy = "use lower-case letters, digits and underscores, 64 at most: give it a name"
             field = f"{name}.values[{one.value_at}]"
             yield ConfigProblem(file, field, one.value.value, message, remedy)
     for key, curve in sweep.curves.items():
         if curve.parent is not None and curve.parent not in sweep.parents:
             field, remedy = f"{name}.curves.{key}.parent", nearest(curve.parent, sweep.parents)
-            yield ConfigProblem(file, field, curve.parent, "is no parent of the sweep", remedy)
+            yield ConfigProblem(file, field, curve.parent, "is not a parent of the sweep", remedy)
         yield from _off_the_axis(name, sweep, key, file)
 
 
@@ -177,7 +177,7 @@ def _off_the_axis(name: str, sweep: Sweep, curve: str, file: str) -> Iterator[Co
             yield ConfigProblem(file, field, at, message, "give another number")
         here.add(at)
     if len(here | seen) == 1:
-        message, remedy = "has one member, which is no curve", "add values, or others"
+        message, remedy = "has one member, which is not a curve", "add values, or others"
         yield ConfigProblem(file, f"{name}.curves.{curve}", None, message, remedy)
 
 

@@ -130,7 +130,7 @@ def _run(arguments: Sequence[str]) -> int:
     parser = _arguments()
     options = parser.parse_args(arguments)
     if meant := _command(options.files[0]):
-        parser.error(f"{options.files[0]} is no file; is the command {meant} meant?")
+        parser.error(f"{options.files[0]} is not a file; is the command {meant} meant?")
     stretch = window(parser, options)
     if options.output == Path("-"):
         options.json, options.output = True, None

@@ -15,7 +15,7 @@ _LONGEST_MS = 1e12
 def count(text: str) -> int:
     """A whole number from 1 on."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -24,21 +24,21 @@ def pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
     return text
 
 
 def percent(text: str) -> float:
     """A finite number that is not negative."""
     if not 0 <= (number := _number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return number
 
 
 def milliseconds(text: str) -> float:
     """A time that fits into 64 bits of nanoseconds."""
     if not abs(number := _number(text)) <= _LONGEST_MS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
     return number
 
 

@@ -110,7 +110,7 @@ def base_name(url: str) -> str:
     try:
         name = PurePosixPath(unquote(urlsplit(url).path)).name
     except ValueError as error:  # a host that is no IPv6 address
-        raise _refused(url, f"is no address ({error})") from error
+        raise _refused(url, f"is not an address ({error})") from error
     if name in ("", "..") or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
         message = f"names no file, or one of more than {_LONGEST_NAME} bytes or with odd characters"
         remedy = "give the address of a file, or another kind of corpus with files of your own"

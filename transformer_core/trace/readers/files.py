@@ -109,7 +109,7 @@ def _check_kind(path: Path) -> None:
         reason = f"cannot be read ({error.strerror or error})"
         raise unusable(path, reason, "check its path and permissions") from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise unusable(path, "is no regular file, and may never end", "write it to a file first")
+        raise unusable(path, "is not a regular file and may never end", "write it to a file first")
 
 
 def read_source(path: Path) -> Source:

@@ -100,7 +100,7 @@ class KinetoReader:
         if not text.seen and not self.left_out.total:
             raise NotATrace(
                 self.path,
-                "is no trace of torch.profiler, for it has no traceEvents",
+                "is not a torch.profiler trace: it has no traceEvents",
                 "give a file that export_chrome_trace or tensorboard_trace_handler wrote",
             )
         self._read_head(text.head)

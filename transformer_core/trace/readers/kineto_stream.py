@@ -279,7 +279,7 @@ class EventText:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if text.lstrip()[:1] == b"{" and b'"schemaVersion"' in text:
                 raise Damaged(str(error)) from None
-        reason = "is no trace of torch.profiler, for it has no traceEvents"
+        reason = "is not a torch.profiler trace: it has no traceEvents"
         if text.lstrip(_MARK + b" \t\r\n")[:1] == b"[":
-            reason = "is no trace of torch.profiler, for it is a list, but not one of events"
+            reason = "is not a torch.profiler trace: it is a list, but not of events"
         return NotATrace(self.path, reason, _WRITERS)
