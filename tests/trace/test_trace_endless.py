@@ -124,8 +124,8 @@ REFUSED = {
         "damaged or cut off",
     ),
     "two lists of events": (WHOLE[:-1] + b"," + WHOLE[21:], "holds two lists of events"),
-    "a list of numbers": (b"[1, 2, 3]", "it is a list, but not one of events"),
-    "a list of lists": (b"[[], []]", "it is a list, but not one of events"),
+    "a list of numbers": (b"[1, 2, 3]", "it is a list, but not of events"),
+    "a list of lists": (b"[[], []]", "it is a list, but not of events"),
     "events that are numbers": (b'{"traceEvents": [1, 2]}', "something else than events"),
     "a tar archive": (packed("trace.json", WHOLE), "is a tar archive: unpack it first"),
     "a packed tar archive": (gzip.compress(packed("trace.json", WHOLE)), "is a tar archive"),
@@ -232,7 +232,7 @@ def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path: Path) -> No
     assert "2 files were left out whose names do not end in .json, .gz, .sqlite" in told
     assert "nsys export --type=sqlite" in told
     assert "hidden" not in told
-    with pytest.raises(ConfigError, match="no trace of torch"):
+    with pytest.raises(ConfigError, match="not a torch"):
         read_files([tmp_path / "config.json"])
     half = tmp_path / "r0.json"
     half.write_bytes(half.read_bytes()[:-9])
