@@ -158,7 +158,7 @@ def test_other_quantities_than_throughput(study: Path) -> None:
         (measured("max(nothing)"), "has no number at max(nothing): "),
         (
             measured("x", number={"file": "results/search/best.json", "value": "x"}),
-            "results/search/best.json is not there: no job of this study makes it",
+            "results/search/best.json does not exist: no job of this study makes it",
         ),
     ],
 )

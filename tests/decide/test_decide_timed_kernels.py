@@ -81,7 +81,7 @@ def test_a_certificate_of_other_kernels_decides_nothing() -> None:
     other = certify(tolerance, run, run, weights, timed(threads=1))
     assert other.status == "inconclusive"
     assert other.timed_otherwise == ["threads: 1 where timed, 2 where certified"]
-    assert "timed otherwise than certified (threads: 1" in other.reason
+    assert "timed differently than certified (threads: 1" in other.reason
     assert other.kernels == KERNELS
 
 

@@ -330,7 +330,7 @@ def test_a_final_comparison_of_other_kernels_than_certified_shows_nothing(
     bench.allocators = {side: "another"}
     found = run(tmp_path, monkeypatch)
     assert (found.status, found.parts) == ("baseline", [])
-    said = f"{side} took its turns otherwise than certified (the allocator: another where timed"
+    said = f"{side} was timed differently than certified (the allocator: another where timed"
     assert found.reason.startswith(said)
 
 

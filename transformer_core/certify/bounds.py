@@ -284,7 +284,7 @@ def _validation(checks: Checks, allowed: float, factor: float) -> Iterable[Devia
     rounding = max([seen.rounding, *(point.rounding for point in checks.points)])
     apart = abs(seen.loss / seen.expected_loss - 1)
     yield _deviation("validation", apart, max(allowed, factor * rounding), "after the last step")
-    where = f"{seen.modes_changed} modules stay in another mode"
+    where = f"{seen.modes_changed} modules left in the wrong mode"
     yield _deviation("validation", float(seen.modes_changed), 0.0, where)
 
 

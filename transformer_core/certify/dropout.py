@@ -294,9 +294,9 @@ def _highest(anchors: Tensor) -> Tensor:
 
 
 def enough_tokens(visible: float) -> int:
-    """Number of target tokens, a multiple of 16, of which more than a third of ``visible`` see
-    an element of the memory with probability 0.999, if each sees it with probability
-    ``visible``."""
+    """Target tokens, a multiple of 16, so that with probability 0.999 an element of the memory
+    that each of them sees with probability ``visible`` is seen by at least a third of the expected
+    number."""
     return next(n for n in count(16, 16) if binom.cdf(visible * n / 3, n, visible) < 1e-3)
 
 

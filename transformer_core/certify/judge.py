@@ -78,7 +78,7 @@ def certify(
     otherwise = [] if timed is None else timed_otherwise(timed, run)
     undecided = list(compared.undecided)
     if otherwise:
-        undecided.append(f"it was timed otherwise than certified ({'; '.join(otherwise)})")
+        undecided.append(f"it was timed differently than certified ({'; '.join(otherwise)})")
     status: CertificateStatus = "equivalent"
     if failed:
         status = "not_equivalent"
@@ -110,9 +110,11 @@ def _judged(
     """Compares the trainings, and describes any failures in words; empty if there are none."""
     course, expected = pairs[0]
     if any(mine.initial_sha256 != theirs.initial_sha256 for mine, theirs in pairs):
-        return Compared([], [], [], None), [f"it starts from other weights than {reference}"]
+        return Compared([], [], [], None), [f"it starts from different weights than {reference}"]
     if len(course.losses) != len(expected.losses):
-        return Compared([], [], [], None), [f"it takes another number of steps than {reference}"]
+        return Compared([], [], [], None), [
+            f"it takes a different number of steps than {reference}"
+        ]
     compared = deviations_of(equivalence, pairs, weights)
     failed = [
         in_words(deviation)
@@ -157,8 +159,8 @@ def _pairs(equivalence: ClassOfEquivalence, run: Trajectory, reference: Trajecto
     seeds = [(mine.seed, theirs.seed) for mine, theirs in pairs]
     if len(pairs) < count or any(mine != theirs for mine, theirs in seeds):
         where = f"trajectories of {run.name} and {reference.name}"
-        message = f"are not {count} seeds that both have"
-        remedy = "make both again: snakemake --cores all --forcerun short_run"
+        message = f"do not have {count} seeds in common"
+        remedy = "run both again: snakemake --cores all --forcerun short_run"
         raise ConfigError([ConfigProblem(where, "seeds", seeds, message, remedy)])
     return pairs
 

@@ -215,7 +215,7 @@ def _with_size(found: Interval, test: Expected, reason: str) -> Judgement:
         case "within":
             return Judgement("holds", f"{reason}, and the size lies within the claim's", found)
         case "outside":
-            return Judgement("size_differs", f"{reason}, but the size is another", found)
+            return Judgement("size_differs", f"{reason}, but the size differs", found)
         case _:
             reason = f"{reason}; the interval lies across an end of the claimed size"
             return Judgement("undecided", reason, found)
@@ -317,7 +317,7 @@ def _read(target: str, folder: Path) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise Unmeasured(f"{target} is not there: no job of this study makes it") from None
+        raise Unmeasured(f"{target} does not exist: no job of this study makes it") from None
     except (OSError, ValueError) as error:
         raise Unmeasured(f"{target} cannot be read: {error}") from None
     if isinstance(content, dict) and content.get("status", "ok") != "ok":

@@ -157,8 +157,7 @@ def _about_certificate(
         return status, said.format(name)
     if otherwise := turns_otherwise(run, name, certificate):
         return "inconclusive", (
-            f"{name} took its turns otherwise than it was certified ({'; '.join(otherwise)}): "
-            "no speed-up"
+            f"{name} was timed differently than certified ({'; '.join(otherwise)}): no speed-up"
         )
     return status, ""
 

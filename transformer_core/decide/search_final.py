@@ -179,7 +179,7 @@ def _of_its_turns(trial: Trial, certificate: Certificate) -> Certificate:
     if certificate.status != "equivalent" or not otherwise:
         return certificate
     otherwise = list(dict.fromkeys(otherwise))
-    reason = f"it was timed otherwise than certified ({'; '.join(otherwise)})"
+    reason = f"it was timed differently than certified ({'; '.join(otherwise)})"
     return certificate.model_copy(
         update={"status": "inconclusive", "reason": reason, "timed_otherwise": otherwise}
     )
@@ -194,7 +194,7 @@ def timed_otherwise(
     both = {BASELINE: bench.certificates[bench.study.baseline], side: certificate}
     for name, held in both.items():
         if held and (clauses := sessions_otherwise(sessions, name, packages, held)):
-            found.append(f"{name} took its turns otherwise than certified ({'; '.join(clauses)})")
+            found.append(f"{name} was timed differently than certified ({'; '.join(clauses)})")
     return "; ".join(found) or None
 
 

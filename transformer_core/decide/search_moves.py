@@ -162,8 +162,8 @@ def considered(space: Space) -> int:
 
 
 def starts(space: Space, effects: Mapping[str, float], count: int) -> list[Parts]:
-    """Starting points of the search: all techniques at once, only those that help alone, and up
-    to ``count`` combinations, each with one technique less than the previous one."""
+    """Starting points of the search: all techniques at once, only those that help alone, and
+    the latter without one of them each; ``count`` in all, but not fewer than two."""
     everything = space.filled(space.parts)
     paying = space.filled(part for part in space.parts if effects.get(part, 0.0) > 0)
     fewer = [paying - {part} for part in sorted(paying, key=lambda part: effects.get(part, 0.0))]
