@@ -244,7 +244,7 @@ def test_a_trace_cut_before_its_end_is_not_taken_for_whole(tmp_path: Path) -> No
 def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"no trace of torch\.profiler"):
+    with pytest.raises(ConfigError, match=r"not a torch\.profiler trace"):
         read_kineto(path)
 
 

@@ -142,9 +142,9 @@ def test_launches_without_kernels_are_no_trace_of_a_cpu(
 WHOLE = json.dumps({"schemaVersion": 1, "traceEvents": GOOD})
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
-    "text": (b"hello", "no trace of torch.profiler"),
-    "list": (WHOLE.partition(": [")[2].encode(), "no trace of torch.profiler"),
-    "null": (b"null", "no trace of torch.profiler"),
+    "text": (b"hello", "not a torch.profiler trace"),
+    "list": (WHOLE.partition(": [")[2].encode(), "not a torch.profiler trace"),
+    "null": (b"null", "not a torch.profiler trace"),
     "events that are null": (b'{"schemaVersion": 1, "traceEvents": null}', "no traceEvents"),
     "no events": (b'{"schemaVersion": 1, "traceEvents": []}', "no traceEvents"),
     "half": (WHOLE[: len(WHOLE) // 2].encode(), "damaged or cut off"),
@@ -152,7 +152,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "two ends": (WHOLE.encode() + b"}", "damaged or cut off"),
     "half of gzip": (gzip.compress(WHOLE.encode() * 9)[:-9], "damaged or cut off"),
     "gzip of nothing": (b"\x1f\x8b", "damaged or cut off"),
-    "binary": (bytes(range(256)), "no trace of torch.profiler"),
+    "binary": (bytes(range(256)), "not a torch.profiler trace"),
     "a report itself": (b"NVIDIA Tegra Profiler Report 1.\x0a", "nsys export --type=sqlite"),
     "sqlite's first words": (b"SQLite format 3\0", "damaged, or not a report"),
     "sqlite and noise": (b"SQLite format 3\0" + b"\x07" * 5000, "damaged, or not a report"),
@@ -280,7 +280,7 @@ def test_a_failed_breakdown_exits_with_1_unless_its_status_is_kept(
     assert main([str(damaged), "--keep-status", "--output", str(output)]) == 0
     found = Breakdown.model_validate_json(output.read_text())
     assert found.status == "failed"
-    assert "no trace of torch.profiler" in (found.reason or "")
+    assert "not a torch.profiler trace" in (found.reason or "")
 
 
 def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
