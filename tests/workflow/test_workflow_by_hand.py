@@ -45,24 +45,21 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def documented_line(**fields: str) -> str:
-    """The line of docs/clusters.md for the second host, with ``fields`` changed in its order."""
-    text = (ROOT / "docs/clusters.md").read_text()
-    lines = re.findall(r"^(NODE_RANK=1 .*transformer_core\.run\.job.*)$", text, re.M)
-    assert len(lines) == 1, lines
-    orders = re.findall(r"^ORDER='(.*)'$", text, re.M)
-    assert len(orders) == 1, orders
-    order = json.dumps(json.loads(orders[0]) | fields)
-    return str(lines[0]).replace('"$ORDER"', shlex.quote(order))
+def documented_line(**changed: str) -> str:
+    """The line that docs/clusters.md tells to type on the second host, with other fields of its
+    order where they are given."""
+    text = (ROOT / "docs/clusters.md").read_text().replace("\\\n", " ")
+    (order,) = re.findall(r"^ORDER='(.*)'$", text, re.M)
+    (line,) = re.findall(r"^(NODE_RANK=1 .*transformer_core\.run\.job.*)$", text, re.M)
+    quoted = shlex.quote(json.dumps(json.loads(order) | changed))
+    return str(line).replace('"$ORDER"', quoted)
 
 
 def start(
-    project: Project, node: int, port: int, log: str = "", **fields: str
+    project: Project, node: int, port: int, *more: str, **changed: str
 ) -> subprocess.Popen[str]:
-    """Start the documented line as host ``node``, in a process group of its own, with ``fields``
-    changed in its order; ``log`` stands for its log file."""
-    words = shlex.split(documented_line(**fields))
-    more = ["--log-file", log] if log else []  # the last of two equal options counts
+    """Start the documented line as host ``node``, in a process group of its own."""
+    words = shlex.split(documented_line(**changed))
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     command = [word for word in words if not re.match(r"[A-Z_]+=", word)]
     assert command[0] == "python"
@@ -120,8 +117,10 @@ def test_a_host_that_is_gone_is_named(project: Project, end: signal.Signals) -> 
     spec = (project.folder / "results/runs/ddp/spec.json").read_text()
     long.write_text(spec.replace('"steps":200', '"steps":1000000'))
     assert '"steps":1000000' in long.read_text()
-    log = f"{output}.log"
-    hosts = [start(project, node, port, log, spec=str(long), output=output) for node in (0, 1)]
+    # The last of two equal options counts.
+    options = ("--log-file", f"{output}.log")
+    changed = {"spec": str(long), "output": output}
+    hosts = [start(project, node, port, *options, **changed) for node in (0, 1)]
     try:
         wait_for_training(project.folder / f"{output}.log", hosts[0])
         for process in processes_of(hosts[1]):
