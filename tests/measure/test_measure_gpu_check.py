@@ -115,8 +115,7 @@ for name in ("numba", "scipy", "bitsandbytes", "transformers"):
 for name in ("timed_run_worker", "turns_worker", "turns", "predicted_memory",
              "largest_batch_worker", "gpu_check.attention_truth", "gpu_check.device_facts"):
     importlib.import_module("transformer_core.measure." + name)
-for name in ("observe.profiler", "decide.gpu_check.lines",
-             "report.gpu_check.check_page"):
+for name in ("observe.profiler", "decide.gpu_check", "report.gpu_check_page"):
     importlib.import_module("transformer_core." + name)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -167,11 +167,11 @@ def windows(pairs: dict[str, PairedRun]) -> Check:
         reasons = sorted({run.reason for run in pairs.values() if run.reason})
         statuses: set[Status] = {run.status for run in pairs.values()}
         outcome: Outcome = "unsupported" if statuses <= {"unsupported"} else "failed"
-        return line("windows", expected, outcome, "", "; ".join(reasons) or None, "pairs")
+        return line("windows", expected, outcome, "", "; ".join(reasons) or None, "turns")
     steps, seconds = (min(values) for values in zip(*found, strict=True))
     outcome = judged(steps >= LEAST_STEPS and seconds >= LEAST_SECONDS)
     text = f"the shortest of {len(found)}: {steps} steps, {seconds:.2f} s"
-    return line("windows", expected, outcome, text, None, "pairs")
+    return line("windows", expected, outcome, text, None, "turns")
 
 
 Expected = Callable[[float], bool]
@@ -206,7 +206,7 @@ def comparison(
 ) -> Check:
     """A variant against another, both through their ratios to the reference."""
     name = f"{variant} against {other}"
-    file = f"pairs/{REFERENCE}/{variant}.json"
+    file = "comparisons.json"
     ratios = []
     for side in (variant, other):
         run = pairs.get(side)

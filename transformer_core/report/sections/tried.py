@@ -60,7 +60,10 @@ def summarise(results: StudyResults) -> Summary:
 
 
 def changes(results: StudyResults, variant: str, reference: str) -> list[str]:
-    """The settings in which a variant differs from another one; several are a bundle."""
+    """The settings in which a variant differs from another one; several are a bundle. None for a
+    variant that has no meaning for the task, and so no run spec."""
+    if not {variant, reference} <= results.specs.keys():
+        return []
     before, after = (results.specs[name].model_dump(mode="json") for name in (reference, variant))
     names = []
     for section in after.keys() - {"variant"}:
