@@ -41,7 +41,7 @@ from transformer_core.run.coordinator import Coordinator
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-FAST = ("fast", "single")
+FAST = Pair("fast", "single")
 COMPARING = Comparing(
     warmup_steps=3, window_seconds=0.025, pairs=6, sessions_least=2, sessions_most=2, budget=0.1
 )
@@ -197,7 +197,7 @@ def test_when_there_are_enough_sessions(
 
 
 def test_sessions_that_agree_by_chance_are_no_reason_to_stop() -> None:
-    comparing = Comparing(precision=0.01, budget=100.0)
+    comparing = Comparing(precision=0.01, budget=100.0, sessions_least=2)
     agreeing = [session(1.5, n, noise=spread(0.02)) for n in (1, 2)]
     apart = [session(ratio, n, noise=spread(0.001)) for n, ratio in ((1, 1.0), (2, 2.0))]
     assert stop(agreeing, [FAST], comparing) is None
@@ -205,7 +205,7 @@ def test_sessions_that_agree_by_chance_are_no_reason_to_stop() -> None:
 
 
 def test_a_session_ends_when_precise_or_out_of_time() -> None:
-    judge = enough([FAST], Comparing(precision=0.01, budget=12.0, pairs=8))
+    judge = enough([FAST], Comparing(precision=0.01, budget=12.0, pairs=8, sessions_least=2))
     precise, noisy = session(1.5, noise=spread(0.001)), session(1.5, noise=spread(0.05))
     assert not judge(precise.rounds[:7], 100.0), "fewer than the least"
     assert judge(precise.rounds, 1.0)
@@ -341,10 +341,11 @@ def test_a_comparison_with_a_side_that_takes_no_turns_is_refused() -> None:
 
 
 def test_the_budget_is_for_two_sides() -> None:
-    comparing = Comparing(precision=1e-6, budget=12.0, pairs=len(session(1.1).rounds))
+    pairs = len(session(1.1).rounds)
+    comparing = Comparing(precision=1e-6, budget=12.0, pairs=pairs, sessions_least=2)
     rounds = session(1.1).rounds
     assert enough([FAST], comparing)(rounds, 6.5)
-    three = [FAST, ("other", "single"), ("other", "fast")]
+    three = [FAST, Pair("other", "single"), Pair("other", "fast")]
     assert not enough(three, comparing)(rounds, 6.5)
     assert enough(three, comparing)(rounds, 9.5)
 
