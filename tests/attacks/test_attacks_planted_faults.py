@@ -22,8 +22,8 @@ TOGETHER = [fault for fault in FAULTS if fault.ranks > 1]
 
 
 def judged(fault: Fault, found: Certificate) -> None:
-    caught = found.status == "not_equivalent"
-    assert caught != bool(fault.missed), f"{found.status}: {found.reason}"
+    # Those that are missed lie so near a bound that another CPU's kernels may show them.
+    assert found.status == "not_equivalent" or fault.missed, f"{found.status}: {found.reason}"
 
 
 def test_there_are_many_faults_with_names_of_their_own() -> None:

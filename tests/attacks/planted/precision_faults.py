@@ -11,11 +11,11 @@ from transformer_core.training import precision as autocast
 
 
 def coarse(parameters: list[nn.Parameter]) -> None:
-    """Gradients with 4 significant bits."""
+    """Gradients with 3 significant bits."""
     for p in parameters:
         if p.grad is not None:
             mantissa, exponent = torch.frexp(p.grad)
-            p.grad.copy_(torch.ldexp((mantissa * 16).round() / 16, exponent))
+            p.grad.copy_(torch.ldexp((mantissa * 8).round() / 8, exponent))
 
 
 def rounded_weights(trainer: Any, _: Any, __: int) -> None:
@@ -30,7 +30,7 @@ FAULTS = [
     ),
     reduced("the last decoder layer never learns under bf16", keep(lambda n, _: "decoder.1" in n)),
     reduced("weights rounded to bf16 after each step", around_step(rounded_weights)),
-    reduced("gradients with 4 significant bits", before_update(coarse)),
+    reduced("gradients with 3 significant bits", before_update(coarse)),
     reduced(
         "gradients 5 % too large under bf16",
         swap(autocast.Autocast, "backward", lambda _: lambda self, loss: (loss * 1.05).backward()),
