@@ -220,10 +220,22 @@ def as_text(text):
 def order(kind, **fields):
     """An order for transformer_core.run.job, as one line of JSON."""
 
+    return as_json({"kind": kind, **fields})
+
+
+def as_json(value):
+    """Settings as one line of JSON."""
+
     def plain(value):
         return value.model_dump(mode="json") if isinstance(value, Schema) else str(value)
 
-    return json.dumps({"kind": kind, **fields}, default=plain)
+    return json.dumps(value, default=plain)
+
+
+def asked(*settings):
+    """The settings within an order, as a parameter of their own: Snakemake does not compare
+    parameters that are made from inputs or outputs, so a changed order reruns nothing by itself."""
+    return as_text(as_json(settings))
 
 
 def data_of(input):

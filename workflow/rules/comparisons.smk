@@ -25,6 +25,7 @@ rule turns:
         code=CODE["turns"],
         again=lambda wildcards: failures(f"results/turns/{wildcards.group}"),
         own=lambda wildcards: own_models(sides(wildcards)),
+        asked=lambda wildcards: as_json([COMPARING, TURNS[wildcards.group].records()]),
         order=lambda wildcards, input, output: order(
             "turns",
             specs=input.specs,

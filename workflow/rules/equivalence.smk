@@ -50,6 +50,12 @@ rule short_run:
         again=lambda wildcards: failures(f"{TRAJECTORIES}/{wildcards.run}/trajectory.json"),
         own=lambda wildcards: own_models([SHORT_RUNS[wildcards.run].spec]),
         gpus=lambda wildcards: SHORT_RUNS[wildcards.run].spec.machine.devices_per_node,
+        asked=lambda wildcards: as_json(
+            [
+                SHORT_RUNS[wildcards.run].dropout,
+                seeds_until_decided(SHORT_RUNS[wildcards.run], "reference"),
+            ]
+        ),
         order=lambda wildcards, input, output: order(
             "short_run",
             spec=input.spec,

@@ -43,6 +43,7 @@ rule link_trial:
     params:
         code=CODE["link_trial"],
         own=lambda wildcards: own_models([LINK_TRIALS[wildcards.trial].real]),
+        asked=asked(COMPARING),
         order=lambda wildcards, input, output: order(
             "turns",
             specs=[input.real, input.emulated],

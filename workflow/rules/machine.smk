@@ -58,6 +58,7 @@ rule collectives:
     params:
         code=CODE["collectives"],
         again=lambda wildcards: failures("results/machine/collectives.parquet"),
+        asked=asked(STUDY.machine, STUDY.limits),
         order=lambda wildcards, output: order(
             "collectives", output=output[0], machine=STUDY.machine, limits=STUDY.limits
         ),

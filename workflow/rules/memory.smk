@@ -87,6 +87,7 @@ rule largest_batch:
         code=CODE["largest_batch"],
         own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
         gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
+        asked=lambda wildcards: as_json(STUDY.memory.largest_batch),
         order=lambda wildcards, input, output: order(
             "largest_batch",
             spec=input.spec,

@@ -20,6 +20,7 @@ rule profile:
         code=CODE["profile"],
         again=lambda wildcards: failures(f"results/profiles/{wildcards.variant}/capture.json"),
         own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
+        asked=asked(STUDY.profiling),
         order=lambda wildcards, input, output: order(
             "profile",
             spec=input.spec,

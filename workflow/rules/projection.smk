@@ -22,6 +22,7 @@ rule compute_times:
         code=CODE["compute_times"],
         again=lambda wildcards: failures("results/projection/compute.json"),
         own=own_models(SPECS[name] for name in DISTRIBUTED),
+        asked=asked(STUDY.projection),
         order=lambda wildcards, input, output: order(
             "compute_times",
             specs=input.specs,

@@ -55,6 +55,7 @@ rule quality:
     params:
         code=CODE["quality"],
         own=own_models(SPECS.values()),
+        asked=asked(STUDY.quality),
         order=lambda wildcards, input, output: order(
             "quality",
             spec=input.spec,

@@ -19,6 +19,7 @@ rule self_test_sessions:
     params:
         code=CODE["self_test_sessions"],
         own=own_models([SPECS[STUDY.baseline]]),
+        asked=asked(STUDY.self_test, COMPARING),
         order=lambda wildcards, input, output: order(
             "self_test",
             spec=input.spec,
