@@ -20,7 +20,9 @@ def note():
     if "-m" in words and os.getpid() == process:
         started = words[words.index("-m") + 1:]
         if started[0].endswith(".quick_start"):
-            started = [word for word in started[1:] if not word.startswith("--")]
+            started = started[1:]
+            while started[0].startswith("--"):
+                started = started[1:]
         if started[0].endswith(".run.job"):
             started = [json.loads(started[started.index("--order") + 1])["kind"]]
         line = [started[0], os.environ.get("CUDA_VISIBLE_DEVICES"), began,
