@@ -39,7 +39,6 @@ localrules:
     certify,
     certificates,
     combine,
-    pair,
     compare,
     families,
     claims,
