@@ -60,14 +60,12 @@ def summarise(results: StudyResults) -> Summary:
 
 
 def changes(results: StudyResults, variant: str, reference: str) -> list[str]:
-    """The settings in which a variant differs from another one; several are a bundle. None for a
-    variant that has no meaning for the task, and so no run spec."""
-    if not {variant, reference} <= results.specs.keys():
-        return []
+    """The settings in which a variant differs from another one; several are a bundle."""
     before, after = (results.specs[name].model_dump(mode="json") for name in (reference, variant))
     names = []
-    for section in after.keys() - {"variant"}:
-        old, new = before[section], after[section]
+    # A spec says so where a variant has no meaning for the task; that is no setting.
+    for section in after.keys() - {"variant", "no_meaning"}:
+        old, new = before.get(section), after[section]
         if (
             not isinstance(new, dict)
             or not isinstance(old, dict)
