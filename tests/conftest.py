@@ -46,3 +46,6 @@ def the_same_log() -> None:
         log.removeHandler(handler)
     log.setLevel(logging.NOTSET)
     log.propagate = True
+    # logging.config disables loggers that are there already; Snakemake and torch call it.
+    log.disabled = False
+    logging.disable(logging.NOTSET)

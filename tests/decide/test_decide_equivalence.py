@@ -354,7 +354,7 @@ def test_planted_fault_a_bias_in_every_seed() -> None:
 def test_planted_fault_other_initial_weights(equivalence: Any) -> None:
     certificate = verdict(equivalence, seed(initial_sha256="1" * 64))
     assert certificate.status == "not_equivalent"
-    assert "starts from other weights" in certificate.reason
+    assert "starts from different weights" in certificate.reason
     assert certificate.deviations == []
 
 
@@ -388,7 +388,7 @@ def test_without_a_reference_there_is_no_certificate() -> None:
 def test_seeds_that_do_not_match_are_an_error() -> None:
     with pytest.raises(ConfigError, match="run both again"):
         verdict(STATISTICAL, trajectory("run", [seed(1), seed(2), seed(4)]))
-    with pytest.raises(ConfigError, match="are not 3 seeds"):
+    with pytest.raises(ConfigError, match="do not have 3 seeds"):
         verdict(STATISTICAL, trajectory("run", [seed(1)]))
 
 

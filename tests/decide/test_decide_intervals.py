@@ -20,7 +20,7 @@ def test_ends_combine_to_the_widest() -> None:
 
 def test_only_sizes_have_a_ratio() -> None:
     for above, below in ((1.0, 0.0), (-1.0, 1.0), (1.0, -1.0)):
-        with pytest.raises(ValueError, match="no ratio"):
+        with pytest.raises(ValueError, match="is not a ratio"):
             quotient(exact(above), exact(below))
     with pytest.raises(ValueError, match="no product"):
         product(exact(1.0), exact(-1.0))
