@@ -22,6 +22,6 @@ def test_only_sizes_have_a_ratio() -> None:
     for above, below in ((1.0, 0.0), (-1.0, 1.0), (1.0, -1.0)):
         with pytest.raises(ValueError, match="is not a ratio"):
             quotient(exact(above), exact(below))
-    with pytest.raises(ValueError, match="no product"):
+    with pytest.raises(ValueError, match="is not a product"):
         product(exact(1.0), exact(-1.0))
     assert quotient(exact(0.0), exact(2.0)) == exact(0.0)
