@@ -20,10 +20,15 @@ pytestmark = pytest.mark.slow
 ALONE = [fault for fault in FAULTS if fault.ranks == 1]
 TOGETHER = [fault for fault in FAULTS if fault.ranks > 1]
 
+EITHER = {"gradients of normalizations are added up in 8 bits"}
+"""Listed as missed, and caught on CPUs with AMX: its loss lies at the bound."""
+
 
 def judged(fault: Fault, found: Certificate) -> None:
-    # Those that are missed lie so near a bound that another CPU's kernels may show them.
-    assert found.status == "not_equivalent" or fault.missed, f"{found.status}: {found.reason}"
+    caught = found.status == "not_equivalent"
+    if fault.name in EITHER:
+        return
+    assert caught != bool(fault.missed), f"{found.status}: {found.reason}"
 
 
 def test_there_are_many_faults_with_names_of_their_own() -> None:
