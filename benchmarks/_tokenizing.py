@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from schemas.config.tokenizer import Tokenizer
 from transformer_core.common.files import sha256, write_text
 from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.pairs import PairFile
-from transformer_core.data.sharding.job import write_shards
+from transformer_core.data.sharding.job import Shards, write_shards
 from transformer_core.data.tokenizing.encoding import Encoder
 from transformer_core.data.tokenizing.job import load_tokenizer, train
 
@@ -187,7 +188,7 @@ def _identical(pairs: Path, tokenizer: Path) -> str:
 # The system's peak of an ended process includes its parent's, so the process reports its own.
 _JOB = """
 import sys
-from transformer_core.data.sharding.job import main
+from transformer_core.run.job import main
 code = main()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 sys.exit(code)
@@ -196,10 +197,11 @@ sys.exit(code)
 
 def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
     """MB that the job of the workflow has resident at most."""
-    arguments = ["--tokenizer", tokenizer, "--filter", _RULES.model_dump_json(), "--pairs", pairs]
     with tempfile.TemporaryDirectory(dir=folder) as output:
+        job = Shards(tokenizer=tokenizer, filter=_RULES, pairs=pairs, output=Path(output))
+        order = json.dumps({"kind": job.kind, **job.model_dump(mode="json")})
         done = subprocess.run(
-            [sys.executable, "-c", _JOB, *map(str, arguments), "--output", output],
+            [sys.executable, "-c", _JOB, "--order", order],
             check=True,
             capture_output=True,
         )

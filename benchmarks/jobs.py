@@ -137,13 +137,9 @@ def _job(command: list[str], now: float) -> Job | None:
         return None
     if command[2].endswith(".run.job") and "--order" in command:
         order = json.loads(command[command.index("--order") + 1])
-        outputs = order.get("outputs") or [order.get("output", "")]
+        outputs = order.get("outputs") or [order.get("output") or order.get("pairs", "")]
         return Job(f"transformer_core.{order['kind']}", outputs[0], now, now)
-    outputs = [
-        command[place + 1]
-        for place, word in enumerate(command[:-1])
-        if word == "--output" or (word == "--pairs" and command[2].endswith(".corpus.job"))
-    ]
+    outputs = [command[place + 1] for place, word in enumerate(command[:-1]) if word == "--output"]
     return Job(command[2], outputs[0] if outputs else "", now, now)
 
 

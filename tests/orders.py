@@ -6,14 +6,32 @@ from pathlib import Path
 from typing import Any
 
 from schemas.base import Schema
+from transformer_core.common.endings import program
+from transformer_core.run.kinds import JOBS, parse
 
 
-def job_command(kind: str, log_file: Path | None = None, **fields: Any) -> list[str]:
-    """The command line of an order."""
+def order_text(kind: str, **fields: Any) -> str:
+    """An order as JSON, as the rules write it."""
 
     def plain(value: Any) -> Any:
         return value.model_dump(mode="json") if isinstance(value, Schema) else str(value)
 
-    order = json.dumps({"kind": kind, **fields}, default=plain)
+    return json.dumps({"kind": kind, **fields}, default=plain)
+
+
+@program
+def run_order(text: str) -> int:
+    """Run an order in this process: its exit code. Refusals go to standard error."""
+    return parse(text, JOBS, "--order").run(None) or 0
+
+
+def run_job(kind: str, **fields: Any) -> int:
+    """The same with the fields of the order."""
+    return run_order(order_text(kind, **fields))
+
+
+def job_command(kind: str, log_file: Path | None = None, **fields: Any) -> list[str]:
+    """The command line of an order."""
+    order = order_text(kind, **fields)
     command = [sys.executable, "-m", "transformer_core.run.job", "--order", order]
     return [*command, f"--log-file={log_file}"] if log_file else command

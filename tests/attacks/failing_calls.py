@@ -26,11 +26,9 @@ import pyarrow as pa
 
 from schemas.config.run_spec import RunSpec
 from tests.attacks.tally import Tally, Verdict
+from tests.orders import order_text, run_order
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import seal_file
-from transformer_core.data.sharding import job as sharding
-from transformer_core.data.sharding import verify
-from transformer_core.data.tokenizing import job as tokenizing
 from transformer_core.decide import combine, compare
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES)
@@ -114,8 +112,9 @@ class Job:
     """A job that runs in this process."""
 
     name: str
-    main: Callable[[list[str]], int]
-    options: list[str]
+    main: Callable[[Any], int]
+    options: str | list[str]
+    """Its order, or its command line."""
     output: Path
     """What it makes, last of all."""
     varying: tuple[str, ...] = ()
@@ -139,10 +138,21 @@ def jobs(results: Path, output: Path) -> list[Job]:
     settings = read_record(spec, RunSpec)
     runs, pairs = spec.parent, data / "pairs/test.arrow"
     repeats = sorted(map(str, runs.glob("repeat-*/metrics.json")))
-    shards = ["--tokenizer", str(data / "tokenizer.json"), "--pairs", str(pairs)]
-    shards += ["--filter", settings.filter.canonical_json(), "--threads", "1"]
-    tokens = ["--tokenizer", settings.tokenizer.canonical_json(), "--pairs", str(pairs)]
-    tokens += ["--report", str(output / "report.json"), "--output", str(output / "tokenizer.json")]
+    shards = order_text(
+        "shards",
+        tokenizer=data / "tokenizer.json",
+        filter=settings.filter,
+        pairs=pairs,
+        output=output / "shards",
+        threads=1,
+    )
+    tokens = order_text(
+        "tokenizer",
+        tokenizer=settings.tokenizer,
+        pairs=pairs,
+        report=output / "report.json",
+        output=output / "tokenizer.json",
+    )
     combined = ["--variant", runs.name, "--spec", str(spec), "--repeats", *repeats]
     combined += ["--evaluation", str(runs / "evaluation.json")]
     combined += ["--train-manifest", str(data / "shards/train/manifest.json")]
@@ -154,14 +164,13 @@ def jobs(results: Path, output: Path) -> list[Job]:
     ]
     compared += ["--results", *sorted(map(str, results.glob("runs/*/metrics.json")))]
     compared += ["--certificates", *sorted(map(str, results.glob("equivalence/*.json")))]
-    manifests = sorted(map(str, data.glob("shards/*/manifest.json")))
+    manifests = [*map(str, data.glob("shards/*/manifest.json"))]
     to = {name: output / f"{name}.json" for name in ("combine", "compare", "verify")}
     return [
-        Job("shards", sharding.main, [*shards, "--output", str(output / "shards")],
-            output / "shards/manifest.json", ("seconds",)),
-        Job("tokenizer", tokenizing.main, tokens, output / "report.json", ("seconds",)),
-        Job("verify", verify.main, [*manifests, "--output", str(to["verify"])],
-            to["verify"], ("seconds",)),
+        Job("shards", run_order, shards, output / "shards/manifest.json", ("seconds",)),
+        Job("tokenizer", run_order, tokens, output / "report.json", ("seconds",)),
+        Job("verify", run_order, order_text("verify_data", manifests=manifests,
+            output=to["verify"]), to["verify"], ("seconds",)),
         Job("combine", combine.main, [*combined, "--output", str(to["combine"])], to["combine"]),
         Job("compare", compare.main, [*compared, "--output", str(to["compare"])], to["compare"]),
     ]  # fmt: skip

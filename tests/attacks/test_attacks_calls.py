@@ -8,17 +8,21 @@ from pair_files import ENGLISH, GERMAN, write_pairs, write_tokenizer
 from schemas.config.corpus import Filter
 from tests.attacks import failing_calls as harness
 from tests.attacks.failing_calls import ERRORS, Calls, failing
-from transformer_core.data.sharding import job as sharding
+from tests.orders import order_text, run_order
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> harness.Job:
     folder = tmp_path_factory.mktemp("made")
-    options = ["--tokenizer", str(write_tokenizer(folder)), "--threads", "1"]
-    options += ["--pairs", str(write_pairs(folder / "p.arrow", ENGLISH, GERMAN).path)]
-    options += ["--filter", Filter().canonical_json(), "--output", str(folder / "shards")]
-    made = folder / "shards/manifest.json"
-    return harness.Job("shards", sharding.main, options, made, ("seconds",))
+    order = order_text(
+        "shards",
+        tokenizer=write_tokenizer(folder),
+        filter=Filter(),
+        pairs=write_pairs(folder / "p.arrow", ENGLISH, GERMAN).path,
+        output=folder / "shards",
+        threads=1,
+    )
+    return harness.Job("shards", run_order, order, folder / "shards/manifest.json", ("seconds",))
 
 
 def test_every_failing_call_is_told(shards: harness.Job) -> None:

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 
 from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
 from schemas.results import CorpusSplit
-from transformer_core.data.corpus.job import SCHEMA, main, read_split
+from tests.orders import run_job
+from transformer_core.data.corpus.job import SCHEMA, read_split
 from transformer_core.data.corpus.pairs import PairFilter
 from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError, Pair
@@ -177,18 +178,15 @@ def test_columns_with_something_odd_are_looked_at_one_by_one(odd: str, side: str
     assert pair_filter.read == 2
 
 
-def arguments(folder: Path, found: str, rules: str = "{}", split: str = "train") -> list[str]:
-    return [
-        *("--corpus", found, "--filter", rules, "--split", split),
-        *("--pairs", str(folder / "train.arrow"), "--report", str(folder / "train.json")),
-    ]
+def run(folder: Path, found: object, split: str = "train", **rules: str) -> int:
+    files = {"pairs": folder / "train.arrow", "report": folder / "train.json"}
+    return run_job("read_corpus", corpus=found, filter=rules, split=split, **files)
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    text = '{"kind": "grammar", "train_pairs": 2345, "seed": 3}'
     contents = []
     for name in ("a", "b"):
-        assert main(arguments(tmp_path / name, text)) == 0
+        assert run(tmp_path / name, {"kind": "grammar", "train_pairs": 2345, "seed": 3}) == 0
         contents.append((tmp_path / name / "train.arrow").read_bytes())
     assert contents[0] == contents[1]
     report = CorpusSplit.model_validate_json((tmp_path / "a" / "train.json").read_text())
@@ -198,21 +196,21 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_the_job_tells_mistakes_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = corpus(tmp_path, "a\n\n", "b\nc\n").model_dump_json()
-    assert main(arguments(tmp_path, found)) == 2
+    found = corpus(tmp_path, "a\n\n", "b\nc\n")
+    assert run(tmp_path, found) == 1
     message = capsys.readouterr().err
-    assert message.startswith(f"error: {tmp_path / 'a.en'}:2: the source sentence is empty")
+    assert message.startswith(f"{tmp_path / 'a.en'}:2: the source sentence is empty")
     assert "remedy:" in message
-    assert main(arguments(tmp_path, found, '{"empty": "skip"}')) == 0
-    assert main(arguments(tmp_path, '{"kind": "tsv", "nam": "x"}')) == 2
-    assert "--corpus: tsv.nam" in capsys.readouterr().err
-    assert main(arguments(tmp_path, found, '{"emty": "skip"}')) == 2
-    assert "--filter: emty" in capsys.readouterr().err
+    assert run(tmp_path, found, empty="skip") == 0
     (tmp_path / "file").touch()
-    assert main(arguments(tmp_path / "file", found, '{"empty": "skip"}')) == 2
-    with pytest.raises(SystemExit) as caught:
-        main(arguments(tmp_path, found, split="tset"))
-    assert caught.value.code == 2
+    for folder, given, rules, split, field in (
+        (tmp_path, {"kind": "tsv", "nam": "x"}, {}, "train", "corpus.nam"),
+        (tmp_path, found, {"emty": "skip"}, "train", "filter.emty"),
+        (tmp_path / "file", found, {"empty": "skip"}, "train", str(tmp_path / "file")),
+        (tmp_path, found, {}, "tset", "split"),
+    ):
+        assert run(folder, given, split, **rules) == 1
+        assert field in capsys.readouterr().err, field
 
 
 def test_url_corpus_with_a_folder_reports_its_addresses(tmp_path: Path) -> None:

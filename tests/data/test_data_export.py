@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from pair_files import make_store
 
+from tests.orders import run_job
 from transformer_core.data.sharding import parquet_export
 from transformer_core.data.tokenizing.job import load_tokenizer
 
@@ -15,12 +16,11 @@ def store(tmp_path):
 
 
 def run(folder):
-    return parquet_export.main(
-        [
-            *("--manifest", str(folder / "shards" / "manifest.json")),
-            *("--tokenizer", str(folder / "tokenizer.json")),
-            *("--output", str(folder / "train.parquet")),
-        ]
+    return run_job(
+        "export_parquet",
+        manifest=folder / "shards" / "manifest.json",
+        tokenizer=folder / "tokenizer.json",
+        output=folder / "train.parquet",
     )
 
 
@@ -43,7 +43,7 @@ def test_a_damaged_shard_is_named_and_leaves_no_file(tmp_path, store, capsys):
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    assert run(tmp_path) == 2
+    assert run(tmp_path) == 1
     assert "shard-00001.arrow: has changed" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.parquet*"))
 

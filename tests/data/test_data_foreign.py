@@ -12,9 +12,9 @@ from tokenizers_of_all_kinds import BY_WORD, PLAIN
 from benchmarks._adversarial import adversarial_lines
 from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
 from schemas.results import TokenizerReport
+from tests.orders import run_job
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing import existing as existing_tokenizers
-from transformer_core.data.tokenizing import job
 from transformer_core.data.tokenizing.encoding import Encoder
 from transformer_core.data.tokenizing.existing import convert, special_names, speller
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
@@ -123,8 +123,8 @@ def test_what_is_no_tokenizer_is_named(tmp_path):
 def run(folder, settings):
     write_pairs(folder / "p.arrow", ENGLISH * 3, GERMAN * 3)
     output, report = folder / "tokenizer.json", folder / "report.json"
-    arguments = ["--tokenizer", settings, "--pairs", str(folder / "p.arrow")]
-    code = job.main([*arguments, "--output", str(output), "--report", str(report)])
+    pairs = folder / "p.arrow"
+    code = run_job("tokenizer", tokenizer=settings, pairs=pairs, output=output, report=report)
     return code, output, report
 
 
@@ -132,17 +132,17 @@ def test_job_takes_a_file_and_compares(tmp_path, capsys):
     path = saved(tmp_path, BY_WORD["word_piece"]())
     size = converted(path)[0].get_vocab_size()
     settings = {"kind": "file", "path": str(path), "vocabulary": size}
-    code, output, report_path = run(tmp_path, json.dumps(settings))
+    code, output, report_path = run(tmp_path, settings)
     assert code == 0
     report = TokenizerReport.model_validate_json(report_path.read_text())
     assert (report.source, report.vocabulary, report.sample_pairs) == (str(path), size, 12)
     assert report.different == 0
     assert report.inexact == 24, "lower case does not come back"
     assert load_tokenizer(output).get_vocab_size() == size
-    assert run(tmp_path, json.dumps(settings | {"vocabulary": size + 1}))[0] == 2
+    assert run(tmp_path, settings | {"vocabulary": size + 1})[0] == 1
     assert f"set tokenizer.vocabulary: {size}" in capsys.readouterr().err
-    assert run(tmp_path, '{"kind": "fill"}')[0] == 2
-    assert "--tokenizer" in capsys.readouterr().err
+    assert run(tmp_path, {"kind": "fill"})[0] == 1
+    assert "tokenizer" in capsys.readouterr().err
 
 
 # SentencePiece

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pair_files import make_store, steady
 
 from schemas.results import DataCheck, ShardManifest
+from tests.orders import run_job
 from transformer_core.common import seals
 from transformer_core.common.seals import digest
 from transformer_core.data.sharding.local_copies import VARIABLE, copy_to, open_nearest
 from transformer_core.data.sharding.shard_store import ShardError, open_shards
-from transformer_core.data.sharding.verify import main
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def folder(tmp_path):
 
 def run(folder):
     output = folder.parent / "verify.json"
-    return main(["--output", str(output), str(folder / "manifest.json")]), output
+    manifests = [str(folder / "manifest.json")]
+    return run_job("verify_data", manifests=manifests, output=output), output
 
 
 def test_whole_shards_are_recorded(folder):
@@ -49,7 +50,7 @@ def test_every_damaged_shard_is_named_with_its_repair(folder, capsys, monkeypatc
     content = bytearray(changed.read_bytes())
     content[-200] ^= 1
     changed.write_bytes(content)
-    assert run(folder)[0] == 2
+    assert run(folder)[0] == 1
     message = capsys.readouterr().err
     assert f"{cut}: has {cut.stat().st_size} bytes instead of" in message
     assert f"{changed}: has changed: SHA-256" in message
@@ -62,7 +63,7 @@ def test_every_damaged_shard_is_named_with_its_repair(folder, capsys, monkeypatc
 
 def test_a_missing_manifest_is_named(folder, capsys):
     (folder / "manifest.json").unlink()
-    assert run(folder)[0] == 2
+    assert run(folder)[0] == 1
     assert "manifest.json: cannot be read" in capsys.readouterr().err
 
 

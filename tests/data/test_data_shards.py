@@ -2,7 +2,6 @@
 
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -16,13 +15,13 @@ from pair_files import ENGLISH, GERMAN, decoded, make_store, steady, write_pairs
 
 from schemas.config.corpus import Filter
 from schemas.results import ShardManifest, ShardProgress
+from tests.orders import job_command, order_text, run_job, run_order
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding import job, shard_writer
 from transformer_core.data.sharding.job import Part, write_shards
 from transformer_core.data.sharding.merge_parts import gather
-from transformer_core.data.sharding.merge_parts import main as gather_main
 from transformer_core.data.sharding.shard_store import open_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,27 +175,27 @@ def test_old_manifest_is_gone_while_shards_change(tmp_path, tokenizer, monkeypat
 
 def test_job(tmp_path, tokenizer, capsys):
     write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
-    arguments = [
-        *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
-        *("--output", str(tmp_path / "out"), "--pairs-per-shard", "3", "--filter"),
-    ]
-    assert job.main([*arguments, Filter().model_dump_json()]) == 0
-    manifest = ShardManifest.model_validate_json((tmp_path / "out/manifest.json").read_text())
-    assert [shard.pairs for shard in manifest.shards] == [3, 1]
-    assert job.main([*arguments, '{"max_tokens": 2, "too_long": "error"}']) == 2
-    assert "corpus.en:11" in capsys.readouterr().err
+    files = {"tokenizer": tokenizer, "pairs": tmp_path / "p.arrow", "output": tmp_path / "out"}
+
+    def run(rules, **fields):
+        code = run_job("shards", filter=rules, pairs_per_shard=3, **files, **fields)
+        return code, capsys.readouterr().err
+
+    def manifest():
+        return ShardManifest.model_validate_json((tmp_path / "out/manifest.json").read_text())
+
+    assert run(Filter())[0] == 0
+    assert [shard.pairs for shard in manifest().shards] == [3, 1]
+    assert "corpus.en:11" in run({"max_tokens": 2, "too_long": "error"})[1]
     for part in ("0-of-2", "3-of-2", "2", "1-of-0"):
-        with pytest.raises(SystemExit):
-            job.main([*arguments, "{}", "--part", part])
-    assert "take N-of-COUNT" in capsys.readouterr().err
-    assert job.main([*arguments, "{}", "--part", "2-of-2"]) == 0
-    manifest = ShardManifest.model_validate_json((tmp_path / "out/manifest.json").read_text())
-    assert manifest.pairs == 2
-    assert job.main([*arguments, '{"max_token": 2}']) == 2
-    assert "did you mean max_tokens" in capsys.readouterr().err
+        code, said = run({}, part=part)
+        assert code == 1
+        assert "part" in said
+    assert run({}, part="2-of-2")[0] == 0
+    assert manifest().pairs == 2
+    assert "did you mean max_tokens" in run({"max_token": 2})[1]
     (tmp_path / "p.json").unlink()
-    assert job.main([*arguments, "{}"]) == 2
-    assert "p.json" in capsys.readouterr().err
+    assert "p.json" in run({})[1]
 
 
 @steady
@@ -269,14 +268,14 @@ def test_gather_job(tmp_path, tokenizer, capsys):
     file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
     write_shards(file, tokenizer, Filter(), tmp_path / "part-000", part=Part(0, 2))
     paths = [str(tmp_path / f"part-{number:03}" / "manifest.json") for number in range(2)]
-    arguments = ["--filter", "{}", "--output", str(tmp_path / "manifest.json"), *paths]
-    assert gather_main(arguments) == 2
+    order = order_text("gather_shards", filter={}, parts=paths, output=tmp_path / "manifest.json")
+    assert run_order(order) == 1
     message = capsys.readouterr().err
     assert "part-001" in message
     assert "remedy: make it again: snakemake" in message
     assert not (tmp_path / "manifest.json").exists()
     write_shards(file, tokenizer, Filter(), tmp_path / "part-001", part=Part(1, 2))
-    assert gather_main(arguments) == 0
+    assert run_order(order) == 0
     assert len(open_shards(tmp_path / "manifest.json")) == 4
 
 
@@ -378,25 +377,24 @@ def test_a_finished_job_that_is_forced_begins_anew(tmp_path, tokenizer, monkeypa
 def test_the_job_does_not_wait_for_pandas(tmp_path, tokenizer):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 50, GERMAN * 50)
     program = (
-        "import sys; from transformer_core.data.sharding.job import main; code = main();"
+        "import sys; from transformer_core.run.job import main; code = main();"
         " sys.exit(code or 'pandas' in sys.modules)"
     )
-    command = [
-        *(sys.executable, "-c", program, "--filter", "{}", "--tokenizer", str(tokenizer)),
-        *("--pairs", str(tmp_path / "p.arrow"), "--output", str(tmp_path / "out")),
-    ]
+    command = shards_command(tmp_path, tokenizer)
+    command[1:3] = ["-c", program]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def shards_command(folder, tokenizer, **fields):
+    files = {"tokenizer": tokenizer, "pairs": folder / "p.arrow", "output": folder / "out"}
+    return job_command("shards", filter={}, **files, **fields)
 
 
 @pytest.mark.slow
 def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 10_000, GERMAN * 10_000, batch=10_000)
     out = tmp_path / "out"
-    command = [
-        *(sys.executable, "-m", "transformer_core.data.sharding.job", "--filter", "{}"),
-        *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
-        *("--output", str(out), "--pairs-per-shard", "500", "--threads", "2"),
-    ]
+    command = shards_command(tmp_path, tokenizer, pairs_per_shard=500, threads=2)
     running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 120
     while not (out / "progress.json").exists() and time.monotonic() < end:
@@ -417,11 +415,7 @@ def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
 @pytest.mark.parametrize("size", [1_000, 20_000])
 def test_a_full_disk_leaves_no_manifest(tmp_path, tokenizer, size):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 500, GERMAN * 500)
-    command = [
-        *(sys.executable, "-m", "transformer_core.data.sharding.job", "--filter", "{}"),
-        *("--tokenizer", str(tokenizer), "--pairs", str(tmp_path / "p.arrow")),
-        *("--output", str(tmp_path / "out"), "--pairs-per-shard", "1000"),
-    ]
+    command = shards_command(tmp_path, tokenizer, pairs_per_shard=1000)
 
     def no_large_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -429,7 +423,7 @@ def test_a_full_disk_leaves_no_manifest(tmp_path, tokenizer, size):
     done = subprocess.run(
         command, cwd=ROOT, preexec_fn=no_large_files, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "File too large" in done.stderr
     assert "shard-00000.arrow: cannot be written" in done.stderr
     assert "remedy: make room" in done.stderr

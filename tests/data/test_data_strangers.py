@@ -3,7 +3,6 @@
 import gzip
 import http.server
 import io
-import json
 import lzma
 import os
 import struct
@@ -27,8 +26,8 @@ from schemas.config.corpus import (
     RemoteFile,
     TextsCorpus,
 )
+from tests.orders import run_job
 from transformer_core.data.corpus import download
-from transformer_core.data.corpus.job import main
 from transformer_core.data.corpus.lines import read_lines
 from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError
@@ -176,24 +175,24 @@ def test_an_archive_is_no_text(tmp_path: Path, ending: str) -> None:
     refused(lambda: read_lines(path), str(path), "is a tar archive", "unpack it")
 
 
-def tsv(folder: Path, content: bytes, **filters: str) -> list[str]:
-    """The command that reads a TSV file."""
+def tsv(folder: Path, content: bytes, **filters: str) -> int:
+    """Read a TSV file with a job."""
     (folder / "a.tsv").write_bytes(content)
-    names = {split: str(folder / "a.tsv") for split in ("train", "validation", "test")}
-    options = ["--corpus", json.dumps({"kind": "tsv", "name": "x", **names}), "--split", "train"]
-    options += ["--filter", json.dumps(filters)]
-    return [*options, "--pairs", str(folder / "p.arrow"), "--report", str(folder / "p.json")]
+    corpus = {"kind": "tsv", "name": "x"}
+    corpus |= {split: str(folder / "a.tsv") for split in ("train", "validation", "test")}
+    files = {"pairs": folder / "p.arrow", "report": folder / "p.json"}
+    return run_job("read_corpus", corpus=corpus, filter=filters, split="train", **files)
 
 
 def test_a_nul_character_is_told_or_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = b"a\tb\nc\0d\te\n"
-    assert main(tsv(tmp_path, content)) == 2
+    assert tsv(tmp_path, content) == 1
     said = capsys.readouterr().err
     assert "a.tsv:2: has a NUL character" in said
     assert "filter.invalid: skip" in said
-    assert main(tsv(tmp_path, content, invalid="skip")) == 0
+    assert tsv(tmp_path, content, invalid="skip") == 0
     assert '"invalid":1' in (tmp_path / "p.json").read_text().replace(" ", "").replace("\n", "")
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from schemas.config.tokenizer import Tokenizer
 from schemas.results import TokenizerReport
+from tests.orders import run_job
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing import job
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer, train
@@ -102,7 +103,7 @@ def test_transformers_loads_it(path, bpe):
 def test_job_writes_tokenizer_and_report(tmp_path, caplog):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 3, GERMAN * 3)
     output, report_path = tmp_path / "new" / "tokenizer.json", tmp_path / "report.json"
-    assert job.main(_arguments(tmp_path, '{"vocabulary": 30000}')) == 0
+    assert _run(tmp_path, {"vocabulary": 30000}) == 0
     report = TokenizerReport.model_validate_json(report_path.read_text())
     bpe = load_tokenizer(output)
     assert report.vocabulary == bpe.get_vocab_size() < 30_000
@@ -117,23 +118,23 @@ def test_job_writes_tokenizer_and_report(tmp_path, caplog):
     ]
 
 
-@pytest.mark.parametrize("settings", ['{"vocabulary": 12}', '{"vocabluary": 500}', "{"])
+@pytest.mark.parametrize("settings", [{"vocabulary": 12}, {"vocabluary": 500}, "{"])
 def test_job_refuses_wrong_settings(tmp_path, capsys, settings):
     write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
-    assert job.main(_arguments(tmp_path, settings)) == 2
-    assert "--tokenizer" in capsys.readouterr().err
+    assert _run(tmp_path, settings) == 1
+    assert "tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
 def test_job_refuses_empty_missing_and_damaged_pairs(tmp_path, capsys):
     write_pairs(tmp_path / "p.arrow", [], [])
-    assert job.main(_arguments(tmp_path, "{}")) == 2
+    assert _run(tmp_path, {}) == 1
     assert "holds no pair" in capsys.readouterr().err
     (tmp_path / "p.arrow").write_bytes(b"ARROW1 is not all of it")
-    assert job.main(_arguments(tmp_path, "{}")) == 2
+    assert _run(tmp_path, {}) == 1
     assert f"snakemake --cores all {tmp_path / 'p.arrow'} --forcerun" in capsys.readouterr().err
     (tmp_path / "p.arrow").unlink()
-    assert job.main(_arguments(tmp_path, "{}")) == 2
+    assert _run(tmp_path, {}) == 1
     assert "p.arrow" in capsys.readouterr().err
 
 
@@ -153,9 +154,11 @@ def test_foreign_or_damaged_tokenizer_is_refused(tmp_path, path):
         load_tokenizer(tmp_path / "none.json")
 
 
-def _arguments(folder, settings):
-    return [
-        *("--tokenizer", settings, "--pairs", str(folder / "p.arrow")),
-        *("--output", str(folder / "new" / "tokenizer.json")),
-        *("--report", str(folder / "report.json")),
-    ]
+def _run(folder, settings):
+    return run_job(
+        "tokenizer",
+        tokenizer=settings,
+        pairs=folder / "p.arrow",
+        output=folder / "new" / "tokenizer.json",
+        report=folder / "report.json",
+    )

@@ -14,6 +14,7 @@ from schemas.errors import Unsupported
 from schemas.results import PARTS, Parts, PredictedMemory, Prediction
 from tests.distributed import run_ranks
 from tests.measure.memory_cases import measure_all, memory_spec, predict
+from tests.orders import run_job
 from tests.training.small_training import VOCABULARY
 from transformer_core.measure import predicted_memory as job
 from transformer_core.measure.memory_prediction import _on_a_cpu, predict_ranks
@@ -280,7 +281,7 @@ def test_a_failed_probe_of_the_context_ends_no_prediction(
     spec = tmp_path / "spec.json"
     spec.write_text(memory_spec().canonical_json())
     output = tmp_path / "predicted.json"
-    assert job.main(["--spec", str(spec), "--output", str(output)]) == 0
+    assert run_job("predict_memory", specs=[str(spec)], output=output) == 0
     (found,) = PredictedMemory.model_validate_json(output.read_text()).predictions
     assert (found.reason, found.context_bytes) == ("not tried", None)
 
@@ -304,8 +305,8 @@ def test_runs_of_the_same_memory_are_predicted_once(
     for file, spec in zip(files, specs.values(), strict=True):
         file.write_text(spec.canonical_json())
     output = tmp_path / "predicted.json"
-    options = ["--no-context", "--output", str(output), "--spec", *map(str, files)]
-    assert job.main(options) == 0
+    specs_files = [*map(str, files)]
+    assert run_job("predict_memory", specs=specs_files, output=output, context=False) == 0
     found = PredictedMemory.model_validate_json(output.read_text()).predictions
     assert [one.variant for one in found] == list(specs)
     assert asked == ["often", "seldom"], "steps bound the batches that are looked at"

@@ -8,6 +8,7 @@ import torch
 
 from schemas.config.profiling import Limits
 from schemas.results import Roofline
+from tests.orders import run_job
 from transformer_core.machine import hardware
 from transformer_core.measure import roofline
 from transformer_core.measure import roofline as matrix_rates
@@ -17,7 +18,6 @@ from transformer_core.measure.roofline import (
     array_size,
     bandwidths,
     launch_overhead,
-    main,
     matrix_rate,
     measure,
     shapes,
@@ -120,8 +120,8 @@ def test_a_cpu_is_measured_with_one_and_all_threads(
     before = torch.get_num_threads()
     try:
         file = tmp_path / "roofline.json"
-        limits = QUICK.canonical_json()
-        assert main(["--device", "cpu", "--limits", limits, "--output", str(file)]) == 0
+        limits = QUICK
+        assert run_job("roofline", device="cpu", limits=limits, output=file) == 0
     finally:
         torch.set_num_threads(before)
     found = Roofline.model_validate_json(file.read_text())

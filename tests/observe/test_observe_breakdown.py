@@ -1,4 +1,4 @@
-"""Breakdowns of captures: ``python -m transformer_core.observe.breakdown``."""
+"""Breakdowns of captures."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,14 @@ import pytest
 from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown
-from transformer_core.observe.breakdown import main
+from tests.orders import run_job
 
 KERNEL = [on_device("kernel", "sgemm", 0, 5, 1)]
 
 
 def run(folder: Path, capture: Path) -> Breakdown:
     output, events = folder / "out.json", folder / "events.parquet"
-    words = ("--capture", capture, "--events", events, "--output", output)
-    assert main([str(word) for word in words]) == 0
+    assert run_job("breakdown", capture=capture, events=events, output=output) == 0
     assert events.exists()
     return Breakdown.model_validate_json(output.read_text())
 
@@ -74,5 +73,6 @@ def test_a_capture_without_events_says_so(tmp_path: Path) -> None:
 
 
 def test_a_missing_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--capture", str(tmp_path / "capture.json")]) == 1
+    files = {name: tmp_path / f"{name}.json" for name in ("capture", "events", "output")}
+    assert run_job("breakdown", **files) == 1
     assert "make it again" in capsys.readouterr().err

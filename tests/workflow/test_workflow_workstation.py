@@ -72,7 +72,7 @@ def test_gpus_are_shared_out_and_timed_jobs_are_alone(
 
     runs = [f"results/runs/{name}/repeat-1/metrics.json" for name in study["variants"]]
     lines = watched(project, *runs, "results/machine/roofline.json")
-    names = ("timed_run", "transformer_core.measure.roofline")
+    names = ("timed_run", "roofline")
     timed = [line for line in lines if line[0] in names]
     jobs = [line for line in lines if line[0].startswith("transformer_core.") or line in timed]
     assert len(timed) == 3

@@ -23,6 +23,7 @@ from transformer_core.decide.search_moves import NAME, Parts, stages
 from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.decide.verdicts import session_effects
 from transformer_core.machine.provenance import package_versions
+from transformer_core.observe.breakdown import BreakdownJob
 from transformer_core.observe.profile_job import ProfileJob
 from transformer_core.run.job import Job
 from transformer_core.study.certification import short_spec
@@ -242,12 +243,13 @@ def profile_of(bench: Bench, spec: RunSpec) -> Breakdown | None:
         profiling=bench.study.profiling,
         output=folder,
     )
-    reading = [sys.executable, "-m", "transformer_core.observe.breakdown"]
-    for name, file in (("capture", "capture.json"), ("events", "events.parquet")):
-        reading += [f"--{name}", str(folder / file)]
-    reading += ["--output", str(folder / "breakdown.json")]
-    for command in (command_of(asked), reading):
-        ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    reading = BreakdownJob(
+        capture=folder / "capture.json",
+        events=folder / "events.parquet",
+        output=folder / "breakdown.json",
+    )
+    for job in (asked, reading):
+        ended = subprocess.run(command_of(job), check=False, capture_output=True, text=True)
         if ended.returncode:
             progress_log.warning("search: the winner has no profile: %s", ended.stderr[-500:])
             return None

@@ -1,23 +1,21 @@
-"""The machine of a job: ``python -m transformer_core.machine.hardware --output FILE``.
+"""The machine of a job.
 
 Everything is read inside the job and from where the kernel says what *this process* may use:
 affinity and control groups bound cores and memory below what the host has.
 """
 
-import argparse
 import ctypes
 import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from schemas.results import Hardware
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.process_settings import affinity, cuda_allocator
 from transformer_core.parallel import nvml
@@ -215,27 +213,13 @@ def _output(command: list[str], **environment: str) -> str:
     return done.stdout
 
 
-@program
-def main(arguments: list[str] | None = None) -> int:
-    """Write the description of this machine to a file; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.machine.hardware",
-        description="Describe the machine that this job runs on: CPU, memory, GPUs, allocator.",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        help="JSON file to write, for example results/machine/hardware.json",
-    )
-    output: Path = parser.parse_args(arguments).output
-    try:
-        write_sealed(output, read_hardware().model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        print(f"{output}: cannot be written: {error}", file=sys.stderr)
-        return 1
-    return 0
+class HardwareJob(Job):
+    """To describe the machine that the job runs on: CPU, memory, GPUs, allocator."""
 
+    kind = "hardware"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    output: Path
+    """JSON file to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        write_sealed(self.output, read_hardware().model_dump_json(indent=2) + "\n")

@@ -3,6 +3,7 @@
 Nothing here imports torch: supervisors use it.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -130,12 +131,11 @@ def _predicted(
     for file, spec in zip(files, sides.values(), strict=True):
         write_text(file, spec.canonical_json())
     output = folder / "predicted.json"
-    job = "transformer_core.measure.predicted_memory"
-    options = ["--data", str(data), "--output", str(output)]
+    order = {"specs": [*map(str, files)], "data": str(data), "output": str(output)}
+    text = json.dumps({"kind": "predict_memory"} | order)
     try:
-        subprocess.run(
-            [sys.executable, "-m", job, "--spec", *map(str, files), *options], check=True
-        )
+        job = [sys.executable, "-m", "transformer_core.run.job", "--order", text]
+        subprocess.run(job, check=True)
         found = PredictedMemory.model_validate_json(output.read_text()).predictions
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("it is unknown whether the sides fit: %s", error)

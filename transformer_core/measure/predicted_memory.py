@@ -1,16 +1,12 @@
 """The memory that run specs need, without running them.
 
-``python -m transformer_core.measure.predicted_memory --spec FILE...``: the tensors are those of two
-steps and a validation on tensors without memory; what a process takes besides is measured once on
-this machine. Without the corpus, batches are the largest that the settings allow.
+The tensors are those of two steps and a validation on tensors without memory; what a process takes
+besides is measured once on this machine. Without the corpus, batches are the largest that the settings allow.
 """
 
-import argparse
 import json
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,8 @@ from schemas.config.parallel import DataParallel, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import PredictedMemory, Prediction, ShardManifest
-from transformer_core.common.endings import program
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
@@ -29,6 +25,7 @@ from transformer_core.machine.hardware import read_hardware
 from transformer_core.measure.memory_fit import doubt
 from transformer_core.measure.memory_prediction import predict_ranks
 from transformer_core.measure.process_context import measured_context
+from transformer_core.run.order import shard_manifests
 from transformer_core.run.statuses import classify
 
 Contexts = dict[str, dict[str, int | None]]
@@ -127,50 +124,43 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:,.0f} MiB"
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.predicted_memory",
-        description="Predict the memory that run specs need on each device, without running them.",
-    )
-    parser.add_argument("--spec", type=Path, nargs="+", required=True, help="run specs as JSON")
-    parser.add_argument(
-        "--data", type=Path, help="results/data/<corpus> with shards, for the run's real batches"
-    )
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--no-context", action="store_true", help="predict the tensors only")
-    options = parser.parse_args(arguments)
-    log_to(None)
-    specs = [read_record(path, RunSpec) for path in options.spec]
-    stores, vocabulary = None, None
-    if options.data is not None:
-        train, validation = (
-            options.data / "shards" / s / "manifest.json" for s in ("train", "validation")
-        )
-        stores = open_shards(train), open_shards(validation)
-        vocabulary = read_record(train, ShardManifest).vocabulary
-    contexts: Contexts = {}
-    if not options.no_context:
-        here = {device_of(spec).type for spec in specs} - (
-            {"cuda"} if not torch.cuda.is_available() else set()
-        )
-        contexts = {kind: _context(torch.device(kind)) for kind in sorted(here)}
-    predictions: list[Prediction] = []
-    known: dict[str, Prediction] = {}
-    for spec in specs:
-        key = takes_memory(spec)
-        if key not in known:
-            size = vocabulary or spec.tokenizer.vocabulary
-            known[key] = predict(spec, size, stores, contexts)
-        predictions.append(known[key].model_copy(update={"variant": spec.variant}))
-        log.info("%s", tell(predictions[-1]))
-        if warning := doubt(predictions[-1], predictions[-1].capacity_bytes):
-            log.warning("%s", warning)
-    if options.output is not None:
-        result = PredictedMemory(predictions=predictions)
-        write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
-    return 0
+class PredictMemory(Job):
+    """To predict the memory that run specs need on each device, without running them."""
 
+    kind = "predict_memory"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    specs: list[Path]
+    """Run specs as JSON."""
+    data: Path | None = None
+    """results/data/<corpus> with shards, for the run's real batches."""
+    output: Path | None = None
+    """JSON file to write."""
+    context: bool = True
+    """Whether to measure what a process takes besides its tensors."""
+
+    def run(self, log_file: Path | None) -> None:
+        specs = [read_record(path, RunSpec) for path in self.specs]
+        stores, vocabulary = None, None
+        if self.data is not None:
+            train, validation = shard_manifests(self.data)
+            stores = open_shards(train), open_shards(validation)
+            vocabulary = read_record(train, ShardManifest).vocabulary
+        contexts: Contexts = {}
+        if self.context:
+            kinds = {device_of(spec).type for spec in specs}
+            here = kinds if torch.cuda.is_available() else kinds - {"cuda"}
+            contexts = {kind: _context(torch.device(kind)) for kind in sorted(here)}
+        predictions: list[Prediction] = []
+        known: dict[str, Prediction] = {}
+        for spec in specs:
+            key = takes_memory(spec)
+            if key not in known:
+                size = vocabulary or spec.tokenizer.vocabulary
+                known[key] = predict(spec, size, stores, contexts)
+            predictions.append(known[key].model_copy(update={"variant": spec.variant}))
+            log.info("%s", tell(predictions[-1]))
+            if warning := doubt(predictions[-1], predictions[-1].capacity_bytes):
+                log.warning("%s", warning)
+        if self.output is not None:
+            result = PredictedMemory(predictions=predictions)
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Measures the ceilings of this machine's devices: ``python -m transformer_core.measure.roofline``.
+"""Measures the ceilings of this machine's devices.
 
 Matrix products of random numbers by format, copies in memory, the overhead of an operation, copies
 between host and device. Each is repeated for a short while and the best repetition counts, as in
@@ -10,8 +10,6 @@ none, never that of a similar one. Numbers of matrix units are dense, which is h
 sheets print "with sparsity", with 32-bit accumulation.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +25,9 @@ from schemas.config.profiling import Limits
 from schemas.config.training import Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
 from schemas.results import Bandwidth, MatrixRate, NumberFormat, Roofline, Transfer, VendorPeak
-from transformer_core.common.endings import program, reproducing_command
+from transformer_core.common.endings import reproducing_command
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine import hardware
 from transformer_core.training.precision import set_matmul
@@ -131,9 +131,10 @@ def _rates(
         for number_format in FORMATS:
             rate = matrix_rate(watch, number_format, limits.largest_matrix, threads)
             matrix.append(rate)
-            print(_told(rate), flush=True)
+            log.info("%s", _told(rate))
         memory += bandwidths(watch, array_size(watch.device), threads)
-        print(f"memory, {_threads(threads)}: {memory[-2].bytes_per_second / 1e9:,.1f} GB/s copy")
+        copied = memory[-2].bytes_per_second / 1e9
+        log.info("memory, %s: %s GB/s copy", _threads(threads), f"{copied:,.1f}")
     return matrix, memory
 
 
@@ -161,30 +162,22 @@ def _threads(threads: int | None) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write the roofline; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.roofline",
-        description="Measure the limits of this machine's device: matrix products by format, "
-        "memory bandwidth, overhead of an operation, copies between host and device.",
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="kind of device"
-    )
-    parser.add_argument(
-        "--limits",
-        default=Limits().canonical_json(),
-        help="how thoroughly, as JSON (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="for example results/machine/roofline.json"
-    )
-    options = parser.parse_args(arguments)
-    limits = Limits.model_validate_json(options.limits)
-    roofline = measure(options.device, limits, reproducing_command(options.output))
-    write_sealed(options.output, roofline.model_dump_json(indent=1) + "\n")
-    return 0
+class RooflineJob(Job):
+    """To measure the limits of this machine's device: matrix products by format, memory bandwidth,
+    overhead of an operation, copies between host and device."""
+
+    kind = "roofline"
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Kind of device."""
+    limits: Limits = Limits()
+    """limits of the study: how thoroughly."""
+    output: Path
+    """JSON file to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        roofline = measure(self.device, self.limits, reproducing_command(self.output))
+        write_sealed(self.output, roofline.model_dump_json(indent=1) + "\n")
 
 
 _READING_SECONDS = 0.005
@@ -415,7 +408,3 @@ def transfers(watch: Stopwatch, size: int) -> list[Transfer]:
             for direction, call in directions
         ]
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,9 @@
-"""The breakdown of a capture: ``python -m transformer_core.observe.breakdown --capture FILE``.
+"""The breakdown of a capture.
 
 A capture that ended otherwise than ok, or left files that cannot be read, has a breakdown without
 devices that says why.
 """
 
-import argparse
-import gc
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,7 +12,7 @@ from schemas.errors import ConfigError, from_validation
 from schemas.results.captures import Capture
 from schemas.results.profiles import Breakdown
 from transformer_core.common import seals
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.trace.__main__ import write_results
 from transformer_core.trace.breakdown.devices import KERNELS_SHOWN
 from transformer_core.trace.breakdown.profile import break_down_reading, without_devices
@@ -56,23 +52,19 @@ def read_capture(path: Path) -> Capture:
         raise from_validation(error, Capture, str(path)) from None
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.observe.breakdown",
-        description="Break down the profile of a variant.",
-    )
-    parser.add_argument("--capture", type=Path, required=True, help="its capture.json")
-    parser.add_argument("--events", type=Path, help="event table to write, events.parquet")
-    parser.add_argument("--output", type=Path, help="breakdown to write, breakdown.json")
-    options = parser.parse_args(arguments)
-    capture = read_capture(options.capture)
-    breakdown, events = breakdown_of_capture(capture, options.capture.parent)
-    write_results(breakdown, events, options.output, options.events)
-    print(page(breakdown, KERNELS_SHOWN))
-    return 0
+class BreakdownJob(Job):
+    """To break down the profile of a variant."""
 
+    kind = "breakdown"
 
-if __name__ == "__main__":
-    gc.freeze()  # modules stay: the collector need not scan them repeatedly
-    sys.exit(main())
+    capture: Path
+    """capture.json of the profile."""
+    events: Path
+    """Event table to write, events.parquet."""
+    output: Path
+    """breakdown.json to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        breakdown, events = breakdown_of_capture(read_capture(self.capture), self.capture.parent)
+        write_results(breakdown, events, self.output, self.events)
+        print(page(breakdown, KERNELS_SHOWN))

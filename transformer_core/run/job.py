@@ -6,27 +6,14 @@ settings and the files that the job reads and writes. ``--order`` also takes a f
 
 import argparse
 import sys
-from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic_core import PydanticUndefined
 
-from schemas.base import Schema
 from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.common.progress import log_to
 from transformer_core.run.kinds import JOBS, class_of, parse
-
-
-class Job(Schema):
-    """An order that a rule writes; each kind adds its files and settings."""
-
-    kind: ClassVar[str]
-    """Its name among :data:`transformer_core.run.kinds.JOBS`."""
-
-    @abstractmethod
-    def run(self, log_file: Path | None) -> int | None:
-        """Runs the job; returns the exit code. Plain log lines go to ``log_file``, too."""
 
 
 class TrainingJob(Job):

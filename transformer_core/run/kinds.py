@@ -18,17 +18,30 @@ CHANGES_NO_RESULT = True  # each rule names the programs that its orders start
 
 JOBS = MappingProxyType(
     {
+        "attention_truth": "transformer_core.measure.gpu_check.attention_truth.AttentionTruthJob",
+        "breakdown": "transformer_core.observe.breakdown.BreakdownJob",
         "collectives": "transformer_core.measure.collectives.Collectives",
         "compute_times": "transformer_core.measure.compute.ComputeTimesJob",
+        "device_facts": "transformer_core.measure.gpu_check.device_facts.DeviceFactsJob",
         "evaluation": "transformer_core.measure.evaluation.Evaluation",
+        "export_parquet": "transformer_core.data.sharding.parquet_export.ExportParquet",
+        "gather_shards": "transformer_core.data.sharding.merge_parts.GatherShards",
+        "gpu_tests": "transformer_core.measure.gpu_check.device_tests.GpuTestsJob",
+        "hardware": "transformer_core.machine.hardware.HardwareJob",
         "largest_batch": "transformer_core.measure.largest_batch.LargestBatchJob",
         "memory": "transformer_core.measure.memory_anatomy.MemoryAnatomy",
+        "predict_memory": "transformer_core.measure.predicted_memory.PredictMemory",
         "profile": "transformer_core.observe.profile_job.ProfileJob",
         "quality": "transformer_core.measure.quality.QualityJob",
+        "read_corpus": "transformer_core.data.corpus.job.ReadCorpus",
+        "roofline": "transformer_core.measure.roofline.RooflineJob",
         "self_test": "transformer_core.measure.self_test.SelfTestJob",
         "short_run": "transformer_core.certify.short_run.ShortRun",
+        "shards": "transformer_core.data.sharding.job.Shards",
         "timed_run": "transformer_core.measure.timed_run.TimedRun",
+        "tokenizer": "transformer_core.data.tokenizing.job.TrainTokenizer",
         "turns": "transformer_core.measure.turns.TurnsJob",
+        "verify_data": "transformer_core.data.sharding.verify.VerifyData",
     }
 )
 """Orders that rules write."""

@@ -5,7 +5,7 @@ TOKENIZER_FILES = [] if STUDY.tokenizer.kind == "bpe" else [STUDY.tokenizer.path
 # One job writes the shards of a split, unless several are requested.
 SCATTERED = len(PART_MANIFESTS) > 1
 # Texts of a language model are cut into rows.
-CONTEXT = f" --context {STUDY.task.context}" if STUDY.task.kind == "language_model" else ""
+CONTEXT = {"context": STUDY.task.context} if STUDY.task.kind == "language_model" else {}
 
 
 rule read_corpus:
@@ -19,16 +19,22 @@ rule read_corpus:
     threads: generating_processes
     params:
         code=CODE["read_corpus"],
-        corpus=dump(STUDY.corpus),
+        asked=asked(STUDY.corpus, STUDY.filter),
         seen=lambda wildcards: seen_of(corpus_files(STUDY.corpus, wildcards.split)),
-        filter=dump(STUDY.filter),
-        downloads=f"results/downloads/{CORPUS}",
+        order=lambda wildcards, output, threads: order(
+            "read_corpus",
+            corpus=STUDY.corpus,
+            filter=STUDY.filter,
+            split=wildcards.split,
+            pairs=output.pairs,
+            report=output.report,
+            downloads=f"results/downloads/{CORPUS}",
+            processes=threads,
+        ),
     message:
         "Read the {wildcards.split} split of the corpus"
     shell:
-        "python -m transformer_core.data.corpus.job --corpus {params.corpus:q}"
-        " --filter {params.filter:q} --split {wildcards.split} --downloads {params.downloads}"
-        " --processes {threads} --pairs {output.pairs} --report {output.report} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule tokenizer:
@@ -43,14 +49,34 @@ rule tokenizer:
     threads: CORES
     params:
         code=CODE["tokenizer"],
-        tokenizer=dump(STUDY.tokenizer),
+        asked=asked(STUDY.tokenizer),
         seen=as_text(seen_of(TOKENIZER_FILES)),
+        order=lambda wildcards, input, output: order(
+            "tokenizer",
+            tokenizer=STUDY.tokenizer,
+            pairs=input.pairs,
+            output=output.tokenizer,
+            report=output.report,
+        ),
     message:
         "Train the tokenizer" if STUDY.tokenizer.kind == "bpe" else "Convert the tokenizer"
     shell:
-        "python -m transformer_core.data.tokenizing.job --tokenizer {params.tokenizer:q}"
-        " --pairs {input.pairs} --output {output.tokenizer} --report {output.report}"
-        " 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+
+
+def shards_order(wildcards, input, output, threads):
+    """To tokenize a split, or a part of it."""
+    part = {"part": wildcards.scatteritem} if "scatteritem" in wildcards.keys() else {}
+    return order(
+        "shards",
+        tokenizer=input.tokenizer,
+        filter=STUDY.filter,
+        pairs=input.pairs,
+        output=Path(output.manifest).parent,
+        threads=threads,
+        **CONTEXT,
+        **part,
+    )
 
 
 # A quick start, for small corpora, but not a warm one: importing here takes no longer than asking
@@ -69,16 +95,13 @@ rule shards:
     threads: CORES
     params:
         code=CODE["shards"],
-        filter=dump(STUDY.filter),
-        context=CONTEXT,
-        folder=lambda wildcards, output: Path(output.manifest).parent,
+        asked=asked(STUDY.filter, CONTEXT),
+        order=shards_order,
     message:
         "Tokenize the {wildcards.split} split into Arrow shards"
     shell:
         "WARM_STARTS=off python -m transformer_core.run.quick_start"
-        " transformer_core.data.sharding.job --tokenizer {input.tokenizer} --threads {threads}"
-        " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"
-        " 2>&1 | tee {log}"
+        " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 if SCATTERED:
@@ -95,17 +118,13 @@ if SCATTERED:
         threads: CORES
         params:
             code=CODE["shards_part"],
-            filter=dump(STUDY.filter),
-            context=CONTEXT,
-            folder=lambda wildcards, output: Path(output.manifest).parent,
+            asked=asked(STUDY.filter, CONTEXT),
+            order=shards_order,
         message:
             "Tokenize part {wildcards.scatteritem} of the training pairs into Arrow shards"
         shell:
             "WARM_STARTS=off python -m transformer_core.run.quick_start"
-            " transformer_core.data.sharding.job --tokenizer {input.tokenizer}"
-            " --threads {threads} --part {wildcards.scatteritem}"
-            " --filter {params.filter:q} --pairs {input.pairs} --output {params.folder}{params.context}"
-            " 2>&1 | tee {log}"
+            " transformer_core.run.job --order {params.order:q} --log-file {log}"
 
     rule gather_shards:
         input:
@@ -116,12 +135,14 @@ if SCATTERED:
             f"results/logs/gather_shards-{CORPUS}.log",
         params:
             code=CODE["gather_shards"],
-            filter=dump(STUDY.filter),
+            asked=asked(STUDY.filter),
+            order=lambda wildcards, input, output: order(
+                "gather_shards", filter=STUDY.filter, parts=list(input.parts), output=output[0]
+            ),
         message:
             "Merge the parts of the training split"
         shell:
-            "python -m transformer_core.data.sharding.merge_parts --filter {params.filter:q}"
-            " --output {output.manifest} {input.parts} 2>&1 | tee {log}"
+            "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule verify_data:
@@ -133,11 +154,13 @@ rule verify_data:
         f"results/logs/verify_data-{CORPUS}.log",
     params:
         code=CODE["verify_data"],
+        order=lambda wildcards, input, output: order(
+            "verify_data", manifests=list(input.manifests), output=output[0]
+        ),
     message:
         "Compare every shard with its checksum"
     shell:
-        "python -m transformer_core.data.sharding.verify --output {output.record} {input.manifests}"
-        " 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule export_parquet:
@@ -150,8 +173,10 @@ rule export_parquet:
         f"results/logs/export_parquet-{CORPUS}-{{split}}.log",
     params:
         code=CODE["export_parquet"],
+        order=lambda wildcards, input, output: order(
+            "export_parquet", manifest=input.manifest, tokenizer=input.tokenizer, output=output[0]
+        ),
     message:
         "Write the {wildcards.split} split as Parquet"
     shell:
-        "python -m transformer_core.data.sharding.parquet_export --manifest {input.manifest}"
-        " --tokenizer {input.tokenizer} --output {output.table} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

@@ -28,12 +28,12 @@ rule gpu_tests:
         timed=1,
     params:
         code=CODE["gpu_tests"],
-        folders=GPU_TESTS,
+        asked=asked(GPU_TESTS),
+        order=lambda wildcards, output: order("gpu_tests", folders=GPU_TESTS, output=output[0]),
     message:
         "Run the tests that need a GPU"
     shell:
-        "python -m transformer_core.measure.gpu_check.device_tests --folders {params.folders}"
-        " --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule attention_truth:
@@ -47,11 +47,11 @@ rule attention_truth:
         timed=1,
     params:
         code=CODE["attention_truth"],
+        order=lambda wildcards, output: order("attention_truth", output=output[0]),
     message:
         "Check the attention kernels"
     shell:
-        "python -m transformer_core.measure.gpu_check.attention_truth --output {output} 2>&1"
-        " | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule device_facts:
@@ -65,11 +65,11 @@ rule device_facts:
         timed=1,
     params:
         code=CODE["device_facts"],
+        order=lambda wildcards, output: order("device_facts", output=output[0]),
     message:
         "Check NVML, NCCL and the compiler"
     shell:
-        "python -m transformer_core.measure.gpu_check.device_facts --output {output} 2>&1"
-        " | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule gpu_checks:

@@ -14,10 +14,11 @@ rule hardware:
         **needs(lambda wildcards: [ONE_DEVICE]),
     params:
         code=CODE["hardware"],
+        order=lambda wildcards, output: order("hardware", output=output[0]),
     message:
         "Describe the machine"
     shell:
-        "python -m transformer_core.machine.hardware --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule roofline:
@@ -31,13 +32,14 @@ rule roofline:
         timed=1,
     params:
         code=CODE["roofline"],
-        device=STUDY.machine.device,
-        limits=dump(STUDY.limits),
+        asked=asked(STUDY.machine.device, STUDY.limits),
+        order=lambda wildcards, output: order(
+            "roofline", device=STUDY.machine.device, limits=STUDY.limits, output=output[0]
+        ),
     message:
         "Measure the limits of the device"
     shell:
-        "python -m transformer_core.measure.roofline --device {params.device}"
-        " --limits {params.limits:q} --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 # Communication is not measured where each variant has a single process.

@@ -30,12 +30,13 @@ rule predict_memory:
     params:
         code=CODE["predict_memory"],
         own=own_models(SPECS.values()),
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        order=lambda wildcards, input, output: order(
+            "predict_memory", specs=list(input.specs), data=data_of(input), output=output[0]
+        ),
     message:
         "Predict the memory of every variant"
     shell:
-        "python -m transformer_core.measure.predicted_memory --spec {input.specs} --data {params.data}"
-        " --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule memory:

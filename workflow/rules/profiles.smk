@@ -45,12 +45,14 @@ rule breakdown:
         "results/logs/breakdown-{variant}.log",
     params:
         code=CODE["breakdown"],
+        order=lambda wildcards, input, output: order(
+            "breakdown", capture=input.capture, events=output.events, output=output.breakdown
+        ),
     message:
         "Break down the profile of {wildcards.variant}"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.observe.breakdown --capture {input.capture}"
-        " --events {output.events} --output {output.breakdown} 2>&1 | tee {log}"
+        " transformer_core.run.job --order {params.order:q} --log-file {log} 2>&1 | tee -a {log}"
 
 
 rule breakdown_of_traces:

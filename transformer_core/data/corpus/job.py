@@ -1,33 +1,27 @@
 """Job: read one split of a corpus, filter it, and write it as sentence pairs in an Arrow file."""
 
-import argparse
 import gc
 import json
-import logging
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field
 
-from schemas.config.corpus import SPLITS, AnyCorpus, Filter, Split
+from schemas.config.corpus import AnyCorpus, Filter, Split
 from schemas.results.data import CorpusSplit, LengthHistogram
-from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, sha256
-from transformer_core.common.progress import Progress
+from transformer_core.common.job import Job
+from transformer_core.common.progress import Progress, log
 from transformer_core.common.seals import seal, write_sealed
 from transformer_core.data.arrays import Counts, add_counts, arrow_array, count_lengths
 from transformer_core.data.corpus.pairs import PairFilter, check_any_left
 from transformer_core.data.corpus.readers import Reader, open_split
-from transformer_core.data.corpus.rows import CorpusError, Pair, Row
-
-LOG = logging.getLogger(__name__)
+from transformer_core.data.corpus.rows import Pair, Row
 
 SCHEMA = pa.schema(
     [
@@ -154,82 +148,35 @@ def _characters(texts: pa.LargeStringArray) -> Counts:
     return count_lengths(pc.utf8_length(texts).to_numpy())
 
 
-class OptionError(ValueError):
-    """An option of the command line that does not satisfy its schema."""
+class ReadCorpus(Job):
+    """To read one split of a corpus, leave out unusable pairs, and write the sentence pairs."""
 
+    kind = "read_corpus"
 
-def _check(kind: Any, option: str, text: str) -> Any:
-    try:
-        return TypeAdapter(kind).validate_json(text)
-    except ValidationError as error:
-        lines = [
-            f"{option}: {'.'.join(map(str, item['loc'])) or '(top level)'}: {item['msg']}"
-            for item in error.errors(include_url=False)
-        ]
-        raise OptionError("\n".join(lines)) from None
+    corpus: AnyCorpus
+    """corpus of the study."""
+    filter: Filter = Filter()
+    """filter of the study."""
+    split: Split
+    """The split to read."""
+    pairs: Path
+    """Arrow file to write, with the columns source, target and line."""
+    report: Path
+    """Report to write, last."""
+    downloads: Path | None = None
+    """Folder in which url corpora keep their files."""
+    processes: int = Field(1, ge=1)
+    """Processes that generate a grammar corpus."""
 
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.corpus.job",
-        description="Read one split of a corpus, leave out unusable pairs, and write the "
-        "sentence pairs as an Arrow IPC file (source, target, line) beside a report.",
-    )
-    parser.add_argument(
-        "--corpus",
-        required=True,
-        metavar="JSON",
-        help="section corpus of a study as JSON, for example "
-        '\'{"kind": "text", "name": "mine", "train": {"source": "a.en", "target": "a.de"}, ...}\'',
-    )
-    parser.add_argument(
-        "--filter", default="{}", metavar="JSON", help="section filter of a study (default: {})"
-    )
-    parser.add_argument("--split", required=True, choices=SPLITS, help="which split to read")
-    parser.add_argument(
-        "--pairs", required=True, type=Path, metavar="OUT.arrow", help="file of pairs to write"
-    )
-    parser.add_argument(
-        "--report", required=True, type=Path, metavar="OUT.json", help="report to write, last"
-    )
-    parser.add_argument(
-        "--downloads", type=Path, metavar="DIR", help="where url corpora keep their files"
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes that generate a grammar corpus (default: %(default)s)",
-    )
-    options = parser.parse_args(arguments)
-    if options.processes < 1:
-        parser.error(f"--processes {options.processes}: take 1 or more")
-    return options
-
-
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; 0 if the files were written, 2 after a message if they could not be."""
-    options = _parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
+    def run(self, log_file: Path | None) -> None:
         report = read_split(
-            _check(AnyCorpus, "--corpus", options.corpus),
-            _check(Filter, "--filter", options.filter),
-            options.split,
-            options.pairs,
-            options.report,
-            options.downloads,
-            options.processes,
+            self.corpus,
+            self.filter,
+            self.split,
+            self.pairs,
+            self.report,
+            self.downloads,
+            self.processes,
         )
-    except (CorpusError, OptionError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    left_out = sum(report.skipped.values())
-    LOG.info("%s: %d pairs, %d left out", options.pairs, report.pairs_kept, left_out)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        left_out = sum(report.skipped.values())
+        log.info("%s: %d pairs, %d left out", self.pairs, report.pairs_kept, left_out)

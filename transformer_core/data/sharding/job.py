@@ -1,17 +1,13 @@
-"""Tokenize a split into Arrow shards: ``python -m transformer_core.data.sharding.job``.
+"""Tokenize a split into Arrow shards.
 
 A shard is an uncompressed Arrow IPC file with one record batch, so that its token ids are one flat
 array in the memory map. The manifest is written last: where it exists, the shards are whole. Until
 then progress.json holds what is done, and a job that was killed goes on from there.
 """
 
-import argparse
 import hashlib
 import json
-import logging
 import os
-import re
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import ValidationError
+from pydantic import Field, field_validator
 from tokenizers import Tokenizer
 
 from schemas.config.corpus import Filter
-from schemas.errors import ConfigError, from_validation
 from schemas.results.data import CorpusSplit, LengthHistogram, ShardManifest, TextRows
-from transformer_core.common.endings import in_words, program
 from transformer_core.common.files import sha256
+from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress
 from transformer_core.data.corpus.pairs import PairFile
-from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.in_order import in_order
 from transformer_core.data.sharding.shard_store import check_any_left, write_manifest
 from transformer_core.data.sharding.shard_writer import (
@@ -175,92 +169,46 @@ def _code() -> str:
     return Sources().fingerprint(["transformer_core.data.sharding.job"])
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options; ``part`` is a :class:`Part`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.sharding.job",
-        description="Tokenize the sentence pairs of a split into memory-mappable Arrow shards.",
-    )
-    parser.add_argument("--tokenizer", required=True, type=Path, help="tokenizer.json")
-    parser.add_argument(
-        "--filter", required=True, metavar="JSON", help="the filter section of a run spec"
-    )
-    parser.add_argument(
-        "--pairs", required=True, type=Path, help="pairs of the split (.arrow, with .json beside)"
-    )
-    parser.add_argument(
-        "--output", required=True, type=Path, help="folder for shard-*.arrow and manifest.json"
-    )
-    parser.add_argument(
-        "--part",
-        default="1-of-1",
-        metavar="N-of-COUNT",
-        help="tokenize only this part of the pairs, N from 1 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="threads that tokenize (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--pairs-per-shard",
-        type=int,
-        default=PAIRS_PER_SHARD,
-        metavar="N",
-        help="pairs in a shard (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="TOKENS",
-        help="treat the pairs as texts, and cut them into rows of this many tokens",
-    )
-    return _checked(parser, arguments)
+class Shards(Job):
+    """To tokenize the sentence pairs of a split, or a part of it, into memory-mappable shards."""
 
+    kind = "shards"
 
-def _checked(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The options; numbers that make no sense are refused."""
-    options = parser.parse_args(arguments)
-    for name in ("pairs_per_shard", "threads", "context"):
-        given = getattr(options, name)
-        if given is not None and given < 1:
-            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: take 1 or more")
-    part = re.fullmatch(r"([1-9]\d*)-of-([1-9]\d*)", options.part)
-    if part is None or int(part[1]) > int(part[2]):
-        parser.error(f"--part {options.part}: take N-of-COUNT, with N from 1 to COUNT")
-    options.part = Part(int(part[1]) - 1, int(part[2]))
-    return options
+    tokenizer: Path
+    """tokenizer.json."""
+    filter: Filter
+    """filter of the study."""
+    pairs: Path
+    """Pairs of the split (.arrow, with .json beside)."""
+    output: Path
+    """Folder for shard-*.arrow and manifest.json."""
+    part: str = Field("1-of-1", pattern=r"^[1-9]\d*-of-[1-9]\d*$")
+    """Tokenize only this part of the pairs: N-of-COUNT, with N from 1."""
+    threads: int = Field(os.cpu_count() or 1, ge=1)
+    """Threads that tokenize."""
+    pairs_per_shard: int = Field(PAIRS_PER_SHARD, ge=1)
+    """Pairs in a shard."""
+    context: int | None = Field(None, ge=1)
+    """Treat the pairs as texts, and cut them into rows of this many tokens."""
 
+    @field_validator("part")
+    @classmethod
+    def _is_one_of_them(cls, part: str) -> str:
+        if int(part.split("-")[0]) > int(part.split("-")[2]):
+            raise ValueError("take N-of-COUNT, with N from 1 to COUNT")
+        return part
 
-@program
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0 if the shards were written, 2 if the input is at fault."""
-    options = _parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # Threads of the tokenizer itself, which otherwise starts one for each core of the host.
-    os.environ.setdefault("RAYON_NUM_THREADS", str(options.threads))
-    try:
-        rules = Filter.model_validate_json(options.filter)
+    def run(self, log_file: Path | None) -> None:
+        # Threads of the tokenizer itself, which otherwise starts one for each core of the host.
+        os.environ.setdefault("RAYON_NUM_THREADS", str(self.threads))
+        number, _, of = self.part.split("-")
         write_shards(
-            PairFile(options.pairs),
-            options.tokenizer,
-            rules,
-            options.output,
-            options.pairs_per_shard,
-            options.part,
-            options.threads,
-            options.context,
+            PairFile(self.pairs),
+            self.tokenizer,
+            self.filter,
+            self.output,
+            self.pairs_per_shard,
+            Part(int(number) - 1, int(of)),
+            self.threads,
+            self.context,
         )
-    except ValidationError as error:
-        print(from_validation(error, Filter, "--filter"), file=sys.stderr)
-        return 2
-    except (ConfigError, CorpusError, OSError) as error:
-        print(in_words(error), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

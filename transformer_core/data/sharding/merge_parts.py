@@ -1,24 +1,19 @@
-"""One manifest for the parts of a split:
-``python -m transformer_core.data.sharding.merge_parts``."""
+"""One manifest for the parts of a split."""
 
-import argparse
-import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from schemas.config.corpus import Filter
-from schemas.errors import ConfigError
 from schemas.results.data import LengthHistogram, ShardManifest
-from transformer_core.common.endings import in_words, program, remake
+from transformer_core.common.endings import remake
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.seals import check
 from transformer_core.data.arrays import add_counts
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding.shard_store import EXAMPLES, check_any_left, write_manifest
-
-LOG = logging.getLogger(__name__)
 
 
 def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
@@ -75,33 +70,18 @@ def _read(path: Path) -> ShardManifest:
         raise CorpusError(message, file=path, remedy=remake(path)) from None
 
 
-@program
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0 if the manifest was written, 2 if a part is at fault."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.sharding.merge_parts",
-        description="Write the manifest of a split from the manifests of its parts.",
-    )
-    parser.add_argument(
-        "--filter", required=True, metavar="JSON", help="the filter section of a run spec"
-    )
-    parser.add_argument(
-        "--output", required=True, type=Path, help="manifest.json to write, above the parts"
-    )
-    parser.add_argument("parts", nargs="+", type=Path, help="manifest.json of each part, in order")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        rules = Filter.model_validate_json(options.filter)
-        manifest = gather(options.parts, rules, options.output)
-    except (ConfigError, CorpusError, OSError) as error:
-        print(in_words(error), file=sys.stderr)
-        return 2
-    LOG.info(
-        "%s: %s pairs in %d shards", options.output, f"{manifest.pairs:,}", len(manifest.shards)
-    )
-    return 0
+class GatherShards(Job):
+    """To write the manifest of a split from the manifests of its parts."""
 
+    kind = "gather_shards"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    filter: Filter
+    """filter of the study."""
+    parts: list[Path] = Field(min_length=1)
+    """manifest.json of each part, in order."""
+    output: Path
+    """manifest.json to write, above the parts."""
+
+    def run(self, log_file: Path | None) -> None:
+        made = gather(self.parts, self.filter, self.output)
+        log.info("%s: %s pairs in %d shards", self.output, f"{made.pairs:,}", len(made.shards))

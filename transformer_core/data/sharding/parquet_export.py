@@ -1,23 +1,16 @@
-"""A tokenized split as one Parquet file:
-``python -m transformer_core.data.sharding.parquet_export``."""
+"""A tokenized split as one Parquet file."""
 
-import argparse
-import logging
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from transformer_core.common.endings import in_words, program
 from transformer_core.common.files import atomic_path
-from transformer_core.common.progress import Progress
-from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.common.job import Job
+from transformer_core.common.progress import Progress, log
 from transformer_core.data.sharding.shard_store import open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer
-
-LOG = logging.getLogger(__name__)
 
 ROW_GROUP = 50_000
 SIDES = ("source", "target")
@@ -56,27 +49,19 @@ def _texts(tokenizer: Tokenizer, ids: pa.ListArray) -> list[str]:
     return texts
 
 
-@program
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0 if the file was written, 2 if the input is at fault."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.sharding.parquet_export",
-        description="Write a tokenized split as one Parquet file: source_ids, target_ids, and the "
-        "text that they stand for as source, target.",
-    )
-    parser.add_argument("--manifest", required=True, type=Path, help="manifest.json of the split")
-    parser.add_argument("--tokenizer", required=True, type=Path, help="tokenizer.json")
-    parser.add_argument("--output", required=True, type=Path, help="Parquet file to write")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        pairs = export_parquet(options.manifest, options.tokenizer, options.output)
-    except (CorpusError, OSError) as error:
-        print(in_words(error), file=sys.stderr)
-        return 2
-    LOG.info("%s: %s pairs", options.output, f"{pairs:,}")
-    return 0
+class ExportParquet(Job):
+    """To write a tokenized split as one Parquet file: source_ids, target_ids, and the text that they
+    stand for as source, target."""
 
+    kind = "export_parquet"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    manifest: Path
+    """manifest.json of the split."""
+    tokenizer: Path
+    """tokenizer.json."""
+    output: Path
+    """Parquet file to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        pairs = export_parquet(self.manifest, self.tokenizer, self.output)
+        log.info("%s: %s pairs", self.output, f"{pairs:,}")

@@ -1,15 +1,13 @@
-"""Compare every shard with its checksum: ``python -m transformer_core.data.sharding.verify``."""
+"""Compare every shard with its checksum."""
 
-import argparse
-import logging
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.results.data import CheckedSplit, DataCheck
-from transformer_core.common.endings import program
-from transformer_core.common.progress import Progress
+from transformer_core.common.job import Job
+from transformer_core.common.progress import Progress, log
 from transformer_core.common.seals import write_sealed
 from transformer_core.data.sharding.shard_store import (
     ShardError,
@@ -17,8 +15,6 @@ from transformer_core.data.sharding.shard_store import (
     open_shards,
     read_manifest,
 )
-
-LOG = logging.getLogger(__name__)
 
 
 def check(manifests: Sequence[Path]) -> tuple[list[CheckedSplit], list[ShardError]]:
@@ -59,30 +55,26 @@ def _check_split(path: Path) -> tuple[CheckedSplit, list[ShardError]]:
     return split, problems
 
 
-@program
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0 if everything is whole, 2 after a message for each file that is not."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.sharding.verify",
-        description="Compare every shard with the checksum in its manifest. Damaged shards are listed "
-        "with the command that makes them again.",
-    )
-    parser.add_argument("--output", required=True, type=Path, help="verify.json to write")
-    parser.add_argument("manifests", nargs="+", type=Path, help="manifest.json of each split")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    began = time.perf_counter()
-    splits, problems = check(options.manifests)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    if problems:
-        options.output.unlink(missing_ok=True)
-        return 2
-    record = DataCheck(splits=splits, seconds=time.perf_counter() - began)
-    write_sealed(options.output, record.model_dump_json(indent=2) + "\n")
-    LOG.info("%s: %s bytes are whole", options.output, f"{sum(s.bytes for s in splits):,}")
-    return 0
+class VerifyData(Job):
+    """To compare every shard with the checksum in its manifest. Damaged shards are listed with the
+    command that makes them again."""
 
+    kind = "verify_data"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    manifests: list[Path]
+    """manifest.json of each split."""
+    output: Path
+    """verify.json to write."""
+
+    def run(self, log_file: Path | None) -> int:
+        began = time.perf_counter()
+        splits, problems = check(self.manifests)
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        if problems:
+            self.output.unlink(missing_ok=True)
+            return 1
+        record = DataCheck(splits=splits, seconds=time.perf_counter() - began)
+        write_sealed(self.output, record.model_dump_json(indent=2) + "\n")
+        log.info("%s: %s bytes are whole", self.output, f"{sum(s.bytes for s in splits):,}")
+        return 0

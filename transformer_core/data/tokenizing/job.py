@@ -1,29 +1,26 @@
-"""One tokenizer for both languages: ``python -m transformer_core.data.tokenizing.job``.
+"""One tokenizer for both languages.
 
 It is trained, or an existing one is converted. A trained one is a byte-level BPE (Sennrich
 et al., arXiv 1508.07909, over UTF-8 bytes): it has a token for every byte, so that any text comes
 back exactly and nothing is unknown. The text is not normalised.
 """
 
-import argparse
 import hashlib
-import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
 
 from schemas.config.tokenizer import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
-from schemas.errors import ConfigError, from_validation
 from schemas.results.data import TokenizerReport
-from transformer_core.common.endings import in_words, program, remake
+from transformer_core.common.endings import remake
 from transformer_core.common.files import sha256
-from transformer_core.common.progress import Progress
+from transformer_core.common.job import Job
+from transformer_core.common.progress import Progress, log
 from transformer_core.common.seals import check, write_sealed
 from transformer_core.data.arrays import arrow_array, evenly_spaced
 from transformer_core.data.corpus.pairs import PairFile
@@ -31,8 +28,6 @@ from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing.existing import convert, special_names, speller
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
 from transformer_core.data.tokenizing.words import PIECES
-
-logger = logging.getLogger(__name__)
 
 _COMPARED = 1_000
 """Pairs that an existing tokenizer is tried on."""
@@ -150,87 +145,71 @@ def detokenize(bpe: Bpe, ids: Iterable[int]) -> str:
     return bpe.decode(kept)
 
 
-@program
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0 if the tokenizer was written, 2 if the input is at fault."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.data.tokenizing.job",
-        description="Train one byte-level BPE tokenizer on both sides of the training pairs, "
-        "or convert an existing one.",
-    )
-    parser.add_argument(
-        "--tokenizer", required=True, metavar="JSON", help="the tokenizer section of a run spec"
-    )
-    parser.add_argument("--pairs", required=True, type=Path, help="training pairs (.arrow)")
-    parser.add_argument("--output", required=True, type=Path, help="tokenizer.json to write")
-    parser.add_argument("--report", required=True, type=Path, help="report to write (.json)")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        _run(options.tokenizer, options.pairs, options.output, options.report)
-    except (ConfigError, CorpusError, OSError) as error:
-        print(in_words(error), file=sys.stderr)
-        return 2
-    return 0
+class TrainTokenizer(Job):
+    """To train one byte-level BPE tokenizer on both sides of the training pairs, or to convert an
+    existing one."""
 
+    kind = "tokenizer"
 
-def _run(settings_json: str, pairs_path: Path, output: Path, report_path: Path) -> None:
-    try:
-        settings = TypeAdapter(AnyTokenizer).validate_json(settings_json)
-    except ValidationError as error:
-        raise from_validation(error, AnyTokenizer, "--tokenizer") from None
-    began = time.perf_counter()
-    pairs = PairFile(pairs_path)
-    source = different = inexact = None
-    if settings.kind == "bpe":
-        tokenizer, sample_pairs = train(pairs, settings)
-    else:
-        source = settings.path
-        tokenizer, sample_pairs, different, inexact = take(pairs, settings)
-    text = tokenizer.to_str()
-    report = TokenizerReport(
-        vocabulary=tokenizer.get_vocab_size(),
-        source=source,
-        sample_pairs=sample_pairs,
-        different=different,
-        inexact=inexact,
-        seconds=time.perf_counter() - began,
-        sha256=hashlib.sha256(text.encode()).hexdigest(),
-    )
-    write_sealed(output, text)
-    write_sealed(report_path, report.model_dump_json(indent=2) + "\n")
-    _tell(report, settings.vocabulary, output)
+    tokenizer: AnyTokenizer
+    """tokenizer of the study."""
+    pairs: Path
+    """Training pairs (.arrow)."""
+    output: Path
+    """tokenizer.json to write."""
+    report: Path
+    """Report to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        settings = self.tokenizer
+        began = time.perf_counter()
+        pairs = PairFile(self.pairs)
+        source = different = inexact = None
+        if isinstance(settings, Tokenizer):
+            tokenizer, sample_pairs = train(pairs, settings)
+        else:
+            source = settings.path
+            tokenizer, sample_pairs, different, inexact = take(pairs, settings)
+        text = tokenizer.to_str()
+        report = TokenizerReport(
+            vocabulary=tokenizer.get_vocab_size(),
+            source=source,
+            sample_pairs=sample_pairs,
+            different=different,
+            inexact=inexact,
+            seconds=time.perf_counter() - began,
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+        )
+        write_sealed(self.output, text)
+        write_sealed(self.report, report.model_dump_json(indent=2) + "\n")
+        _tell(report, settings.vocabulary, self.output)
 
 
 def _tell(report: TokenizerReport, asked: int, output: Path) -> None:
     if report.vocabulary < asked:
-        logger.warning(
+        log.warning(
             "%d tokens, fewer than the %d asked for: the corpus has no more repeated pieces",
             report.vocabulary,
             asked,
         )
     if report.different:
-        logger.warning(
+        log.warning(
             "%d of %d sentences are encoded otherwise than by %s",
             report.different,
             2 * report.sample_pairs,
             report.source,
         )
     if report.inexact:
-        logger.warning(
+        log.warning(
             "%d of %d sentences do not come back exactly from their ids: BLEU is computed "
             "against what comes back",
             report.inexact,
             2 * report.sample_pairs,
         )
-    logger.info(
+    log.info(
         "%s: %d tokens from %d pairs in %.1f s",
         output,
         report.vocabulary,
         report.sample_pairs,
         report.seconds,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,7 @@
-"""Which kernels compute attention, what share of the weights they drop, and how exact they are:
-``python -m transformer_core.measure.gpu_check.attention_truth``."""
+"""Which kernels compute attention, what share of the weights they drop, and how exact they are."""
 
-import argparse
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +13,8 @@ from schemas.config.model import AttentionBackend, SdpaAttention
 from schemas.errors import Unsupported
 from schemas.results.gpu_check import AttentionTruth, AttentionTruths
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.measure.gpu_check.no_device import no_device
 from transformer_core.models.attention import additive, build_attention, reference_attention
 
@@ -146,20 +145,18 @@ def _cases() -> Iterator[AttentionTruth]:
     backends: tuple[AttentionBackend, ...] = get_args(AttentionBackend)
     for backend, masked, dropout in product(backends, (False, True), DROPOUTS):
         found = truth(backend, masked, dropout)
-        print(found.model_dump_json(), flush=True)
+        log.info("%s", found.model_dump_json())
         yield found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.gpu_check.attention_truth",
-        description="Find out which kernels compute attention on the GPU, and what they drop.",
-    )
-    parser.add_argument("--output", type=Path, required=True, help="attention.json to write")
-    given = parser.parse_args(arguments)
-    write_text(given.output, measure().model_dump_json(indent=1) + "\n")
-    return 0
+class AttentionTruthJob(Job):
+    """To find out which kernels compute attention on the GPU, and what they drop."""
 
+    kind = "attention_truth"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    output: Path
+    """attention.json to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        found = measure()
+        write_text(self.output, found.model_dump_json(indent=1) + "\n")

@@ -1,14 +1,12 @@
-"""Checks everything around the GPU: NVML, NCCL and compiling, with all versions: ``python -m
-transformer_core.measure.gpu_check.device_facts``."""
+"""Checks everything around the GPU: NVML, NCCL and compiling, with all versions."""
 
-import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ import torch
 from schemas.errors import Unsupported
 from schemas.results.gpu_check import DeviceFact, DeviceFacts
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.measure.gpu_check import nccl_rank
 from transformer_core.measure.gpu_check.no_device import no_device
 from transformer_core.models import loss as one_pass_loss
@@ -166,19 +166,16 @@ def measure() -> DeviceFacts:
     return DeviceFacts(facts=facts, versions=versions())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.gpu_check.device_facts",
-        description="Check whether NVML, NCCL and compiling work here, and list all versions.",
-    )
-    parser.add_argument("--output", type=Path, required=True, help="device.json to write")
-    given = parser.parse_args(arguments)
-    found = measure()
-    for one in found.facts:
-        print(f"{one.name}: {one.status} {one.found or one.reason}", flush=True)
-    write_text(given.output, found.model_dump_json(indent=1) + "\n")
-    return 0
+class DeviceFactsJob(Job):
+    """To check whether NVML, NCCL and compiling work here, and list all versions."""
 
+    kind = "device_facts"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    output: Path
+    """device.json to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        found = measure()
+        for one in found.facts:
+            log.info("%s: %s %s", one.name, one.status, one.found or one.reason)
+        write_text(self.output, found.model_dump_json(indent=1) + "\n")

@@ -1,10 +1,9 @@
-"""The tests that need a GPU: ``python -m transformer_core.measure.gpu_check.device_tests``.
+"""The tests that need a GPU.
 
 They are run by pytest in a process of its own, as the project's other tests are. That some fail is
 a result.
 """
 
-import argparse
 import importlib.util
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from schemas.results.gpu_check import GpuTest, GpuTests
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
 from transformer_core.measure.gpu_check.no_device import no_device
 
 ROOT = Path(__file__).parents[3]
@@ -89,19 +89,18 @@ def _with(cases: Sequence[ElementTree.Element], tag: str) -> Iterator[GpuTest]:
             yield GpuTest(name=name, text=text[-_TEXT:])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.measure.gpu_check.device_tests",
-        description="Run the tests that need a GPU, and write their results.",
-    )
-    parser.add_argument("--folders", nargs="+", required=True, help="folders of tests/")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds at most")
-    parser.add_argument("--output", type=Path, required=True, help="tests.json to write")
-    given = parser.parse_args(arguments)
-    found = run(given.folders, given.limit)
-    write_text(given.output, found.model_dump_json(indent=1) + "\n")
-    return 0
+class GpuTestsJob(Job):
+    """To run the tests that need a GPU."""
 
+    kind = "gpu_tests"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    folders: list[str]
+    """Folders of tests/."""
+    limit: float = 300.0
+    """Seconds at most."""
+    output: Path
+    """tests.json to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        found = run(self.folders, self.limit)
+        write_text(self.output, found.model_dump_json(indent=1) + "\n")

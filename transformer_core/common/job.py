@@ -1,0 +1,18 @@
+"""The base of all orders that rules write: see :mod:`transformer_core.run.job`, which runs them."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from schemas.base import Schema
+
+
+class Job(Schema):
+    """An order that a rule writes; each kind adds its files and settings."""
+
+    kind: ClassVar[str]
+    """Its name among :data:`transformer_core.run.kinds.JOBS`."""
+
+    @abstractmethod
+    def run(self, log_file: Path | None) -> int | None:
+        """Runs the job; returns the exit code. Plain log lines go to ``log_file``, too."""
