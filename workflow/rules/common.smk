@@ -238,6 +238,21 @@ def asked(*settings):
     return as_text(as_json(settings))
 
 
+def shards_order(wildcards, input, output, threads):
+    """To tokenize a split, or a part of it."""
+    part = {"part": wildcards.scatteritem} if "scatteritem" in wildcards.keys() else {}
+    return order(
+        "shards",
+        tokenizer=input.tokenizer,
+        filter=STUDY.filter,
+        pairs=input.pairs,
+        output=Path(output.manifest).parent,
+        threads=threads,
+        **CONTEXT,
+        **part,
+    )
+
+
 def data_of(input):
     """The folder of the corpus whose shards are an input."""
     return Path(input.shards[0] if isinstance(input.shards, list) else input.shards).parents[2]

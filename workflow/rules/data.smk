@@ -64,21 +64,6 @@ rule tokenizer:
         "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
-def shards_order(wildcards, input, output, threads):
-    """To tokenize a split, or a part of it."""
-    part = {"part": wildcards.scatteritem} if "scatteritem" in wildcards.keys() else {}
-    return order(
-        "shards",
-        tokenizer=input.tokenizer,
-        filter=STUDY.filter,
-        pairs=input.pairs,
-        output=Path(output.manifest).parent,
-        threads=threads,
-        **CONTEXT,
-        **part,
-    )
-
-
 # A quick start, for small corpora, but not a warm one: importing here takes no longer than asking
 # a server that has imported everything.
 rule shards:
