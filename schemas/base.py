@@ -19,6 +19,28 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 
+def _no_switch(value: Any) -> Any:
+    """Refuses true and false, also within a list or a mapping."""
+    values = value.values() if isinstance(value, dict) else value
+    if isinstance(value, bool) or (
+        isinstance(value, list | tuple | dict) and any(isinstance(one, bool) for one in values)
+    ):
+        raise PydanticCustomError(
+            "switch", "is true or false, not a number", {"remedy": "give a number, in digits"}
+        )
+    return value
+
+
+_NUMBERS = BeforeValidator(_no_switch)
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation is made of, without those within schemas."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _types(part)
+
+
 class Schema(BaseModel):
     """A validated, immutable record. The docstrings below its fields describe them; only
     :mod:`schemas.generate` reads them, as finding them in the source takes as long as the rest
@@ -31,6 +53,14 @@ class Schema(BaseModel):
         validate_default=True,
         allow_inf_nan=False,  # JSON has neither: a file that holds one could not be read back
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Pydantic takes true for 1: fields for numbers refuse it."""
+        for field in cls.model_fields.values():
+            types = set(_types(field.annotation))
+            if types & {int, float} and not types & {bool, Any} and _NUMBERS not in field.metadata:
+                field.metadata.append(_NUMBERS)
 
     def canonical_json(self) -> str:
         """The canonical JSON text of this record: sorted keys, no spaces, all defaults included."""

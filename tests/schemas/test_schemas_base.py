@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import Name, kinds_of, merge
 from schemas.config.run_spec import RunSpec
+from schemas.config.study import Study
 from schemas.config.training import Sgd
+from schemas.errors import from_validation
 
 KEYS = st.sampled_from(["a", "b", "c", "kind"])
 LEAVES = st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]) | st.lists(st.integers(0, 3))
@@ -182,3 +184,20 @@ def test_names(name: str) -> None:
 def test_names_that_are_no_folder_names(name: str) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Name).validate_python(name)
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("training.steps", {"training": {"steps": True}}),
+        ("measurement.window_steps", {"measurement": {"window_steps": False}}),
+        ("link_check.bandwidths", {"link_check": {"bandwidths": [1e6, True]}}),
+    ],
+)
+def test_a_switch_is_no_number(field: str, settings: dict[str, Any]) -> None:
+    study = {"name": "mine", "variants": ["single"], **settings}
+    with pytest.raises(ValidationError) as caught:
+        Study.model_validate(study)
+    (problem,) = from_validation(caught.value, Study, "study.yaml").problems
+    assert problem.field == field
+    assert "not a number" in problem.message

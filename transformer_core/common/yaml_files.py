@@ -1,17 +1,43 @@
-"""Reading YAML files, with errors that say where they are wrong."""
+"""Plain YAML (and so JSON) written by users, read within limits, without surprising conversions.
 
+There are no tags, so no objects; dates are text; keys are text and given once. Aliases count as
+what they stand for, so that a few lines cannot become millions.
+"""
+
+import re
+import stat
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.errors import ConfigError, ConfigProblem, from_validation
-from transformer_core.common.plain_yaml import parse, read_text
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validation
+
+LARGEST_FILE = 1 << 20
+"""Bytes."""
+DEEPEST = 20
+"""Sections and lists within one another."""
+MOST_NODES = 50_000
+"""Values, sections and lists, those that aliases repeat included."""
+MOST_ALIASES = 1_000
+LONGEST_NUMBER = 60
+"""Characters of a number."""
+LONGEST_TIME = 10.0
+"""Seconds for one file; a file within the other limits takes a fraction of a second."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CONSTRUCTOR = yaml.SafeLoader("")
+_MERGE = "tag:yaml.org,2002:merge"
+_KINDS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
+_OTHER_NUMBER = re.compile(r"[-+]?0\d|.*:")
+"""Text that YAML 1.1 reads as octal or base-60 numbers: 010 is 8 there, and 1:30 is 90."""
 
 
 def read_yaml(path: str | Path) -> Any:
     """The contents of a YAML or JSON file; ConfigError if it is missing, is neither, or is beyond
-    the limits of :mod:`transformer_core.common.plain_yaml`."""
+    the limits."""
     return parse(read_text(path), path)
 
 
@@ -19,8 +45,7 @@ def read_mapping(path: str | Path) -> dict[Any, Any]:
     """The names and entries of a YAML file; ConfigError if it holds no mapping."""
     data = read_yaml(path)
     if not isinstance(data, dict):
-        message, remedy = "is not a mapping", "write name: {...}"
-        raise ConfigError([ConfigProblem(str(path), "(top level)", data, message, remedy)])
+        _refuse(path, "(top level)", data, "is not a mapping", "write name: {...}")
     return data
 
 
@@ -30,3 +55,165 @@ def check_entries(data: dict[Any, Any], entries: Any, file: str) -> Any:
         return TypeAdapter(entries).validate_python(data)
     except ValidationError as error:
         raise from_validation(error, entries, file) from None
+
+
+def read_text(path: str | Path) -> str:
+    """Reads a user-written file; ConfigError unless it is a regular UTF-8 file within the
+    limits."""
+    file = Path(path)
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+            _refuse(path, WHOLE_FILE, None, f"is {kind}, not a file", "give the path of a file")
+        with file.open("rb") as stream:
+            content = stream.read(LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        _refuse(path, WHOLE_FILE, None, f"cannot be read: {reason.lower()}", "check the path")
+    if len(content) > LARGEST_FILE:
+        message = f"is larger than {LARGEST_FILE:,} bytes"
+        _refuse(path, WHOLE_FILE, max(found.st_size, len(content)), message, "keep settings only")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        value = content[error.start : error.start + 8]
+        message = f"is not UTF-8 from byte {error.start} on"
+        _refuse(path, f"line {line}", value, message, "save the file as UTF-8")
+
+
+def parse(text: str, file: str | Path) -> Any:
+    """The value of a text; ConfigError, with the line, for what it may not hold."""
+    if str(file).endswith(".json"):
+        text = text.replace("\t", " ")  # JSON has tabs between values only, YAML has none there
+    try:
+        _check_events(text, file)
+        root = yaml.compose(text, _LOADER)
+        return None if root is None else _Values(file).of(root, "")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}" if mark else WHOLE_FILE
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        lines = text.splitlines()
+        value = lines[mark.line].strip() if mark and mark.line < len(lines) else None
+        _refuse(file, where, value, f"is not YAML: {what}", "correct the syntax, or quote the text")
+    except yaml.reader.ReaderError as error:
+        place = error.position if isinstance(error.position, int) else 0
+        where = f"line {text.count(chr(10), 0, place) + 1}"
+        message = f"holds a character that YAML does not allow ({error.reason})"
+        _refuse(file, where, text[place : place + 1] or None, message, "remove it")
+
+
+def _check_events(text: str, file: str | Path) -> None:
+    """Refuses what must not be composed, which is recursive, and what nodes no longer tell."""
+    end = time.monotonic() + LONGEST_TIME
+    depth = aliases = documents = 0
+    for event in yaml.parse(text, _LOADER):
+        assert event.start_mark is not None
+        where = f"line {event.start_mark.line + 1}"
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        tag = getattr(event, "tag", None)
+        if time.monotonic() > end:
+            message = f"takes longer than {LONGEST_TIME:g} s"
+            _refuse(file, where, None, message, "write less of it")
+        if documents > 1:
+            _refuse(file, where, "---", "begins a second document", "keep one of them")
+        if depth > DEEPEST:
+            _refuse(file, where, None, f"is deeper than {DEEPEST} levels", "nest less")
+        if aliases > MOST_ALIASES:
+            message = f"is more than the {MOST_ALIASES} aliases that a file may have"
+            _refuse(file, where, None, message, "write the values out")
+        if tag is not None:
+            message, remedy = "is a tag, which settings do not have", "remove it, and quote text"
+            _refuse(file, where, tag.replace("tag:yaml.org,2002:", "!!"), message, remedy)
+
+
+class _Values:
+    """Makes values of the nodes of a file."""
+
+    def __init__(self, file: str | Path) -> None:
+        self.file = file
+        self.nodes = 0
+        self.above: list[yaml.Node] = []
+        """The sections and lists around the one that is made."""
+
+    def of(self, node: yaml.Node, path: str) -> Any:
+        """The value of a node, which stands at the field ``path``."""
+        self.nodes += 1
+        if self.nodes > MOST_NODES:
+            message = f"makes more than {MOST_NODES:,} values, with what aliases repeat"
+            self.refuse(node, path, None, message, "write less of it, with fewer aliases")
+        if isinstance(node, yaml.ScalarNode):
+            return self.scalar(node, path)
+        if node in self.above:
+            self.refuse(node, path, None, "stands within itself", "write the values out")
+        if len(self.above) >= DEEPEST:
+            self.refuse(node, path, None, f"is deeper than {DEEPEST} levels", "nest less")
+        self.above.append(node)
+        if isinstance(node, yaml.SequenceNode):
+            value: Any = [self.of(one, f"{path}[{n}]") for n, one in enumerate(node.value)]
+        else:
+            assert isinstance(node, yaml.MappingNode)
+            value = self.section(node, path)
+        self.above.pop()
+        return value
+
+    def section(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
+        """The fields of a section, laid over those that are merged into it (<<)."""
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if key.tag == _MERGE and not key.style:
+                merged = self.merged(value, path) | merged
+                continue
+            name = self.of(key, path)
+            if not isinstance(name, str):
+                scalar = isinstance(key, yaml.ScalarNode)
+                what = "not text" if scalar else "a list or a section"
+                remedy = "put it in quotes" if scalar else "write a name"
+                self.refuse(key, path, name, f"is {what}, but stands as a name", remedy)
+            place, line = f"{path}.{name}".removeprefix("."), key.start_mark.line + 1
+            if name in lines:
+                message = f"is given twice, in line {lines[name]} and in line {line}"
+                self.refuse(key, place, name, message, "remove one of them")
+            lines[name] = line
+            own[name] = self.of(value, place)
+        return merged | own
+
+    def merged(self, node: yaml.Node, path: str) -> dict[str, Any]:
+        """The fields of a section, or of a list of them in which the first takes precedence."""
+        value = self.of(node, path)
+        result: dict[str, Any] = {}
+        for one in reversed(value if isinstance(value, list) else [value]):
+            if not isinstance(one, dict):
+                message = "is merged (<<), but is not a section"
+                self.refuse(node, path, value, message, "merge sections")
+            result |= one
+        return result
+
+    def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
+        """Text, or a number, a switch or nothing if it looks like one."""
+        text = node.value
+        if node.style or node.tag not in _KINDS or _OTHER_NUMBER.match(text):
+            return text
+        if len(text) > LONGEST_NUMBER:
+            message = f"is a number of more than {LONGEST_NUMBER} characters"
+            remedy = "write a shorter one, or quote the text"
+            self.refuse(node, path, text[:80], message, remedy)
+        try:
+            return _CONSTRUCTOR.yaml_constructors[node.tag](_CONSTRUCTOR, node)
+        except (ValueError, OverflowError):
+            return text  # it only looks like a number: 0b, 1__
+
+    def refuse(self, node: yaml.Node, path: str, value: Any, message: str, remedy: str) -> NoReturn:
+        line = f"line {node.start_mark.line + 1}"
+        _refuse(self.file, f"{path} ({line})" if path else line, value, message, remedy)
+
+
+def _refuse(file: str | Path, field: str, value: Any, message: str, remedy: str) -> NoReturn:
+    raise ConfigError([ConfigProblem(str(file), field, value, message, remedy)]) from None

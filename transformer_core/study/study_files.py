@@ -11,8 +11,7 @@ from schemas.config.families import Family
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, nearest
-from transformer_core.common.plain_yaml import parse
-from transformer_core.common.yaml_files import check_entries, read_mapping
+from transformer_core.common.yaml_files import check_entries, parse, read_mapping
 from transformer_core.study.compositions import unknown_variant, with_compositions
 from transformer_core.study.resolve import VARIANTS_FILE
 

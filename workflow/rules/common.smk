@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import threading
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -167,9 +168,13 @@ TIMEKEEPERS = []
 
 
 def stop_time():
-    """Stop the clock of the study."""
+    """Stop the clock of the study, and the timers by which Snakemake looks for free job slots: it
+    would wait for the last of them."""
     from transformer_core.study.timekeeping import end
 
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.cancel()
     for keeper in TIMEKEEPERS:
         logger.removeHandler(keeper)
         end(keeper)
@@ -199,9 +204,6 @@ onstart:
         )
         logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:
-        # With its limit on the rate of jobs, which no option turns off, Snakemake 9 polls for new
-        # jobs ever more often, in the end dozens of times a second, which disturbs timed runs.
-        workflow.scheduler.job_rate_limiter = None
         # Jobs of this host may be forked from a process that has imported torch.
         os.environ.setdefault(warm_start.WARM_STARTS, warm_start.offer_warm_starts())
 
