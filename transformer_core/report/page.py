@@ -25,7 +25,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.brief import as_yaml, brief
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.kit import language, palette, svg
-from transformer_core.report.kit.formats import FILTERS
+from transformer_core.report.kit.formats import FILTERS, Numbers
 from transformer_core.report.sections.answer import read_answer
 
 
@@ -45,7 +45,7 @@ def environment() -> Environment:
     )
     made.filters.update(FILTERS)
     made.globals["shades"] = palette.declarations
-    made.filters |= {"compact": compact, "yaml": as_yaml}
+    made.filters |= {"compact": compact, "numbers": Numbers, "yaml": as_yaml}
     return made
 
 

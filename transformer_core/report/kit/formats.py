@@ -1,7 +1,7 @@
 """Numbers for people. Each function gives HTML that keeps the exact value in a data element."""
 
 from math import floor, isfinite, log10
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -119,6 +119,13 @@ def _with_limits(value: Interval, median: str, low: str, high: str) -> Markup:
     return Markup(
         '<data value="{}" title="{}">{}</data> <span class="interval">[{}, {}]</span>'
     ).format(exact(value.median), title, median, low, high)
+
+
+class Numbers(NamedTuple):
+    """The heading of a column of numbers."""
+
+    text: str
+    unit: str = ""
 
 
 FILTERS = {
