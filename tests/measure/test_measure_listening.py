@@ -4,11 +4,16 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from schemas.config.quality import Quality
 from schemas.config.run_spec import RunSpec
+from transformer_core.decide.search_trials import Bench
+from transformer_core.measure import quality
 from transformer_core.run import host_processes as interfaces
 from transformer_core.run.environment import worker_environment
 from transformer_core.run.launcher import launcher
@@ -88,3 +93,29 @@ def test_an_address_of_another_host_is_refused_with_what_to_do() -> None:
         listening("192.0.2.77", 0)
     with listening("127.0.0.1", 0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("link", [{"bandwidth": "100Mbit/s"}, None], ids=["emulated", "real"])
+def test_only_real_hosts_connect_to_a_coordinator_over_the_network(
+    link: dict[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = {"nodes": 2, "devices_per_node": 1, "device": "cpu", "link": link}
+    spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
+    asked = []
+
+    class StartedError(Exception):
+        pass
+
+    def start(file: Path, several_hosts: bool) -> Any:
+        asked.append(several_hosts)
+        raise StartedError
+
+    for module in ("decide.search_trials", "measure.quality"):
+        monkeypatch.setattr(f"transformer_core.{module}.Coordinator", start)
+    searching: Any = SimpleNamespace(folder=tmp_path, baseline=spec)
+    with pytest.raises(StartedError):
+        Bench.coordinator(searching)
+    found: Any = SimpleNamespace(status="found", spec=spec, baseline={}, parts=["v"])
+    with pytest.raises(StartedError):
+        quality.time_to_quality(spec, found, Quality(), tmp_path, tmp_path, "")
+    assert asked == [link is None] * 2

@@ -41,6 +41,11 @@ ALONE = {
     "accumulation": {"training": {"accumulation": {"micro_batches": 3}}},
     "checkpoint": {"model": {"checkpoint": "layers"}},
     "chunks": {"training": {"loss": {"kind": "chunked", "rows": 16}}},
+    "unpadded": {"model": {"tokens": {"kind": "unpadded"}}},
+    "unpadded_one_pass": {
+        "model": {"tokens": {"kind": "unpadded"}},
+        "training": {"loss": {"kind": "one_pass"}},
+    },
 }
 TOGETHER = {
     "ddp": {"kind": "ddp", "bucket_mb": 0.05},

@@ -60,6 +60,23 @@ def test_packages_beside_a_model_are_not_followed(own: Path) -> None:
     assert [*own_sources("heavy", [str(own), str(heavy.parent)])] == [heavy]
 
 
+def test_packages_that_pip_put_beside_a_model_are_not_followed(own: Path) -> None:
+    (own / "beside.py").write_text("import heavy.core, single, lab.unused\n")
+    files = {
+        "heavy/core.py": "import lab.layers",
+        "heavy/__init__.py": "",
+        "single.py": "",
+        "heavy-1.0.dist-info/RECORD": "heavy/__init__.py,,\nheavy/core.py,,\n",
+        "single-1.0.dist-info/RECORD": "single.py,sha256=x,0\n",
+    }
+    for name, text in files.items():
+        (own / name).parent.mkdir(exist_ok=True)
+        (own / name).write_text(text)
+    found = {path.relative_to(own).as_posix() for path in own_sources("lab.model", [str(own)])}
+    assert {"beside.py", "lab/unused.py"} <= found
+    assert not {"heavy/core.py", "heavy/__init__.py", "single.py"} & found
+
+
 @pytest.mark.parametrize("module", ["no_such_module", "lab.no_such_module", "sys"])
 def test_a_module_without_a_file(own: Path, module: str) -> None:
     found = own_sources(module, [str(own)])

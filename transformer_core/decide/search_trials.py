@@ -17,6 +17,7 @@ from transformer_core.common.progress import SessionLines
 from transformer_core.decide.search_moves import NAME, Parts, predicted
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side
 from transformer_core.run.coordinator import Coordinator
+from transformer_core.run.launcher import spans_machines
 from transformer_core.study.combinations import combine
 
 FINAL_SHARE = 0.5
@@ -124,7 +125,7 @@ class Bench:
 
     def coordinator(self) -> Coordinator:
         """A coordinator for one group of sessions."""
-        return Coordinator(self.folder / "coordinator.json", self.baseline.machine.nodes > 1)
+        return Coordinator(self.folder / "coordinator.json", spans_machines(self.baseline))
 
     @property
     def room(self) -> int:

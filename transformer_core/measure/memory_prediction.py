@@ -11,7 +11,7 @@ operations that CUDA's autocast computes in 32 bits (PyTorch, "Autocast Op Refer
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +31,9 @@ from schemas.config.parallel import Central, DataParallel, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Accumulation, Fp32, Sgd
 from schemas.results import BatchShape, PredictedRank
-from transformer_core.data.batching.feeding import evaluation_batches
+from transformer_core.data.batching.feeding import Batch, evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.measure.heaviest_batch import (
     blank_batch,
     expected_shape,
@@ -45,6 +46,7 @@ from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
+from transformer_core.models.unpadded import expect_lengths
 from transformer_core.observe.followed_step import (
     Interval,
     StepMemory,
@@ -62,12 +64,18 @@ VALIDATION_TOKENS = 8_192
 """Tokens of a validation batch, as in ``evaluation_batches``."""
 
 
+Lengths = list[list[int]]
+"""Real tokens of each row of source, target_input and target_output."""
+
+
 @dataclass(frozen=True)
 class Shapes:
     """The shapes a rank works on: its micro-batches of one step, and a validation batch."""
 
     training: list[BatchShape]
     validation: BatchShape
+    lengths: Sequence[Lengths] = ()
+    """Of each micro-batch, where it is one of the corpus."""
 
 
 def shapes(
@@ -84,7 +92,13 @@ def shapes(
     train, validation = stores
     _, batch = heaviest_batch(spec, train, vocabulary, shares)
     _, first = next(evaluation_batches(validation))
-    return Shapes([shape_of(micro) for micro in batch.micro_batches], shape_of(first))
+    micro_batches = batch.micro_batches
+    lengths = [[(side != PAD).sum(1).tolist() for side in _sides(m)] for m in micro_batches]
+    return Shapes([shape_of(micro) for micro in micro_batches], shape_of(first), lengths)
+
+
+def _sides(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.source, batch.target_input, batch.target_output
 
 
 def predict_ranks(
@@ -147,6 +161,9 @@ def _predict_rank(
             trainer = _trainer(spec, process, strategy, model)
             trainer.module.train()
             batch = blank_batch(shape.training, device)
+            for micro, lengths in zip(batch.micro_batches, shape.lengths, strict=False):
+                for side, real in zip(_sides(micro), lengths, strict=True):
+                    expect_lengths(side, real)
             for _ in range(2):
                 step = followed_step(trainer, batch, tracker)
             validation = _validate(trainer, shape.validation, tracker)

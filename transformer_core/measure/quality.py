@@ -26,6 +26,7 @@ from transformer_core.measure.sessions import Ask, RaceOrder, SessionEndedError,
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, Task, Turn
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
+from transformer_core.run.launcher import spans_machines
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import end_on_request
 
@@ -41,7 +42,7 @@ def time_to_quality(
         Runner(Side(BASELINE, for_race(baseline, goal), order=RaceOrder), [found.baseline]),
         Runner(Side(BEST, for_race(found.spec, goal), order=RaceOrder), found.parts),
     ]
-    with Coordinator(folder / COORDINATOR, baseline.machine.nodes > 1) as coordinator:
+    with Coordinator(folder / COORDINATOR, spans_machines(baseline)) as coordinator:
         sessions = Sessions(
             [runner.side for runner in runners],
             Comparing(),

@@ -177,7 +177,7 @@ def one_pass_loss_sum(hidden: Tensor, output: Tensor, labels: Tensor, smoothing:
     half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     flat, label = hidden.flatten(0, 1), labels.flatten()
     if device_kind(hidden) in _PADDING_LEFT_OUT:
-        kept = places(label != PAD)
+        kept = places(labels)
         flat, label = flat[kept], label[kept]
     result: Tensor = _OnePass.apply(flat, output, label, smoothing, half)
     return result

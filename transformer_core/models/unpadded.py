@@ -20,15 +20,32 @@ from torch.autograd.function import once_differentiable
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 
-def places(real: Tensor) -> Tensor:
-    """Places [m] of the true elements of ``real`` [n].
+def has_values(tokens: Tensor) -> bool:
+    """Whether a tensor is more than a shape, which predictions work with."""
+    return not isinstance(tokens, FakeTensor) and not tokens.is_meta
 
-    A fake tensor, which has a shape and no values, counts as true throughout: what is predicted
-    from it is an upper bound.
-    """
-    if isinstance(real, FakeTensor) or real.is_meta:
-        return torch.arange(len(real), device=real.device)
-    return real.nonzero().squeeze(-1)
+
+def expect_lengths(tokens: Tensor, lengths: Sequence[int]) -> None:
+    """States how many real tokens each row of ``tokens`` [b, t] has, where it has no values."""
+    tokens.expected_lengths = list(lengths)  # type: ignore[attr-defined]
+
+
+def expected_lengths(tokens: Tensor) -> list[int]:
+    """What was stated; else all of each row, which is an upper bound."""
+    rows, width = tokens.shape
+    return getattr(tokens, "expected_lengths", [width] * rows)
+
+
+def places(tokens: Tensor) -> Tensor:
+    """Places [n] of the real tokens in ``tokens`` [b, t], flattened."""
+    if not has_values(tokens):
+        return torch.arange(sum(expected_lengths(tokens)), device=tokens.device)
+    return _true(tokens.flatten() != PAD)
+
+
+def _true(chosen: Tensor) -> Tensor:
+    """Places [m] of the true elements of ``chosen`` [n]."""
+    return chosen.nonzero().squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,12 @@ class Sentences:
     """Tokens of the longest, or more."""
     fill: int = 0
     """Rows without a token that stand behind the n, so that few lengths of lists occur."""
+    expected: Sequence[int] = ()
+    """[sentences] tokens of each, where the tensors have no values."""
 
-    def grid(self, chosen: Tensor) -> Tensor:
-        """[b, m] numbers of the tokens of the ``chosen`` sentences [b]; n where there is none."""
+    def grid(self, chosen: Tensor, width: int) -> Tensor:
+        """[b, width] numbers of the tokens of the ``chosen`` sentences [b]; n where there is none."""
         lengths = self.lengths[chosen]
-        real = not isinstance(lengths, FakeTensor) and not lengths.is_meta
-        width = int(lengths.max()) if real else self.longest
         column = torch.arange(width, device=lengths.device)
         starts = (self.lengths.cumsum(0) - self.lengths)[chosen]
         numbers = starts[:, None] + column
@@ -91,7 +108,7 @@ def source_sentences(source: Tensor, packed: bool, multiple: int = 1) -> Sentenc
     """
 
     def lengths(tokens: Tensor) -> Tensor:
-        return places(tokens == EOS).diff(prepend=tokens.new_tensor([-1]))
+        return _true(tokens == EOS).diff(prepend=tokens.new_tensor([-1]))
 
     return _sentences(source, lengths if packed else None, multiple)
 
@@ -100,7 +117,7 @@ def target_sentences(target_input: Tensor, packed: bool, multiple: int = 1) -> S
     """The sentences of target_input [b, t]; with ``packed``, BOS begins each."""
 
     def lengths(tokens: Tensor) -> Tensor:
-        return places(tokens == BOS).diff(append=tokens.new_tensor([len(tokens)]))
+        return _true(tokens == BOS).diff(append=tokens.new_tensor([len(tokens)]))
 
     return _sentences(target_input, lengths if packed else None, multiple)
 
@@ -108,15 +125,15 @@ def target_sentences(target_input: Tensor, packed: bool, multiple: int = 1) -> S
 def _sentences(
     tokens: Tensor, lengths: Callable[[Tensor], Tensor] | None, multiple: int
 ) -> Sentences:
-    b, t = tokens.shape
-    if isinstance(tokens, FakeTensor) or tokens.is_meta:
-        full = torch.full((b,), t, device=tokens.device)
-        fill = -b * t % multiple
-        return Sentences(tokens.shape, places(tokens.flatten() != PAD), full, t, fill)
-    index = places(tokens.flatten() != PAD)
+    index = places(tokens)
+    fill, longest = -len(index) % multiple, tokens.size(1)
+    if not has_values(tokens):
+        expected = expected_lengths(tokens)
+        found = torch.empty(len(expected), dtype=torch.int64, device=tokens.device)
+        return Sentences(tokens.shape, index, found, longest, fill, expected)
     found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index])
     # The width, not the longest: asking a GPU for that would make the host wait.
-    return Sentences(tokens.shape, index, found, t, -len(index) % multiple)
+    return Sentences(tokens.shape, index, found, longest, fill)
 
 
 @dataclass(frozen=True)
@@ -153,8 +170,11 @@ class Blocks:
         queries, keys = self.sentences
         order = (queries.lengths * (keys.longest + 1) + keys.lengths).argsort()
         parts = order.chunk(min(self.blocks, len(order)))
-        of_queries = [queries.grid(part) for part in parts]
-        of_keys = of_queries if queries is keys else [keys.grid(part) for part in parts]
+        widths = self._widths(parts)
+        of_queries = [queries.grid(part, m) for part, (m, _) in zip(parts, widths, strict=True)]
+        of_keys = of_queries
+        if queries is not keys:
+            of_keys = [keys.grid(part, m) for part, (_, m) in zip(parts, widths, strict=True)]
         return _Grids(
             queries=of_queries,
             keys=of_keys,
@@ -162,6 +182,17 @@ class Blocks:
             key_places=_inverse(of_keys, len(keys.places)),
             masks=[(grid < len(keys.places))[:, None, :] for grid in of_keys],
         )
+
+    def _widths(self, parts: Sequence[Tensor]) -> list[tuple[int, int]]:
+        """Tokens of the longest query and of the longest key in each of ``parts``."""
+        queries, keys = self.sentences
+        if has_values(queries.lengths):
+            return [
+                (int(queries.lengths[part].max()), int(keys.lengths[part].max())) for part in parts
+            ]
+        lengths = iter(sorted(zip(queries.expected, keys.expected, strict=True)))
+        blocks = [[next(lengths) for _ in range(len(part))] for part in parts]
+        return [(max(m for m, _ in block), max(m for _, m in block)) for block in blocks]
 
     def sentence_by_sentence(
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dropout: float

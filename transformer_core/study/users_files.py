@@ -85,16 +85,25 @@ def own_sources(module: str, folders: Sequence[str]) -> dict[Path, Source]:
     folder = next((Path(folder) for folder in folders if _find(module, Path(folder))), None)
     if folder is None:
         return {}
-    own = _find(module, folder)
+    own, installed = _find(module, folder), _installed(folder)
 
     def find(name: str) -> Path | None:
         path = _find(name, folder)
-        return None if path and path != own and _INSTALLED & {*path.parts} else path
+        if path is None or path == own:
+            return path
+        return None if _INSTALLED & {*path.parts} or name.split(".")[0] in installed else path
 
     def read(name: str, path: Path) -> Source:
         return read_source(path.read_bytes(), name, path.name == "__init__.py")
 
     return dict(sorted(follow([module], find, read).items()))
+
+
+def _installed(folder: Path) -> set[str]:
+    """Names of modules that pip has put into a folder, whatever it is called."""
+    records = [record.read_text("utf-8", "replace") for record in folder.glob("*.dist-info/RECORD")]
+    files = "".join(records).splitlines()
+    return {file.split(",")[0].split("/")[0].removesuffix(".py") for file in files}
 
 
 def _find(module: str, folder: Path) -> Path | None:
