@@ -92,9 +92,8 @@ def shapes(
     train, validation = stores
     _, batch = heaviest_batch(spec, train, vocabulary, shares)
     _, first = next(evaluation_batches(validation))
-    micro_batches = batch.micro_batches
-    lengths = [[(side != PAD).sum(1).tolist() for side in _sides(m)] for m in micro_batches]
-    return Shapes([shape_of(micro) for micro in micro_batches], shape_of(first), lengths)
+    lengths = [[(side != PAD).sum(1).tolist() for side in _sides(m)] for m in batch.micro_batches]
+    return Shapes([shape_of(micro) for micro in batch.micro_batches], shape_of(first), lengths)
 
 
 def _sides(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
