@@ -15,9 +15,10 @@ from traces import complete, kineto, on_device
 
 from transformer_core.trace.events import columns as columns_module
 from transformer_core.trace.events.columns import NULL, Columns, Packed
+from transformer_core.trace.events.process import LeftOut
 from transformer_core.trace.readers import kineto_stream
 from transformer_core.trace.readers.files import read_files
-from transformer_core.trace.readers.kineto_events import TypedDecoder, Unusual
+from transformer_core.trace.readers.kineto_events import EventDecoder
 
 EDGES = [NULL, NULL + 1, -(2**32), -1, 0, 1, 254, 255, 256, 65_535, 2**32, 2**63 - 1]
 
@@ -91,12 +92,9 @@ UNUSUAL: list[list[dict[str, Any]]] = [
 
 
 def rows(path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool) -> tuple[list[Any], list[str]]:
-    def refuse(self: TypedDecoder, text: bytes) -> Any:
-        raise Unusual
-
     with monkeypatch.context() as patch:
         if not typed:
-            patch.setattr(TypedDecoder, "decode", refuse)
+            patch.setattr(EventDecoder, "__call__", lambda self, t: self._one_by_one(bytes(t)))
         reading = read_files([path])
     return reading.table.to_pylist(), reading.notes
 
@@ -112,9 +110,9 @@ def test_events_decoded_with_their_args_are_the_same(
 
 
 def test_usual_events_are_decoded_with_their_args() -> None:
-    piece = TypedDecoder().decode(json.dumps(EVENTS).encode())
+    piece = EventDecoder(LeftOut())(json.dumps(EVENTS).encode())
     assert len(piece) == len(EVENTS)
-    assert {name: len(events) for name, events in piece.runs} == {
+    assert {name: len(events) for name, events in piece.runs.items()} == {
         "cpu_op": 2,
         "cuda_runtime": 2,
         "user_annotation": 1,

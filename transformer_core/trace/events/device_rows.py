@@ -20,7 +20,7 @@ from transformer_core.trace.events.host_rows import (
     ProcessRows,
     host_rows,
     memory,
-    modules,
+    module_calls,
     ranges,
     waits,
 )
@@ -45,6 +45,7 @@ _AS_THEY_ARE = {
     "copy_kind": "copy",
     "correlation": "correlation",
     "graph": "graph",
+    "node": "node",
 }
 """Columns that the reader has found, by theirs."""
 _NO_ID = 0
@@ -63,6 +64,7 @@ def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
     yield from ((name, device[source]) for name, source in _AS_THEY_ARE.items())
     yield "device", _devices(rows)
     yield "layer", rows.layers.at(thread, launched)
+    yield "source", rows.sources.at(thread, launched)
     operator = around(trace.operators, thread, launched)
     yield "operator", rows.operator_names(operator)
     yield "shapes", rows.shapes(operator)
@@ -189,7 +191,7 @@ def events_of_process(trace: ProcessTrace, rank: int = 0) -> Events:
     rows = ProcessRows(trace)
     work = device_rows(rows) if len(trace.device) else host_rows(rows).items()
     parts = [_packed(trace, rank, work)]
-    parts += [_packed(trace, rank, p(rows).items()) for p in (ranges, modules, waits, memory)]
+    parts += [_packed(trace, rank, p(rows).items()) for p in (ranges, module_calls, waits, memory)]
     return joined([part for part in parts if len(part)] or parts[:1])
 
 

@@ -53,12 +53,14 @@ COLUMNS = {
     "group": "text",  # these ranks, "0,1", or "#" and a name where they are unknown
     "correlation": "int64",  # of the launch, within its process
     "graph": "int64",  # CUDA graph that the event is a node of
+    "node": "int64",  # that node
     "thread": "int64",  # that launched it
     "launch_ns": "int64",  # start of the launch
     "operator": "text",  # innermost operator that launched it
     "shapes": "text",  # of the inputs of the operator
     "operator_class": "text",
     "layer": "text",  # path of the module
+    "source": "text",  # function of the program that launched it, with file and line
     "phase": "text",
     "step": "int32",  # number of the step that launched it, from 0
     "flops": "int64",  # of an operator, on the first of its rows

@@ -18,7 +18,7 @@ from transformer_core.trace.events.collectives import collective_named, message_
 from transformer_core.trace.events.columns import NULL, Integers, distinct, nulls
 from transformer_core.trace.events.intervals import innermost
 from transformer_core.trace.events.joins import chosen, leaves, mapped, taken
-from transformer_core.trace.events.layers import Layers
+from transformer_core.trace.events.layers import Forward, Labels, modules
 from transformer_core.trace.events.phases import ALLOCATED_PREFIX, Marks
 from transformer_core.trace.events.process import ProcessTrace
 
@@ -30,7 +30,9 @@ class ProcessRows:
         self.trace = trace
         self.names = trace.names
         self.marks = Marks(trace)
-        self.layers = Layers(trace)
+        forward = Forward(trace)
+        self.layers = Labels(*modules(trace), forward)
+        self.sources = Labels(trace.frames, trace.frames["name"], forward)
 
     @cached_property
     def messages(self) -> tuple[Integers, Integers, Integers]:
@@ -175,6 +177,7 @@ def host_rows(rows: ProcessRows) -> dict[str, Integers]:
             ]
         ),
         "layer": rows.layers.at(thread, begin),
+        "source": rows.sources.at(thread, begin),
         **rows.marks.placed(begin),
         "flops": beside(flops),
         "operator_bytes": beside(traffic),
@@ -235,9 +238,9 @@ def ranges(rows: ProcessRows) -> dict[str, Integers]:
     }
 
 
-def modules(rows: ProcessRows) -> dict[str, Integers]:
+def module_calls(rows: ProcessRows) -> dict[str, Integers]:
     """The calls of modules, with the bytes that each leaves allocated."""
-    calls, paths = rows.layers.modules
+    calls, paths = rows.layers.rows, rows.layers.labels
     return {
         "t0_ns": calls["t0"],
         "t1_ns": calls["t1"],

@@ -1,11 +1,12 @@
-"""The module that an operator or kernel belongs to, as a path, from ranges around its launch.
+"""Modules and source lines of operators and kernels, from ranges around their launches.
 
-The project's own ranges name the path; the profiler's ``nn.Module: Linear_0`` and ranges that other
-programs set make one by lying in each other. What backward launches belongs to the module of the
-operator in forward that autograd made it for, which has the same sequence number.
+The project's own ranges name the path of a module; the profiler's ``nn.Module: Linear_0`` and ranges
+that other programs set make one by lying in each other. What backward launches belongs where the
+operator in forward does that autograd made it for, which has the same sequence number.
 """
 
-from functools import cached_property
+import re
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -21,33 +22,15 @@ MODULE = "nn.Module: "
 SEPARATOR = "/"
 
 
-class Layers:
-    """Paths of modules by thread and time."""
+class Forward:
+    """Operators with sequence numbers, and of each the first operator with its number."""
 
     def __init__(self, trace: ProcessTrace) -> None:
-        self.trace = trace
-
-    def at(self, thread: Integers, time: Integers) -> Integers:
-        """The number of the path at each launch; null where there is none."""
-        rows, paths = self.modules
-        if not len(rows):
-            return nulls(len(time))
-        found = taken(paths, around(rows, thread, time))
-        missing = np.flatnonzero(found == NULL)
-        found[missing] = self._of_forward(thread[missing], time[missing])
-        return found
-
-    def _of_forward(self, thread: Integers, time: Integers) -> Integers:
-        """The path of the operator in forward that a launch in backward goes back to."""
-        rows, first = self._numbered
-        if not len(rows):
-            return nulls(len(time))
-        return taken(self._forward_paths, taken(first, around(rows, thread, time)).clip(-1))
+        self._operators = trace.operators
 
     @cached_property
-    def _numbered(self) -> tuple[Columns, Integers]:
-        """Operators with sequence numbers, and of each the first operator with its number."""
-        mine = self.trace.operators
+    def numbered(self) -> tuple[Columns, Integers]:
+        mine = self._operators
         place = np.flatnonzero(mine["sequence"] >= 0)
         rows = Columns("thread", "t0", "t1")
         rows.extend(len(place), **{name: mine[name][place] for name in ("thread", "t0", "t1")})
@@ -59,30 +42,48 @@ class Layers:
         first[order] = order[begins][np.cumsum(begins) - 1]
         return rows, first
 
-    @cached_property
-    def _forward_paths(self) -> Integers:
-        numbered, _ = self._numbered
-        rows, paths = self.modules
-        return taken(paths, around(rows, numbered["thread"], numbered["t0"]))
+
+class Labels:
+    """The innermost of some ranges around a launch: its label, as the number of a name."""
+
+    def __init__(self, rows: Columns, labels: Integers, forward: Forward) -> None:
+        self.rows, self.labels, self._forward = rows, labels, forward
+
+    def at(self, thread: Integers, time: Integers) -> Integers:
+        """The label at each launch; null where there is none."""
+        if not len(self.rows):
+            return nulls(len(time))
+        found = taken(self.labels, around(self.rows, thread, time))
+        missing = np.flatnonzero(found == NULL)
+        rows, first = self._forward.numbered
+        if len(missing) and len(rows):
+            inside = around(rows, thread[missing], time[missing])
+            found[missing] = taken(self._of_forward, taken(first, inside).clip(-1))
+        return found
 
     @cached_property
-    def modules(self) -> tuple[Columns, Integers]:
-        """The ranges of modules, and the path of each."""
-        ranges, names = self.trace.ranges, self.trace.names
-        for accept in (_own, _of_profiler, _foreign):
-            place = np.flatnonzero(chosen(names, ranges["name"], accept))
-            if len(place):
-                break
-        rows = Columns("thread", "t0", "t1")
-        rows.extend(len(place), **{name: ranges[name][place] for name in ("thread", "t0", "t1")})
-        if not len(place):
-            return rows, nulls(0)
-        labels = [names.texts[n] for n in ranges["name"][place].tolist()]
-        if accept is _own:
-            texts = [label.removeprefix(LAYER_PREFIX) for label in labels]
-        else:
-            texts = _paths(rows, [label.removeprefix(MODULE) for label in labels])
-        return rows, names.of(texts)
+    def _of_forward(self) -> Integers:
+        rows, _ = self._forward.numbered
+        return taken(self.labels, around(self.rows, rows["thread"], rows["t0"]))
+
+
+def modules(trace: ProcessTrace) -> tuple[Columns, Integers]:
+    """The ranges of modules, and the path of each."""
+    ranges, names = trace.ranges, trace.names
+    for accept in (_own, _of_profiler, _foreign):
+        place = np.flatnonzero(chosen(names, ranges["name"], accept))
+        if len(place):
+            break
+    rows = Columns("thread", "t0", "t1")
+    rows.extend(len(place), **{name: ranges[name][place] for name in ("thread", "t0", "t1")})
+    if not len(place):
+        return rows, nulls(0)
+    labels = [names.texts[n] for n in ranges["name"][place].tolist()]
+    if accept is _own:
+        texts = [label.removeprefix(LAYER_PREFIX) for label in labels]
+    else:
+        texts = _paths(rows, [label.removeprefix(MODULE) for label in labels])
+    return rows, names.of(texts)
 
 
 def _paths(rows: Columns, labels: list[str]) -> list[str]:
@@ -96,6 +97,20 @@ def _paths(rows: Columns, labels: list[str]) -> list[str]:
             if parents[k] >= 0:
                 paths[mine[k]] = paths[mine[parents[k]]] + SEPARATOR + labels[mine[k]]
     return paths
+
+
+_FRAME = re.compile(r"(?P<file>[^;]*?\.py)\(\d+\): [^;]*")
+_NOT_OWN = re.compile(
+    r"(.*/)?(torch|triton|contextlib\.py|functools\.py|threading\.py|runpy\.py)(/.*|$)"
+)
+
+
+@lru_cache(maxsize=1 << 16)
+def own_line(stack: str) -> str | None:
+    """The innermost function of the program itself in a stack, ``train.py(12): step``; null if all
+    of it belongs to PyTorch or to Python."""
+    frames = _FRAME.finditer(stack)
+    return next((frame[0] for frame in frames if not _NOT_OWN.fullmatch(frame["file"])), None)
 
 
 def _own(name: str) -> bool:

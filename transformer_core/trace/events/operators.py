@@ -9,10 +9,12 @@ the function's name without name spaces, template arguments and parameters, for 
 of libraries (``fbgemm_gpu::``) and of what a generic kernel is applied to.
 """
 
+import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 CONTRACTION = "contraction"
 NORMALIZATION = "normalization"
@@ -50,8 +52,14 @@ _ELEMENT_WISE = re.compile(
 _COMMUNICATION_SPACES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "record_param_comms")
 
 
+COMPILED = ("triton_", "cpp_fused_", "graph_")
+"""How the names of TorchInductor's kernels begin."""
+
+
 def operator_class(name: str) -> str:
     """The class of an operator by its name (``aten::addmm``); of unknown ones, ``other``."""
+    if name.startswith(COMPILED):
+        return kernel_class(name)
     if name.startswith(_COMMUNICATION_SPACES):
         return COMMUNICATION
     base = name.rpartition("::")[2]
@@ -147,18 +155,26 @@ _OPERATIONS = {
 tanh, square root) count as one each. What is not listed takes one per element."""
 
 
-def work_of(name: str, shapes: Sequence[Shape | None], kinds: Sequence[str]) -> Work:
+def work_of(
+    name: str, shapes: Sequence[Shape | None], kinds: Sequence[str], values: Sequence[object] = ()
+) -> Work:
     """FLOPs and bytes of an operator, from the shapes and types of its inputs.
 
     ``shapes`` holds an empty shape where an input is a number or no tensor; ``kinds`` the types by
     the names of the trace, empty where it has none: then only the FLOPs are known. Operators that
     do no arithmetic have bytes alone. The result of a reduction is not counted as traffic. Shapes
     that do not fit the operator, such as those of another library's of the same name, tell nothing.
+    ``values`` holds those of the inputs of a convolution, or the FLOPs and gigabytes that
+    TorchInductor counted for its kernel.
     """
+    if name.startswith(COMPILED):
+        return Work(_scaled(values[:1], 1), _scaled(values[1:], 1e9))
     found = operator_class(name)
     base = name.rpartition("::")[2].rstrip("_").lstrip("_")
     tensors = [tuple(shape) if shape else () for shape in shapes]
     if found == CONTRACTION:
+        if "conv" in base:
+            return _convolution(base, tensors, kinds, values)
         return _contraction(base, tensors, kinds)
     if found not in (NORMALIZATION, ELEMENT_WISE) or not any(tensors):
         return UNKNOWN
@@ -257,6 +273,81 @@ def _attention(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work
     return Work(flops, (read + written) * width)
 
 
+_SLIDES = {
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution_relu"), (3, 4, 5)
+    ),
+    "convolution_overrideable": (3, 4, 5),
+    "cudnn_convolution": (3, 2, 4),
+    "cudnn_convolution_add_relu": (5, 6, 7),
+    **dict.fromkeys(("mkldnn_convolution", "miopen_convolution"), (4, 3, 5)),
+    **dict.fromkeys(("conv_depthwise2d", "conv_depthwise3d"), (4, 5, 6)),
+}
+"""Places of stride, padding and dilation among the inputs."""
+
+
+def _convolution(
+    base: str, shapes: Sequence[Shape], kinds: Sequence[str], values: Sequence[object]
+) -> Work:
+    """A product of the weights at each place of the output, or of the input of a transposed one;
+    backward as much for each of the gradients of input and weights that is asked for."""
+    backward = base == "convolution_backward"
+    image, weight = (*shapes[backward : backward + 2], (), ())[:2]
+    if len(image) != len(weight) or len(image) < 3:
+        return UNKNOWN
+    transposed = "transpose" in base or _value(values, 7 if backward else 6) is True
+    output: Shape | None = tuple(shapes[0]) if backward else None
+    if base in _SLIDES and not transposed:
+        slides = [_sides(_value(values, place), len(image) - 2) for place in _SLIDES[base]]
+        if all(slides):
+            sides = zip(image[2:], weight[2:], *(side or () for side in slides), strict=True)
+            output = (
+                *(image[0], weight[0]),
+                *(
+                    (x + 2 * pad - hole * (k - 1) - 1) // step + 1
+                    for x, k, step, pad, hole in sides
+                ),
+            )
+    places = image if transposed else output
+    if places is None or len(places) != len(image) or min(places) < 1:
+        return UNKNOWN
+    products, written = 1, [output]
+    if backward:
+        mask = _value(values, 10)
+        asked = mask[:2] if isinstance(mask, list) else [True, True]
+        written = [shape for shape, one in zip((image, weight), asked, strict=False) if one]
+        products = len(written)
+    flops = 2 * products * image[0] * math.prod(places[2:]) * math.prod(weight)
+    read, width = _bytes(shapes, kinds), _width(kinds, 0)
+    if read is None or width is None or None in written:
+        return Work(flops, None)
+    return Work(flops, read + sum(math.prod(shape or ()) * width for shape in written))
+
+
+def _value(values: Sequence[object], place: int) -> object:
+    """An input that is no tensor, as traces write it: ``[1, 1]``, ``False``; null if unknown."""
+    try:
+        return json.loads(str(values[place]).lower())
+    except (IndexError, ValueError, RecursionError):
+        return None
+
+
+def _sides(value: object, count: int) -> list[int] | None:
+    """A number for each side; null for anything else."""
+    if not isinstance(value, list) or not all(type(side) is int and side >= 0 for side in value):
+        return None
+    return value * count if len(value) == 1 else value if len(value) == count else None
+
+
+def _scaled(values: Sequence[object], unit: float) -> int | None:
+    """The first of the values, in its unit; null for none or nothing."""
+    try:
+        found = float(str(*values[:1])) * unit
+    except ValueError:
+        return None
+    return round(found) if 0 < found < 2**62 else None
+
+
 _GENERIC = r"(un)?(vectorized_|unrolled_|index_|legacy_)*elementwise_kernel\w*"
 
 
@@ -276,19 +367,81 @@ class Rule:
         )
 
 
-_MOVES = (
-    r"triton_poi_fused_+((_?(to_copy|unsafe_view|unsafe_index|view|clone|slice|select|transpose|permute"
-    r"|t|cat|stack|split|split_with_sizes|unbind|expand|squeeze|unsqueeze|copy|index|index_put|gather"
-    r"|scatter|empty_like|new_zeros|zeros|zeros_like|ones|full|fill|arange|constant_pad_nd))_*)+\d*$"
-)
-"""A kernel that TorchInductor made of operators that only move data: it is named after them."""
+_FUSED = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(\w*?)(?:_\d+)*(?:_?\d+d\w*)?")
+_PHRASES = """
+    add_n arange_start argmax_dim avg_pool2d avg_pool3d max_pool2d_with_indices max_pool2d adaptive_avg_pool2d
+    as_strided baddbmm binary_cross_entropy binary_cross_entropy_with_logits bitwise_and bitwise_not
+    bitwise_or bitwise_xor broadcast_to clamp_max clamp_min constant_pad_nd copy_ cross_entropy_loss
+    cudnn_batch_norm dropout embedding_dense embedding_bag empty_like empty_strided fake_quantize
+    floor_divide full_like fused_adam fused_adamw fused_dropout fused_rms_norm fused_sgd
+    flash_attention_forward efficient_attention_forward gather_dim grid_sampler_2d hardtanh
+    index_add index_copy index_fill index_put index_select instance_norm is_nonzero layer_norm leaky_relu
+    linalg_vector_norm local_scalar_dense log_sigmoid log_sigmoid_forward log_softmax logical_and logical_not
+    logical_or logical_xor masked_fill masked_scale masked_scatter masked_select mse_loss
+    native_batch_norm native_batch_norm_legit native_batch_norm_legit_functional native_dropout native_group_norm native_layer_norm
+    new_empty new_empty_strided new_full new_ones new_zeros nan_to_num nll_loss nll_loss_forward nll_loss2d_forward
+    ones_like pixel_shuffle rand_like randn_like reflection_pad2d rms_norm safe_softmax scaled_dot_product_attention
+    scaled_dot_product_efficient_attention scaled_dot_product_flash_attention scaled_dot_product_cudnn_attention
+    scaled_mm scatter_add scatter_reduce select_scatter slice_scatter smooth_l1_loss softmax split_with_sizes
+    squeeze_dims to_copy trunc_divide unsafe_index unsafe_index_put unsafe_view upsample_bilinear2d
+    upsample_nearest2d var_mean std_mean where_self zeros_like batch_norm group_norm mm_plus_mm
+"""
+_KNOWN = {tuple(name.split("_")) for name in _PHRASES.split()}
+_LONGEST = max(map(len, _KNOWN))
+_MOVING = {
+    *(
+        "to_copy",
+        "unsafe_view",
+        "unsafe_index",
+        "view",
+        "clone",
+        "slice",
+        "select",
+        "transpose",
+        "t",
+    ),
+    *(
+        "permute",
+        "cat",
+        "stack",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "expand",
+        "squeeze",
+        "copy",
+    ),
+    *("unsqueeze", "index", "index_put", "gather", "scatter", "empty_like", "new_zeros", "zeros"),
+    *("zeros_like", "ones", "full", "fill", "arange", "constant_pad_nd", "reshape"),
+}
+
+
+@cache
+def fused(name: str) -> tuple[str, ...]:
+    """The operators inside a kernel that TorchInductor made, from its name:
+    ``triton_per_fused__softmax_add_3`` holds ``_softmax`` and ``add``. Empty for any other."""
+    match = _FUSED.fullmatch(name)
+    words = match[1].split("_") if match and match[1] else []
+    found, place = [], 0
+    while place < len(words):
+        begin = place
+        # An operator whose name begins with an underscore stands behind two.
+        while place < len(words) - 1 and not words[place]:
+            place += 1
+        sizes = range(min(_LONGEST, len(words) - place), 0, -1)
+        place += next((n for n in sizes if tuple(words[place : place + n]) in _KNOWN), 1)
+        for more in ("backward", "data"):
+            if words[place : place + 1] == [more]:
+                place += 1
+        found.append("_".join(words[begin:place]))
+    return tuple(found)
+
 
 RULES = (
     # Made by TorchInductor: the kind first, then the names of the operators inside.
     Rule(r"triton_tem_", CONTRACTION),
     Rule(r"triton_(red|per)_", NORMALIZATION),
-    Rule(_MOVES, OTHER),
-    Rule(r"triton_poi_", ELEMENT_WISE),
+    Rule(r"(graph_\d+_)?(triton_poi|cpp_fused)_", ELEMENT_WISE),
     # An implicit product reads its rows through an index; a rotary embedding is arithmetic.
     Rule(r"\w*(xmma_\w*gemm|cudnn_\d+x\d+)", CONTRACTION),
     Rule(r"\w*rotary", ELEMENT_WISE),
@@ -370,4 +523,10 @@ def _mangled(name: str) -> str:
 def kernel_class(name: str) -> str:
     """The class of a kernel by its name; of unknown ones, ``other``."""
     base = base_name(name)
+    if inside := fused(base):
+        kinds = {operator_class(operator) for operator in inside}
+        if _MOVING.issuperset(operator.strip("_") for operator in inside):
+            return OTHER
+        if base.startswith("cpp") and NORMALIZATION in kinds:
+            return NORMALIZATION
     return next((rule.found for rule in RULES if rule.accepts(base, name)), OTHER)

@@ -142,6 +142,11 @@ _NO_SIZE = 2**50
 _NO_NUMBER = 2**31
 
 
+Call = tuple[str, bytes | str, bytes | str, bytes | str]
+"""An operator, and lists as texts of JSON: shapes and types of its inputs, and what else tells its
+work: of a convolution the values of its inputs, of a compiled kernel what its compiler counted."""
+
+
 @dataclass
 class ProcessTrace:
     """Everything of one process, added row by row in any order. Times are nanoseconds."""
@@ -162,7 +167,7 @@ class ProcessTrace:
     device: Columns = field(
         default_factory=lambda: Columns(
             *("kind", "name", "device", "context", "stream", "t0", "t1", "correlation"),
-            *("bytes", "copy", "group_size", "group", "collective", "graph"),
+            *("bytes", "copy", "group_size", "group", "collective", "graph", "node"),
         )
     )
     launches: Columns = field(default_factory=lambda: Columns("correlation", "thread", "t0"))
@@ -177,6 +182,8 @@ class ProcessTrace:
             *("thread", "t0", "t1", "name", "bytes", "group_size", "group", "whole")
         )
     )
+    frames: Columns = field(default_factory=lambda: Columns("thread", "t0", "t1", "name"))
+    """Functions of Python that belong to the program, where stacks were recorded."""
     memory: Columns = field(default_factory=lambda: Columns("t0", "device", "allocated"))
     """Bytes that the allocator has given out on a device (-1 for the CPU), whenever they change."""
     work: list[Work] = field(default_factory=lambda: [UNKNOWN])
@@ -184,30 +191,29 @@ class ProcessTrace:
     shapes: list[str] = field(default_factory=lambda: [""])
     """The shapes of the inputs as text, by call; before them the format of their numbers."""
     left_out: LeftOut = field(default_factory=LeftOut)
-    _calls: dict[tuple[str, bytes | str, bytes | str], int] = field(default_factory=dict)
+    _calls: dict[Call, int] = field(default_factory=dict)
 
-    def calls(self, names: list[str], shapes: list[bytes], kinds: list[bytes]) -> Integers:
-        """The numbers of many operators: see :meth:`call`."""
-        keys = list(zip(names, shapes, kinds, strict=True))
-        found = [self._calls.get(key) for key in keys]
+    def calls(self, calls: list[Call]) -> Integers:
+        """The numbers of calls: those of one operator with the same inputs share one."""
+        found = list(map(self._calls.get, calls))
         if None in found:
-            found = [self.call(*key) for key in keys]
+            found = list(map(self._call, calls))
         return np.array(found, np.int64)
 
-    def call(self, name: str, shapes: bytes | str, kinds: bytes | str) -> int:
-        """The number of an operator with its inputs: shapes and types as texts of JSON."""
-        key = (name, shapes, kinds)
-        found = self._calls.get(key)
-        if found is None and not shapes:
-            found = self._calls[key] = 0
+    def _call(self, call: Call) -> int:
+        found = self._calls.get(call)
+        name, shapes, kinds, more = call
+        if found is None and not shapes and not more:
+            found = self._calls[call] = 0
         if found is None:
-            known = _list(shapes)
-            tensors = [_tensor(shape) for shape in known]
-            found = self._calls[key] = len(self.work)
-            self.work.append(work_of(name, tensors, [str(kind) for kind in _list(kinds)]))
+            known, types = list_of(shapes), [str(kind) for kind in list_of(kinds)]
+            found = self._calls[call] = len(self.work)
+            tensors = [tensor_of(shape) for shape in known]
+            self.work.append(work_of(name, tensors, types, list_of(more)))
             shown = [json.dumps(shape).replace(" ", "") for shape in known if shape]
-            number_format = _format([str(kind) for kind in _list(kinds)])
-            self.shapes.append(" ".join([*number_format, *shown]) if shown else "")
+            formats = {format_of(kind) for kind in types} - {None}
+            told = [str(one) for one in formats] if len(formats) == 1 else []
+            self.shapes.append(" ".join([*told, *shown]) if shown else "")
         return found
 
     def settle(self) -> None:
@@ -239,7 +245,7 @@ class ProcessTrace:
         middle = int(np.partition(t0, half)[half])
         for columns in (
             *(self.device, self.launches, self.waits),
-            *(self.operators, self.ranges, self.collectives),
+            *(self.operators, self.ranges, self.collectives, self.frames),
         ):
             wrong = [_stray(columns, middle, edges) for edges in columns.stretches()]
             if count := sum(int(some.sum()) for some in wrong):
@@ -282,21 +288,16 @@ def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
     ]
 
 
-def _list(text: bytes | str) -> Sequence[object]:
+def list_of(text: Any) -> Sequence[object]:
+    """A list of JSON, as text or bytes; empty for anything else."""
     try:
-        found = json.loads(text) if text else []
+        found = json.loads(text if isinstance(text, str) else bytes(text)) if text else []
     except (ValueError, RecursionError):
         return []
     return found if isinstance(found, list) else []
 
 
-def _format(kinds: Sequence[str]) -> list[str]:
-    """The format of the numbers of all tensors; none where they have several or none is told."""
-    found = {format_of(kind) for kind in kinds} - {None}
-    return [name for name in found if name] if len(found) == 1 else []
-
-
-def _tensor(shape: object) -> Shape | None:
+def tensor_of(shape: object) -> Shape | None:
     """The shape of an input that is a tensor; null for a number, a list of tensors, nothing."""
     if isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape):
         return shape

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from transformer_core.common.progress import Progress
-from transformer_core.trace.events.columns import NULL, Integers, or_null
-from transformer_core.trace.events.layers import MODULE
+from transformer_core.trace.events.columns import NULL, Columns, or_null
+from transformer_core.trace.events.layers import MODULE, own_line
 from transformer_core.trace.events.process import (
     NotATrace,
     ProcessTrace,
@@ -29,6 +29,7 @@ from transformer_core.trace.events.process import (
 )
 from transformer_core.trace.readers.kineto_events import (
     COLLECTIVE,
+    COLLECTIVE_TOLD,
     DEVICE,
     LAUNCHES,
     MEMORY,
@@ -36,25 +37,16 @@ from transformer_core.trace.readers.kineto_events import (
     OPERATORS,
     OTHER_RUNTIMES,
     UNREAD,
-    AnyEvent,
-    ArgsDecoder,
     Communication,
-    DeviceArgs,
-    LaunchArgs,
-    MemoryArgs,
-    OperatorArgs,
-    Piece,
-    TypedDecoder,
-    Unusual,
-    communication,
+    EventDecoder,
+    call_of,
     copy_kind,
-    decode_events,
     input_bytes,
+    nanoseconds,
     numbers,
     optional,
-    said_bytes,
-    starts,
     times,
+    told_bytes,
     whole,
 )
 from transformer_core.trace.readers.kineto_stream import EventText
@@ -77,25 +69,23 @@ class KinetoReader:
         self.trace = ProcessTrace(pid=0)
         self.left_out = self.trace.left_out
         self.launched = 0
-        self._takers: dict[str, Any] = {"user_annotation": self._ranges}
-        self._takers["python_function"] = self._modules
-        self._takers |= dict.fromkeys((MEMORY, *MEMORY_CATEGORIES), self._memory)
-        self._takers |= {name: partial(self._device_events, kind) for name, kind in DEVICE.items()}
-        self._takers |= {name: partial(self._launches, name) for name in LAUNCHES}
-        self._takers |= dict.fromkeys(OPERATORS, self._operators)
-        self._takers |= {name: partial(self.left_out.unread, name) for name in UNREAD}
-        self._typed = TypedDecoder()
-        self._memory_args = ArgsDecoder(MemoryArgs)
-        self._device_args = ArgsDecoder(DeviceArgs)
-        self._launch_args = ArgsDecoder(LaunchArgs)
-        self._operator_args = ArgsDecoder(OperatorArgs)
+        self._takers: dict[str, Any] = {
+            "user_annotation": self._ranges,
+            "python_function": self._functions,
+            **dict.fromkeys(MEMORY_CATEGORIES, self._memory),
+            **dict.fromkeys(OPERATORS, self._operators),
+            **{name: partial(self._device_events, kind) for name, kind in DEVICE.items()},
+            **{name: partial(self._launches, name) for name in LAUNCHES},
+            **{name: partial(self.left_out.unread, name) for name in UNREAD},
+        }
 
     def read(self) -> Source:
         """The whole file."""
-        text = EventText(self.path, self._decode)
+        text = EventText(self.path, EventDecoder(self.left_out))
         with Progress(f"Read {self.path.name}", "events") as progress:
             for piece in text:
-                self._take(piece)
+                for category, events in piece.runs.items():
+                    self._takers[category.lower()](events)
                 progress.update(len(piece))
         if not text.seen and not self.left_out.total:
             raise NotATrace(
@@ -138,82 +128,38 @@ class KinetoReader:
             texts[:] = [known.get(text, text) if text[:1] == "#" else text for text in texts]
         self.trace.offset_ns = whole(head.get("baseTimeNanoseconds"), 0, _NO_TIME) or 0
 
-    def _decode(self, text: bytes | memoryview) -> Piece:
-        """A stretch of events; msgspec.DecodeError if it is no JSON."""
-        try:
-            return self._typed.decode(text)
-        except Unusual:
-            events = decode_events(bytes(text), self.left_out)
-            self._typed.learn({event.cat for event in events})
-            return Piece(len(events), list(self._by_category(events).items()))
-
-    def _by_category(self, events: Sequence[AnyEvent]) -> dict[str, list[AnyEvent]]:
-        found: dict[str, list[AnyEvent]] = {}
-        for event in events:
-            if event.ph == "X":
-                found.setdefault(event.cat, []).append(event)
-            elif event.ph in ("B", "E"):
-                self.left_out.add("they are begins and ends apart, no whole events")
-            elif event.ph == "i" and event.name == MEMORY:
-                found.setdefault(MEMORY, []).append(event)
-        return found
-
-    def _take(self, piece: Piece) -> None:
-        for category, events in piece.runs:
-            taker = self._takers.get(category) or self._takers.get(category.lower())
-            if taker:
-                taker(events)
-
-    def _timed(
-        self, events: Sequence[AnyEvent], decoder: ArgsDecoder
-    ) -> tuple[Sequence[AnyEvent], list[Any], Integers, Integers]:
-        """The complete events: with their args, begins and ends."""
-        events, args = decoder(events, self.left_out)
-        kept, t0, t1 = times(events, self.left_out)
-        if len(kept) < len(events):
-            chosen = set(map(id, kept))
-            args = [a for event, a in zip(events, args, strict=True) if id(event) in chosen]
-        return kept, args, t0, t1
-
-    def _device_events(self, kind: str, events: Sequence[AnyEvent]) -> None:
+    def _device_events(self, kind: str, events: Sequence[Any]) -> None:
         ids = self.trace.names
-        events, args, t0, t1 = self._timed(events, self._device_args)
-        # Old traces name device and stream by process and thread.
-        device = [
-            e.pid if a.device is None else a.device for e, a in zip(events, args, strict=True)
-        ]
-        stream = [
-            e.tid if a.stream is None else a.stream for e, a in zip(events, args, strict=True)
-        ]
-        said = [a if a.collective else None for a in args]
-        sizes = [a.bytes if s is None else said_bytes(s) for a, s in zip(args, said, strict=True)]
-        names = [event.name for event in events]
-        copies = [copy_kind(name) if kind == "memcpy" else None for name in names]
+        events, t0, t1 = times(events, self.left_out)
+        args = [event.args for event in events]
+        told = [a if a.collective else None for a in args]
+        copies = [copy_kind(event.name) if kind == "memcpy" else None for event in events]
         self.trace.device.extend(
             len(events),
             kind=ids[kind],
-            name=ids.of(names),
-            device=numbers(device),
+            name=ids.of(event.name for event in events),
+            # Old traces name device and stream by process and thread.
+            device=numbers([e.pid if e.args.device is None else e.args.device for e in events]),
+            stream=numbers([e.tid if e.args.stream is None else e.args.stream for e in events]),
             context=optional([a.context for a in args]),
-            stream=numbers(stream),
             t0=t0,
             t1=t1,
             correlation=optional([a.correlation for a in args]),
-            bytes=optional(sizes),
+            bytes=optional([a.bytes if a.collective is None else told_bytes(a) for a in args]),
             copy=optional([None if copy is None else ids[copy] for copy in copies]),
-            group_size=optional([None if s is None else s.group_size for s in said]),
-            group=optional([self._group(s) for s in said]),
-            collective=optional([None if s is None else ids[str(s.collective)] for s in said]),
+            group_size=optional([a and a.group_size for a in told]),
+            group=optional([a and self._group(a) for a in told]),
+            collective=optional([a and ids[str(a.collective)] for a in told]),
             graph=optional([a.graph for a in args]),
+            node=optional([a.node for a in args]),
         )
 
-    def _launches(self, category: str, events: Sequence[AnyEvent]) -> None:
+    def _launches(self, category: str, events: Sequence[Any]) -> None:
         self.trace.accelerator = OTHER_RUNTIMES.get(category, self.trace.accelerator)
-        events, args = self._launch_args(events, self.left_out)
         self.launched += sum(launches(event.name) for event in events)
-        correlation = optional([a.correlation for a in args])
-        t0, kept = starts(events)
-        kept &= correlation != NULL
+        correlation = optional([event.args.correlation for event in events])
+        t0 = nanoseconds([event.ts for event in events])
+        kept = (t0 != NULL) & (correlation != NULL)
         self._set_process(events)
         thread = numbers([event.tid for event in events])
         self.trace.launches.extend(
@@ -224,60 +170,69 @@ class KinetoReader:
             thread = numbers([event.tid for event in ended])
             self.trace.waits.extend(len(ended), thread=thread, t0=t0, t1=t1)
 
-    def _operators(self, events: Sequence[AnyEvent]) -> None:
-        special = [event for event in events if event.name == "record_param_comms"]
+    def _operators(self, events: Sequence[Any]) -> None:
+        special = [event for event in events if event.name == COLLECTIVE_TOLD]
         if special:
             self._collectives(special)
-            events = [event for event in events if event.name != "record_param_comms"]
-        events, args, t0, t1 = self._timed(events, self._operator_args)
+            events = [event for event in events if event.name != COLLECTIVE_TOLD]
+        events, t0, t1 = times(events, self.left_out)
         self._set_process(events)
-        names = [event.name for event in events]
-        dims = [bytes(a.dims or a.old_dims) for a in args]
-        calls = self.trace.calls(names, dims, [bytes(a.types) for a in args])
+        thread = numbers([event.tid for event in events])
         self.trace.operators.extend(
             len(events),
-            thread=numbers([event.tid for event in events]),
+            thread=thread,
             t0=t0,
             t1=t1,
-            name=self.trace.names.of(names),
-            call=calls,
-            sequence=optional([a.sequence for a in args]),
+            name=self.trace.names.of(event.name for event in events),
+            call=self.trace.calls([call_of(event) for event in events]),
+            sequence=optional([event.args.sequence for event in events]),
         )
+        # Old traces tell the stack with the operator, new ones as functions of Python.
+        lines = [own_line(event.args.stack) for event in events]
+        if any(lines):
+            some = np.flatnonzero([line is not None for line in lines])
+            self.trace.frames.extend(
+                len(some),
+                thread=thread[some],
+                t0=t0[some],
+                t1=t1[some],
+                name=self.trace.names.of(line for line in lines if line),
+            )
 
-    def _ranges(self, events: Sequence[AnyEvent]) -> None:
+    def _ranges(self, events: Sequence[Any]) -> None:
         talks = [event for event in events if COLLECTIVE.fullmatch(event.name)]
         if talks:
             self._collectives(talks)
             events = [event for event in events if not COLLECTIVE.fullmatch(event.name)]
+        self._marks(self.trace.ranges, events)
+
+    def _marks(self, rows: Columns, events: Sequence[Any]) -> None:
         events, t0, t1 = times(events, self.left_out)
-        self.trace.ranges.extend(
-            len(events),
-            thread=numbers([event.tid for event in events]),
-            t0=t0,
-            t1=t1,
-            name=self.trace.names.of(event.name for event in events),
-        )
+        thread = numbers([event.tid for event in events])
+        name = self.trace.names.of(event.name for event in events)
+        rows.extend(len(events), thread=thread, t0=t0, t1=t1, name=name)
 
-    def _modules(self, events: Sequence[AnyEvent]) -> None:
-        """The modules among the functions of Python."""
-        if found := [event for event in events if event.name.startswith(MODULE)]:
-            self._ranges(found)
+    def _functions(self, events: Sequence[Any]) -> None:
+        """Functions of Python: calls of modules, and those of the program itself."""
+        if modules := [event for event in events if event.name.startswith(MODULE)]:
+            self._marks(self.trace.ranges, modules)
+        if frames := [event for event in events if own_line(event.name)]:
+            self._marks(self.trace.frames, frames)
 
-    def _collectives(self, events: Sequence[AnyEvent]) -> None:
+    def _collectives(self, events: Sequence[Any]) -> None:
         """Takes ranges around collectives, or PyTorch's description of one."""
         events, t0, t1 = times(events, self.left_out)
         self._set_process(events)
         for event, begin, end in zip(events, t0.tolist(), t1.tolist(), strict=True):
-            name, size, group, members = event.name, None, None, None
-            said = event.name == "record_param_comms"
-            if said:
-                args = communication(event.args)
-                if args is None or not args.collective:
+            name, size, group, members, args = event.name, None, None, None, event.args
+            described = event.name == COLLECTIVE_TOLD
+            if described:
+                if not args.collective:
                     continue
-                name, size = f"nccl:{args.collective}", said_bytes(args)
+                name, size = f"nccl:{args.collective}", told_bytes(args)
                 group, members = args.group_size, self._group(args)
             else:
-                size = input_bytes(event.args)
+                size = input_bytes(args)
             self.trace.collectives.add(
                 int(numbers([event.tid])[0]),
                 begin,
@@ -286,27 +241,26 @@ class KinetoReader:
                 or_null(size),
                 or_null(group),
                 or_null(members),
-                int(said),
+                int(described),
             )
 
-    def _memory(self, events: Sequence[AnyEvent]) -> None:
-        events, args = self._memory_args(events, self.left_out)
-        t0, kept = starts(events)
-        kept &= np.array([event.name == MEMORY for event in events], np.bool_)
-        kept &= np.array([a.allocated is not None for a in args], np.bool_)
+    def _memory(self, events: Sequence[Any]) -> None:
+        events = [e for e in events if e.name == MEMORY and e.args.allocated is not None]
+        t0 = nanoseconds([event.ts for event in events])
+        kept = t0 != NULL
         self.trace.memory.extend(
             int(kept.sum()),
             t0=t0[kept],
-            device=optional([a.device if a.kind else -1 for a in args])[kept],
-            allocated=optional([a.allocated for a in args])[kept],
+            device=optional([e.args.device if e.args.kind else -1 for e in events])[kept],
+            allocated=optional([e.args.allocated for e in events])[kept],
         )
 
-    def _group(self, said: Communication | None) -> int | None:
-        found = None if said is None else group_of(said.group_ranks)
-        if found is None and said is not None and said.group_name:
-            found = group_named(said.group_name)
+    def _group(self, told: Communication) -> int | None:
+        found = group_of(told.group_ranks)
+        if found is None and told.group_name:
+            found = group_named(told.group_name)
         return None if found is None else self.trace.names[found]
 
-    def _set_process(self, events: Sequence[AnyEvent]) -> None:
+    def _set_process(self, events: Sequence[Any]) -> None:
         if events:
             self.trace.pid = int(numbers([events[-1].pid])[0])

@@ -1,30 +1,26 @@
-"""The events of Kineto traces as typed records: fast for well-formed pieces, one by one otherwise.
-
-Events are decoded with their args in one go, each category to its own type, which takes a third less
-time than args apart but knows only traces that are as they should be; :func:`decode_events` reads all
-else. Then times become nanoseconds, and the sizes of messages are read from what events say.
+"""The events of Kineto traces as typed records: in one go where a trace is as it should be, one by
+one otherwise. Then times become nanoseconds, and the sizes of messages are read from what events say.
 """
 
-import json
+import math
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
 from operator import or_
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Raw, Struct, UnsetType
-from numpy.typing import NDArray
+from msgspec import Raw, Struct
 
 from transformer_core.trace.events.collectives import collective_named, message_bytes
 from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.operators import element_bytes
-from transformer_core.trace.events.process import LeftOut
+from transformer_core.trace.events.operators import COMPILED, element_bytes
+from transformer_core.trace.events.process import Call, LeftOut, list_of, tensor_of
 from transformer_core.trace.readers.kineto_stream import repaired
 
 DEVICE = {
@@ -59,6 +55,8 @@ MEMORY = "[memory]"
 
 MEMORY_CATEGORIES = ("cpu_instant_event",)
 
+COLLECTIVE_TOLD = "record_param_comms"
+"""The operator with which PyTorch describes a collective."""
 COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl):.*")
 
 _COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)
@@ -77,33 +75,7 @@ _LATEST = 2**62
 _FIELDS = "a field is missing or of the wrong kind"
 
 
-class Event(Struct, gc=False):
-    """An event. Fields that are not listed are skipped without being made."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    ts: int | float = float("nan")
-    dur: int | float = float("nan")
-    pid: int | str = ""
-    tid: int | str = ""
-    args: Raw = Raw()
-
-
-class ExactEvent(Struct, gc=False):
-    """The same with times as they are written, for those that a double cannot hold."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    ts: Decimal | None = None
-    dur: Decimal | None = None
-    pid: int | str = ""
-    tid: int | str = ""
-    args: Raw = Raw()
-
-
-class Communication(Struct, gc=False, rename={"collective": "Collective name"}):
+class Communication(Struct, gc=False, frozen=True, rename={"collective": "Collective name"}):
     """PyTorch's description of a collective, on its kernel or on ``record_param_comms``."""
 
     collective: str | None = None
@@ -115,7 +87,7 @@ class Communication(Struct, gc=False, rename={"collective": "Collective name"}):
     group_ranks: str | list[int] | None = msgspec.field(default=None, name="Process Group Ranks")
 
 
-class DeviceArgs(Communication, gc=False):
+class DeviceArgs(Communication, gc=False, frozen=True):
     """Of a kernel, copy or memory set."""
 
     device: int | None = None
@@ -124,25 +96,30 @@ class DeviceArgs(Communication, gc=False):
     correlation: int | None = None
     bytes: int | None = None
     graph: int | None = msgspec.field(default=None, name="graph id")
+    node: int | None = msgspec.field(default=None, name="graph node id")
 
 
-class LaunchArgs(Struct, gc=False):
+class LaunchArgs(Struct, gc=False, frozen=True):
     """Of a call of the CUDA runtime or driver."""
 
     correlation: int | None = None
 
 
-class OperatorArgs(Communication, gc=False):
-    """Of an operator: the texts of the shapes and types of its inputs; of ``record_param_comms``,
-    what it says of a collective."""
+class OperatorArgs(Communication, gc=False, frozen=True):
+    """Of an operator: its inputs as texts; of ``record_param_comms``, what it says of a collective;
+    of a kernel of TorchInductor, the work that its compiler counted."""
 
     dims: Raw = msgspec.field(default=Raw(), name="Input Dims")
     old_dims: Raw = msgspec.field(default=Raw(), name="Input dims")
     types: Raw = msgspec.field(default=Raw(), name="Input type")
+    concrete: Raw = msgspec.field(default=Raw(), name="Concrete Inputs")
     sequence: int = msgspec.field(default=-1, name="Sequence number")
+    stack: str = msgspec.field(default="", name="Call stack")
+    kernel_flop: Raw = Raw()
+    kernel_num_gb: Raw = Raw()
 
 
-class MemoryArgs(Struct, gc=False):
+class MemoryArgs(Struct, gc=False, frozen=True):
     """Of an event of the allocator."""
 
     device: int | None = msgspec.field(default=None, name="Device Id")
@@ -150,81 +127,166 @@ class MemoryArgs(Struct, gc=False):
     allocated: int | None = msgspec.field(default=None, name="Total Allocated")
 
 
-Args = TypeVar("Args", bound=Struct)
-AnyEvent = Event | ExactEvent
+class AnyEvent(Struct, gc=False):
+    """Fields that are not listed are skipped without being made."""
 
-_FAST = msgspec.json.Decoder(list[Event])
-_EXACT = msgspec.json.Decoder(list[ExactEvent])
-_ONE = msgspec.json.Decoder(ExactEvent)
+    ph: str = ""
+    name: str = ""
+
+
+class Timed(AnyEvent, gc=False):
+    ts: Any = math.nan
+    dur: Any = math.nan
+    pid: int | str = ""
+    tid: int | str = ""
+
+
+class DeviceEvent(Timed, gc=False):
+    args: DeviceArgs = DeviceArgs()
+
+
+class LaunchEvent(Timed, gc=False):
+    args: LaunchArgs = LaunchArgs()
+
+
+class OperatorEvent(Timed, gc=False):
+    args: OperatorArgs = OperatorArgs()
+
+
+class MemoryEvent(Timed, gc=False):
+    args: MemoryArgs = MemoryArgs()
+
+
+_KINDS: dict[str, type[Timed]] = {
+    **dict.fromkeys(DEVICE, DeviceEvent),
+    **dict.fromkeys(LAUNCHES, LaunchEvent),
+    **dict.fromkeys((*OPERATORS, "user_annotation"), OperatorEvent),
+    **dict.fromkeys(("python_function", *UNREAD), Timed),
+    **dict.fromkeys(MEMORY_CATEGORIES, MemoryEvent),
+}
+"""Types by categories in lower case."""
+_USUAL = (
+    *("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "ac2g"),
+    *("user_annotation", "python_function", *MEMORY_CATEGORIES),
+)
+_MOST_CATEGORIES = 64
+
+
+def _struct(base: type[Struct], exact: bool, tag: str | None = None) -> type[Struct]:
+    """An event with times as doubles, or as they are written, which takes longer."""
+    times = (Decimal | None, None) if exact else (int | float, math.nan)
+    fields = [(field, *times) for field in ("ts", "dur")] if issubclass(base, Timed) else []
+    return msgspec.defstruct(
+        base.__name__, fields, bases=(base,), gc=False, tag=tag, tag_field=tag and "cat"
+    )
+
+
+_EXACT = {kind: msgspec.json.Decoder(_struct(kind, exact=True)) for kind in _KINDS.values()}
+
+
+class _Head(AnyEvent, gc=False):
+    cat: str = ""
+
+
+_HEAD = msgspec.json.Decoder(_Head)
 _TEXTS = msgspec.json.Decoder(list[Raw])
 
 
-def decode_events(text: bytes, left_out: LeftOut) -> Sequence[AnyEvent]:
-    """The events of a JSON list; those that are none are counted in ``left_out``.
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a trace: how many events it has, and those of use by category."""
 
-    Raises :class:`msgspec.DecodeError` if ``text`` is no JSON.
-    """
-    try:
-        events = _FAST.decode(text)
-        if any(needs_digits(event.ts) for event in events):
-            return _EXACT.decode(text)
-        return events
-    except msgspec.ValidationError:
-        pass
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        better = repaired(text)
-        if better == text:
-            raise
-        text = better
-    return list(_one_by_one(text, left_out))
+    count: int
+    runs: dict[str, list[Any]]
+
+    def __len__(self) -> int:
+        return self.count
 
 
-def needs_digits(ts: float) -> bool:
+class EventDecoder:
+    """Decodes stretches of events with their args in one go, each category to its own type. That
+    takes a third less time than args apart, but knows only events that are as they should be; a
+    stretch with others is decoded one by one. Categories are learned as they come."""
+
+    def __init__(self, left_out: LeftOut) -> None:
+        self._left_out = left_out
+        self._exact = False
+        self._categories: list[str] = []
+        self._learn(_USUAL)
+
+    def __call__(self, text: bytes | memoryview) -> Piece:
+        """The events of a JSON list; msgspec.DecodeError for anything else."""
+        try:
+            events = self._decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._one_by_one(bytes(text))
+        found: defaultdict[type, list[Any]] = defaultdict(list)
+        for event in events:
+            found[type(event)].append(event)
+        # Of each type: a stride over all events may meet only those without a time, the arrows.
+        some = (one for mine in found.values() for one in mine[:: max(1, len(mine) // 16)])
+        if not self._exact and any(needs_digits(getattr(one, "ts", 0)) for one in some):
+            self._exact = True
+            self._learn(())
+            return self(text)
+        runs = {}
+        for kind, mine in found.items():
+            phases = {event.ph for event in mine}
+            memory = issubclass(kind, MemoryEvent)
+            # Begins and ends apart are counted, and memory may be told in other categories.
+            if phases & ({"B", "E"} if memory else {"B", "E", "i"}):
+                return self._one_by_one(bytes(text))
+            if phases != {"X"} or memory:
+                mine = [event for event in mine if event.ph == ("i" if memory else "X")]
+            if mine and issubclass(kind, Timed):
+                runs[self._names[kind]] = mine
+        return Piece(len(events), runs)
+
+    def _learn(self, categories: Collection[str]) -> None:
+        new = [name for name in categories if name and name not in self._categories]
+        if len(self._categories) + len(new) <= _MOST_CATEGORIES:
+            self._categories += new
+        self._names = {
+            _struct(_KINDS.get(name.lower(), AnyEvent), self._exact, name): name
+            for name in self._categories
+        }
+        union: Any = reduce(or_, self._names)
+        self._decoder = msgspec.json.Decoder(list[union])
+
+    def _one_by_one(self, text: bytes) -> Piece:
+        try:
+            texts = _TEXTS.decode(text)
+            text.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            if (better := repaired(text)) == text:
+                raise
+            texts = _TEXTS.decode(better)
+        found: defaultdict[str, list[Any]] = defaultdict(list)
+        categories = {}
+        for one in texts:
+            try:
+                head = _HEAD.decode(one)
+                categories[head.cat] = True
+                memory = head.ph == "i" and head.name == MEMORY
+                category = MEMORY_CATEGORIES[0] if memory else head.cat
+                kind = _KINDS.get(category.lower())
+                if kind and (memory or (head.ph == "X" and kind is not MemoryEvent)):
+                    found[category].append(_EXACT[kind].decode(one))
+                elif head.ph in ("B", "E"):
+                    self._left_out.add("they are begins and ends apart, no whole events")
+            except msgspec.ValidationError as problem:
+                self._left_out.add(_FIELDS, first=str(problem))
+        if set(categories) - {*self._categories, ""}:
+            self._learn(categories)
+        return Piece(len(texts), found)
+
+
+def needs_digits(ts: Any) -> bool:
     """Whether a time in microseconds has more digits than a double holds."""
     return isinstance(ts, float) and abs(ts) >= _EXACT_MICROSECONDS
 
 
-def _one_by_one(text: bytes, left_out: LeftOut) -> Iterator[ExactEvent]:
-    for raw in _TEXTS.decode(text):
-        try:
-            yield _ONE.decode(raw)
-        except msgspec.ValidationError as problem:
-            left_out.add(_FIELDS, first=str(problem))
-
-
-class ArgsDecoder:
-    """Decodes the ``args`` of many events at once."""
-
-    def __init__(self, kind: type[Args]) -> None:
-        self._many = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
-        self._one = msgspec.json.Decoder(kind)
-        self._none = kind()
-
-    def __call__(
-        self, events: Sequence[AnyEvent], left_out: LeftOut
-    ) -> tuple[Sequence[AnyEvent], list[Any]]:
-        """Events with their args; events whose args are wrong are counted and left out. Args that
-        were decoded with their events are as they are."""
-        if events and not isinstance(events[0], AnyEvent):
-            return events, [event.args or self._none for event in events]
-        texts = [event.args or b"{}" for event in events]
-        try:
-            return events, self._many.decode(b"[" + b",".join(texts) + b"]")
-        except msgspec.DecodeError:
-            pass
-        kept, found = [], []
-        for event, text in zip(events, texts, strict=True):
-            try:
-                found.append(self._one.decode(text))
-                kept.append(event)
-            except msgspec.DecodeError as problem:
-                left_out.add(_FIELDS, first=str(problem))
-        return kept, found
-
-
-def times(
-    events: Sequence[AnyEvent], left_out: LeftOut
-) -> tuple[Sequence[AnyEvent], Integers, Integers]:
+def times(events: Sequence[Any], left_out: LeftOut) -> tuple[Sequence[Any], Integers, Integers]:
     """Events with begin and end in nanoseconds, without those whose times cannot be."""
     t0 = nanoseconds([event.ts for event in events])
     dur = nanoseconds([event.dur for event in events])
@@ -236,12 +298,6 @@ def times(
     left_out.add("their time is missing or not finite", int((~good).sum()) - negative)
     kept = [event for event, fine in zip(events, good.tolist(), strict=True) if fine]
     return kept, t0[good], t0[good] + dur[good]
-
-
-def starts(events: Sequence[AnyEvent]) -> tuple[Integers, NDArray[np.bool_]]:
-    """Begins alone, and which are known; for events whose end does not matter."""
-    t0 = nanoseconds([event.ts for event in events])
-    return t0, t0 != NULL
 
 
 def nanoseconds(values: list[Any]) -> Integers:
@@ -311,147 +367,7 @@ def whole(value: Any, least: int, limit: int) -> int | None:
     return value if type(value) is int and least <= value < limit else None
 
 
-_NAN = float("nan")
-_MOST_CATEGORIES = 64
-
-
-class Timed(Struct, gc=False):
-    """An event with a begin and an end."""
-
-    ph: str = ""
-    name: str = ""
-    ts: int | float = _NAN
-    dur: int | float = _NAN
-    pid: int | str = ""
-    tid: int | str = ""
-
-
-class DeviceEvent(Timed, gc=False):
-    args: DeviceArgs | UnsetType = UNSET
-
-
-class LaunchEvent(Timed, gc=False):
-    args: LaunchArgs | UnsetType = UNSET
-
-
-class OperatorEvent(Timed, gc=False):
-    args: OperatorArgs | UnsetType = UNSET
-
-
-class RangeEvent(Timed, gc=False):
-    args: Raw = Raw()
-
-
-class MemoryEvent(Struct, gc=False):
-    ph: str = ""
-    name: str = ""
-    ts: int | float = _NAN
-    args: MemoryArgs | UnsetType = UNSET
-
-
-class OtherEvent(Struct, gc=False):
-    """An event that is not used."""
-
-    ph: str = ""
-
-
-_KINDS: dict[str, type[Struct]] = {
-    **dict.fromkeys(DEVICE, DeviceEvent),
-    **dict.fromkeys(LAUNCHES, LaunchEvent),
-    **dict.fromkeys(OPERATORS, OperatorEvent),
-    "user_annotation": RangeEvent,
-    **dict.fromkeys(("python_function", *UNREAD), Timed),
-    **dict.fromkeys(MEMORY_CATEGORIES, MemoryEvent),
-}
-"""Types by categories in lower case."""
-_USUAL = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of a trace."""
-
-    count: int
-    """Events that were read."""
-    runs: list[tuple[str, Sequence[Any]]]
-    """Categories and the events of each, without those of no use."""
-
-    def __len__(self) -> int:
-        return self.count
-
-
-class Unusual(Exception):
-    """The events are malformed."""
-
-
-class TypedDecoder:
-    """Decodes stretches of events; categories are learned as they come."""
-
-    def __init__(self) -> None:
-        self._categories: dict[str, type[Struct]] = {}
-        self._names: dict[type, str] = {}
-        self._learn([*_USUAL, "user_annotation", "python_function", *MEMORY_CATEGORIES, "ac2g"])
-
-    def decode(self, text: bytes | memoryview) -> Piece:
-        """The events of a JSON list by runs of one category.
-
-        Raises :class:`Unusual` for what is no such list, or holds events of which
-        :func:`decode_events` must judge.
-        """
-        try:
-            events = self._decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Unusual from None
-        found: defaultdict[type, list[Any]] = defaultdict(list)
-        for event in events:
-            found[type(event)].append(event)
-        # Of each type: a stride over all events may meet only those without a time, the arrows.
-        for mine in found.values():
-            some = mine[:: max(1, len(mine) // 16)]
-            if any(needs_digits(getattr(event, "ts", 0)) for event in some):
-                raise Unusual
-        runs = [(self._names[kind], self._wanted(kind, mine)) for kind, mine in found.items()]
-        return Piece(len(events), [run for run in runs if run[1]])
-
-    def learn(self, categories: set[str]) -> None:
-        """Prepares decoders for categories that were seen."""
-        new = [name for name in categories if name not in self._categories]
-        if new and len(self._categories) + len(new) <= _MOST_CATEGORIES:
-            self._learn(new)
-
-    def _learn(self, categories: Sequence[str]) -> None:
-        for name in categories:
-            base = _KINDS.get(name.lower(), OtherEvent)
-            made = msgspec.defstruct(
-                f"Event{len(self._categories)}", [], bases=(base,), tag_field="cat", tag=name
-            )
-            self._categories[name] = made
-            self._names[made] = name
-        union: Any = reduce(or_, self._categories.values())
-        self._decoder = msgspec.json.Decoder(list[union])
-
-    def _wanted(self, kind: type[Struct], events: list[Any]) -> list[Any]:
-        phases = {event.ph for event in events}
-        if phases == {"X"} and issubclass(kind, Timed):
-            return events
-        wanted = "i" if issubclass(kind, MemoryEvent) else "X"
-        # Begins and ends apart are counted, and memory may be told in other categories.
-        if phases & ({"B", "E", "i"} - {wanted}):
-            raise Unusual
-        return [] if issubclass(kind, OtherEvent) else [e for e in events if e.ph == wanted]
-
-
-def communication(args: Any) -> Communication | None:
-    """The collective that an event describes; null where the description is malformed."""
-    if isinstance(args, Communication):
-        return args
-    try:
-        return msgspec.json.decode(args or b"{}", type=Communication)
-    except msgspec.ValidationError:
-        return None
-
-
-def said_bytes(args: Communication) -> int | None:
+def told_bytes(args: Communication) -> int | None:
     """Size of the message of an event that tells its collective."""
     width = element_bytes(args.dtype or "")
     if width is None or args.sent is None:
@@ -464,22 +380,19 @@ def said_bytes(args: Communication) -> int | None:
     )
 
 
-def input_bytes(text: Any) -> int | None:
+def input_bytes(args: OperatorArgs) -> int | None:
     """Bytes of the inputs of a range around a collective."""
-    try:
-        args = json.loads(bytes(text) or b"{}")
-        pairs = zip(args.get("Input Dims", ()), args.get("Input type", ()), strict=False)
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
     total = 0
-    for shape, kind in pairs:
-        width = element_bytes(str(kind))
-        if width is None or not isinstance(shape, list) or not shape:
-            continue
-        if not all(type(side) is int and side >= 0 for side in shape):
-            continue
-        size = width
-        for side in shape:
-            size *= side
-        total += size
+    for shape, kind in zip(list_of(args.dims), list_of(args.types), strict=False):
+        tensor, width = tensor_of(shape), element_bytes(str(kind))
+        total += width * math.prod(tensor) if tensor and width else 0
     return total or None
+
+
+def call_of(event: Any) -> Call:
+    """An operator with what tells its work."""
+    args, name = event.args, event.name
+    more = bytes(args.concrete) if "conv" in name else b""
+    if name.startswith(COMPILED) and (args.kernel_num_gb or args.kernel_flop):
+        more = b"[%s,%s]" % (bytes(args.kernel_flop) or b"0", bytes(args.kernel_num_gb) or b"0")
+    return name, bytes(args.dims or args.old_dims), bytes(args.types), more

@@ -122,6 +122,8 @@ _COPIES = {
 }
 """Kinds of copies by CUPTI's numbers (ENUM_CUDA_MEMCPY_OPER)."""
 _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
+_NODE = ("graphId", "graphNodeId")
+"""Of what a CUDA graph runs; newer reports name the graph too."""
 
 
 def read_nsys(path: Path) -> Source:
@@ -197,19 +199,21 @@ class _Report:
 
     def _kernels(self) -> None:
         for rows in self._columns(
-            "CUPTI_ACTIVITY_KIND_KERNEL", *_PLACE, "demangledName", "shortName", "graphId"
+            "CUPTI_ACTIVITY_KIND_KERNEL", *_PLACE, "demangledName", "shortName", *_NODE
         ):
             known = np.isin(rows["demangledName"], list(self.texts))
             number = np.where(known, rows["demangledName"], rows["shortName"])
             names = self._texts(number, "unknown kernel")
-            self._device_events("kernel", rows, names, graph=rows["graphId"])
+            self._device_events("kernel", rows, names)
 
     def _copies(self) -> None:
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMCPY", *_PLACE, "bytes", "copyKind"):
+        for rows in self._columns(
+            "CUPTI_ACTIVITY_KIND_MEMCPY", *_PLACE, *_NODE, "bytes", "copyKind"
+        ):
             kinds = [_COPIES.get(number, "unknown") for number in rows["copyKind"].tolist()]
             names = [f"copy {kind}" for kind in kinds]
             self._device_events("memcpy", rows, names, bytes=rows["bytes"], copy=kinds)
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMSET", *_PLACE, "bytes"):
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMSET", *_PLACE, *_NODE, "bytes"):
             names = ["memory set"] * len(rows["start"])
             self._device_events("memset", rows, names, bytes=rows["bytes"])
 
@@ -217,7 +221,7 @@ class _Report:
         """CUDA graphs that were recorded as a whole (``--cuda-graph-trace=graph``)."""
         for rows in self._columns("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *_PLACE, "graphId"):
             names = [f"CUDA graph {number}" for number in rows["graphId"].tolist()]
-            self._device_events("graph", rows, names, graph=rows["graphId"])
+            self._device_events("graph", rows, names)
 
     def _device_events(
         self, kind: str, rows: dict[str, Integers], names: list[str], **more: Integers | list[str]
@@ -244,6 +248,11 @@ class _Report:
                 t0=rows["start"][mine],
                 t1=rows["end"][mine],
                 correlation=rows["correlationId"][mine],
+                **{
+                    n: rows[c][mine]
+                    for n, c in (("graph", _NODE[0]), ("node", _NODE[1]))
+                    if c in rows
+                },
                 **columns,
             )
 
@@ -512,11 +521,8 @@ def _renumbered(values: Integers, names: Names, others: Names) -> Integers:
 
 def _calls(trace: ProcessTrace, texts: Sequence[str], places: Integers) -> Integers:
     """The numbers of operators with the shapes that their texts tell."""
-    found = np.zeros(len(places), np.int64)
-    for number, place in enumerate(map(int, places)):
-        if sizes := _SIZES.search(texts[place]):
-            found[number] = trace.call(texts[place].partition(", ")[0], sizes[1], "")
-    return found
+    found = ((texts[place], _SIZES.search(texts[place])) for place in places.tolist())
+    return trace.calls([(t.partition(", ")[0], s[1] if s else "", "", "") for t, s in found])
 
 
 def _sequences(texts: Sequence[str], places: Integers) -> Integers:
