@@ -1,5 +1,7 @@
 """Details of breakdowns: streams, kernels, layers, shapes, and what steps and ranks wait for."""
 
+from pydantic import Field
+
 from schemas.base import Schema, Whole
 from schemas.results.common import (
     Amount,
@@ -42,6 +44,63 @@ class KernelTime(Schema):
     """Shortest execution."""
     longest_ns: Nanoseconds
     """Longest execution."""
+    share: Proportion | None
+    """Fraction of the time of all kernels; null if that is zero."""
+    operators: list[str] = Field(default_factory=list)
+    """Operators inside a kernel that TorchInductor made; empty for any other."""
+    operator_class: str | None = None
+    """contraction, normalization, element_wise, communication or other."""
+    number_format: str | None = None
+    """Format of its inputs: fp32, bf16, ...; null if there are several, or the trace does not say."""
+    flops: Operations | None = None
+    """Floating-point operations, from the shapes of the operators that launched it or as
+    TorchInductor counted them; null if one is unknown."""
+    bytes: Bytes | None = None
+    """Bytes read and written; null likewise."""
+    roofline_share: Amount | None = None
+    """Least time that the measured ceilings allow, over the time taken; null without ceilings."""
+
+
+class NodeUse(Schema):
+    """One node of a CUDA graph."""
+
+    node: Whole
+    """The profiler's number for it."""
+    name: str
+    """Kernel, copy or memory set."""
+    count: Many
+    """Executions."""
+    time_ns: Nanoseconds
+    """Sum of their durations."""
+
+
+class GraphUse(Schema):
+    """One CUDA graph on a device."""
+
+    graph: Whole | None
+    """The profiler's number for it; null if the trace tells nodes alone."""
+    launches: Many
+    """Launches with events in the trace."""
+    events: Many
+    """Device events; one for each launch if graphs were recorded as a whole."""
+    time_ns: Nanoseconds
+    """Sum of their durations."""
+    nodes: list[NodeUse]
+    """Nodes, longest first; empty if graphs were recorded as a whole."""
+
+
+class SourceUse(Schema):
+    """What one function of the program launched, by kernel, summed over devices and steps. Backward
+    launches count for the function that called the operator in forward."""
+
+    source: str
+    """File, first line and name of the innermost function outside PyTorch: train.py(12): loss."""
+    kernel: str
+    """Name of the kernel, or on a CPU of the operator."""
+    count: Many
+    """Executions."""
+    time_ns: Nanoseconds
+    """Sum of their durations."""
     share: Proportion | None
     """Fraction of the time of all kernels; null if that is zero."""
 

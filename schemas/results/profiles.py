@@ -20,11 +20,13 @@ from schemas.results.common import (
     Status,
 )
 from schemas.results.profile_details import (
+    GraphUse,
     KernelTime,
     LaunchUse,
     LayerUse,
     PathPart,
     ShapeUse,
+    SourceUse,
     StepBound,
     Straggler,
     StreamUse,
@@ -200,6 +202,8 @@ class DeviceBreakdown(Schema):
     """Causes of waiting in the steps."""
     launches: LaunchUse | None = None
     """How far the host runs ahead; null if launches are unknown, and on a CPU."""
+    graphs: list[GraphUse] = Field(default_factory=list)
+    """CUDA graphs, longest first."""
     critical_path: list[PathPart] = Field(default_factory=list)
     """Critical path of the step of median length, longest part first; empty if the trace marks
     no steps."""
@@ -256,6 +260,9 @@ class ProfileSummary(Schema):
     """The module tree, parents first; empty if the trace has no module ranges."""
     shapes: list[ShapeUse] = Field(default_factory=list)
     """Operators by input shapes, longest first; empty if the trace has no shapes."""
+    sources: list[SourceUse] = Field(default_factory=list)
+    """Kernels by the function of the program that launched them, longest first; empty if the trace
+    has no stacks."""
 
 
 class Breakdown(Schema):

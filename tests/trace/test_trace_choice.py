@@ -1,4 +1,4 @@
-"""What of traces is read and listed: windows, kernels by name, kept tables, files side by side."""
+"""What of traces is read and listed: windows, kernels by name, event tables, files side by side."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from traces import complete, kineto, mark, on_device
 from traces import event_table as table_of
@@ -24,7 +25,6 @@ from transformer_core.trace.events.arrow import table_of as arrow_table
 from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers import files as reading
-from transformer_core.trace.readers import kept as kept_tables
 from transformer_core.trace.readers.files import read_files
 
 ROWS = [
@@ -89,35 +89,49 @@ def test_wrong_choices(trace: Path, wrong: tuple[str, str]) -> None:
         main([str(trace), *wrong])
 
 
-def test_tables_are_kept_by_what_is_in_the_files(
+def test_an_event_table_stands_for_its_traces(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head: dict[str, Any] = {"distributedInfo": {"rank": 3, "world_size": 8}}
     trace = kineto(trace, [*ROWS, on_device("kernel", "backwards", 9, -1, 4)], **head)
-    folder = tmp_path / "kept"
-    first = read_files([trace], cache=folder)
-    (kept,) = folder.glob("[!.]*")
+    table = tmp_path / "events.parquet"
+    first = run(trace, "--events", str(table))
+    assert any("1 event was left out: they end before" in note for note in first.notes)
+    again = run(table)
+    same = {"viewer_files": [], "name": ""}
+    assert again.model_copy(update=same) == first.model_copy(update=same)
+    assert main(["diff", str(trace), str(table)]) == 0
+    with pytest.raises(TraceError, match="already holds all ranks: give it alone"):
+        read_files([trace, table])
 
-    def refuse(path: Path) -> None:
-        raise AssertionError(f"{path} is read again")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "read_source", refuse)
-        copy = tmp_path / "another name.json"
-        copy.write_bytes(trace.read_bytes())
-        again = read_files([copy], cache=folder)
-    assert again.table.to_pylist() == first.table.to_pylist()
-    assert again.table.schema == first.table.schema
-    assert (again.format, again.version, again.notes) == (first.format, "1", first.notes)
-    assert "1 event was left out: they end before they begin" in again.notes
-    # Another content, other sources, and a file that is cut off are read anew.
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert read_files([trace], cache=folder).table.equals(first.table)
-    kineto(trace, ROWS[:2])
-    assert read_files([trace], cache=folder).table.num_rows == 1
-    monkeypatch.setattr(kept_tables, "_sources", lambda: "changed")
-    read_files([trace], cache=folder)
-    assert len(list(folder.glob("[!.]*"))) == 3
+def _view_outside(table: pa.Table) -> pa.Table:
+    """Texts whose numbers point behind the last of them."""
+    place = table.schema.get_field_index("name")
+    outside = pa.DictionaryArray.from_arrays(
+        pa.array([99] * len(table), pa.int32()), pa.array(["a"]), safe=False
+    )
+    return table.set_column(place, "name", outside)
+
+
+@pytest.mark.parametrize(
+    "damage", [_view_outside, lambda table: table.drop_columns(["t0_ns"]), lambda _: None]
+)
+def test_event_tables_of_strangers(trace: Path, tmp_path: Path, damage: Any) -> None:
+    path = tmp_path / "events.parquet"
+    table = damage(read_files([trace]).table)
+    if table is None:
+        path.write_bytes(b"PAR1" + bytes(64))
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            # As a file cannot hold the first of these, what stands for its reader returns it.
+            patch.setattr(pq, "read_table", lambda _: table)
+            path.touch()
+            with pytest.raises(TraceError, match="is not an event table"):
+                read_files([path])
+        return
+    with pytest.raises(TraceError, match="is not an event table"):
+        read_files([path])
 
 
 def test_large_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,16 @@
 """Classes of operators, and FLOPs and bytes from shapes, against torch's own counter."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from transformer_core.trace.events import operators
 from transformer_core.trace.events.collectives import collective_of
 from transformer_core.trace.events.operators import (
     UNKNOWN,
@@ -16,6 +20,7 @@ from transformer_core.trace.events.operators import (
     operator_class,
     work_of,
 )
+from transformer_core.trace.readers.files import read_files
 
 CLASSES = {
     "contraction": "addmm mm bmm baddbmm linear convolution _scaled_dot_product_flash_attention "
@@ -184,6 +189,43 @@ def test_flops_of_products_are_those_that_torch_counts(name: str) -> None:
     function, shapes = PRODUCTS[name]
     found = work_of(name, shapes, ["float"] * len(shapes))
     assert found.flops == counted(function, *(zeros(*shape) for shape in shapes))
+
+
+CONVOLUTIONS: dict[str, tuple[Callable[..., Tensor], list[Sequence[int]]]] = {
+    "2d": (torch.nn.functional.conv2d, [(2, 3, 17, 9), (8, 3, 3, 5), (8,)]),
+    "strides": (partial(torch.nn.functional.conv2d, stride=2, padding=1), [(2, 3, 17, 9), (8, 3, 3, 3)]),
+    "holes": (partial(torch.nn.functional.conv1d, dilation=2, padding=3), [(2, 3, 17), (8, 3, 3)]),
+    "groups": (partial(torch.nn.functional.conv2d, groups=4), [(2, 4, 9, 9), (8, 1, 3, 3)]),
+    "3d": (torch.nn.functional.conv3d, [(2, 3, 7, 8, 9), (4, 3, 3, 3, 3)]),
+    "transposed": (
+        partial(torch.nn.functional.conv_transpose2d, stride=2), [(2, 3, 8, 8), (3, 4, 3, 3)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_flops_of_convolutions_in_a_trace(name: str, tmp_path: Path) -> None:
+    function, shapes = CONVOLUTIONS[name]
+    inputs = [torch.rand(*shape, requires_grad=True) for shape in shapes]
+    with profile(record_shapes=True) as profiler:
+        function(*inputs).sum().backward()
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    found = read_files([path]).table.to_pylist()
+    flops = [row["flops"] or 0 for row in found if "convolution" in (row["operator"] or "")]
+    # Each of the two gradients takes as many; torch counts those of the weights of groups as one.
+    assert sum(flops) == 3 * counted(function, *inputs)
+
+
+@pytest.mark.parametrize("base", ["convolution", "cudnn_convolution", "conv_depthwise2d"])
+def test_bytes_of_convolutions(base: str) -> None:
+    stride, padding, dilation = operators._SLIDES[base]
+    values = [""] * 9
+    values[stride], values[padding], values[dilation] = "[2]", "[1, 1]", "[1, 1]"
+    found = work_of(f"aten::{base}", [(2, 3, 8, 8), (4, 3, 3, 3)], ["c10::Half"] * 2, values)
+    assert found == Work(2 * 2 * 16 * 108, 2 * (2 * 3 * 64 + 108 + 2 * 4 * 16))
+    values[stride] = "nothing"
+    assert work_of(f"aten::{base}", [(2, 3, 8, 8), (4, 3, 3, 3)], [], values) == UNKNOWN
 
 
 def test_backward_of_attention_computes_the_scores_anew() -> None:

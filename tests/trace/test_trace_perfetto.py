@@ -11,7 +11,7 @@ import pytest
 from traces import event_table, kineto, mark, on_device, talk, work
 
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.breakdown.profile import write_events
+from transformer_core.trace.events.arrow import write_events
 from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.perfetto import clock_offsets, write
 

@@ -1,8 +1,8 @@
 """The program ``trace``: what the devices did in a training, from the traces of a profiler.
 
 ``trace FILE...`` prints a summary over all ranks, ``trace diff A B`` compares two recordings, and
-``trace perfetto FILE... --output ALL.json.gz`` writes all ranks as one file for a viewer. Without an
-installation it is ``python -m transformer_core.trace``.
+``trace perfetto FILE... --output ALL.json.gz`` writes all ranks as one file for a viewer, ``trace
+memory FILE... --output MEMORY.svg`` draws the allocated memory. Without an installation it is ``python -m transformer_core.trace``.
 """
 
 import argparse
@@ -22,17 +22,18 @@ from transformer_core.trace.arguments import (
     pattern,
     refuse_overwriting,
     window,
+    writing,
 )
 from transformer_core.trace.breakdown.devices import KERNELS_SHOWN, KernelChoice
 from transformer_core.trace.breakdown.profile import (
     Choice,
     breakdown_of_files,
     failed_breakdown,
+    read_roofline,
+    with_ceilings,
     with_longest,
-    write_events,
 )
 from transformer_core.trace.events.event_table import Events, Window
-from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import traces_of
 from transformer_core.trace.terminal import page, plain
 
@@ -49,13 +50,14 @@ examples:
   trace rank0.json.gz --json > numbers.json  all numbers
   trace diff before/ after/                  what changed, and by how much
   trace perfetto traces/ --output all.json.gz  all ranks in one file for ui.perfetto.dev
+  trace memory traces/ --output memory.svg   allocated memory over time
 
 how to record:
   with torch.profiler.profile(record_shapes=True) as p: ...; p.export_chrome_trace("rank0.json.gz")
   nsys profile --trace=cuda,nvtx python train.py; nsys export --type=sqlite report1.nsys-rep
 
 exit status: 0 if something was broken down, 1 if the files cannot be used, 2 for a wrong command.
-diff and perfetto have a --help of their own."""
+diff, memory and perfetto have a --help of their own."""
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -66,7 +68,11 @@ def _arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="a trace, or a folder of traces"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="traces, a folder of traces, or an events.parquet written before",
     )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument(
@@ -84,6 +90,12 @@ def _arguments() -> argparse.ArgumentParser:
         help="list kernels whose names hold a match; shares stay those of all",
     )
     add_window(shown)
+    shown.add_argument(
+        "--roofline",
+        type=Path,
+        metavar="FILE",
+        help="ceilings to show beside the kernels: the roofline.json of the machine that ran them",
+    )
     written = parser.add_argument_group("what is written")
     written.add_argument("--json", action="store_true", help="print all numbers as JSON instead")
     written.add_argument(
@@ -95,11 +107,7 @@ def _arguments() -> argparse.ArgumentParser:
     written.add_argument(
         "--name", default="trace", help="name in the result (default: %(default)s)"
     )
-    other = parser.add_argument_group("in pipelines")
-    other.add_argument(
-        "--cache", type=Path, metavar="DIR", help="cache events there, by the contents of the files"
-    )
-    other.add_argument(
+    parser.add_argument(
         "--keep-status",
         action="store_true",
         help="if the files cannot be used, write a breakdown that says so, and exit with 0",
@@ -127,6 +135,10 @@ def _run(arguments: Sequence[str]) -> int:
         from transformer_core.trace import perfetto
 
         return perfetto.main(arguments[1:])
+    if arguments[:1] == ["memory"]:
+        from transformer_core.trace import memory
+
+        return memory.main(arguments[1:])
     parser = _arguments()
     options = parser.parse_args(arguments)
     if meant := _command(options.files[0]):
@@ -135,7 +147,9 @@ def _run(arguments: Sequence[str]) -> int:
     if options.output == Path("-"):
         options.json, options.output = True, None
     refuse_overwriting((options.output, options.events), traces_of(options.files))
+    roofline = options.roofline and read_roofline(options.roofline)
     breakdown, events = _read(options, stretch)
+    breakdown = with_ceilings(breakdown, roofline) if roofline else breakdown
     listed = with_longest(breakdown, options.top)
     write_results(listed, events, options.output, options.events)
     failed = breakdown.status != "ok"
@@ -149,7 +163,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _command(path: Path) -> str | None:
     """The command that a mistyped word may stand for; null for a file."""
-    found = get_close_matches(str(path), ("diff", "perfetto"), n=1)
+    found = get_close_matches(str(path), ("diff", "memory", "perfetto"), n=1)
     return None if path.exists() or not found else found[0]
 
 
@@ -158,7 +172,6 @@ def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Even
         kernels=KernelChoice(_ALL_KERNELS, options.filter),
         shapes=2 * options.top,
         window=stretch,
-        cache=options.cache,
     )
     try:
         return breakdown_of_files(options.files, options.name, choice)
@@ -172,17 +185,15 @@ def write_results(
     breakdown: Breakdown, events: Events, output: Path | None, table: Path | None
 ) -> None:
     """Write a breakdown, and its event table, where a path is given for it."""
-    path = table
-    try:
-        if table:
-            write_events(table, events)
-        path = output
-        if output:
+    if table:
+        from transformer_core.trace.events.arrow import write_events  # takes long to import
+
+        told = {"format": breakdown.source, "version": breakdown.source_version}
+        with writing(table):
+            write_events(table, events, told | {"notes": breakdown.notes})
+    if output:
+        with writing(output):
             write_sealed(output, breakdown.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        assert path
-        reason = f"cannot be written ({error.strerror or error})"
-        raise unusable(path, reason, "name another file, or free space and allow writing") from None
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Words of the command line, refused where they mean nothing."""
+"""Arguments of the commands, refused where they mean nothing, and files that commands write."""
 
 import argparse
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_core.trace.events.event_table import Window
+from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.events.process import unusable
+from transformer_core.trace.readers.files import read_files, traces_of
 
 _LONGEST_MS = 1e12
 
@@ -84,3 +86,31 @@ def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | N
             raise unusable(path, reason, "name another file")
         if path:
             taken.add(path.resolve())
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """TraceError if the file cannot be written inside."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror or error})"
+        raise unusable(path, reason, "name another file, or free space and allow writing") from None
+
+
+def read_and_output(
+    name: str, description: str, example: str, arguments: Sequence[str]
+) -> tuple[list[Path], Events, Path]:
+    """Files, events and output of a command that makes one file of traces."""
+    parser = argparse.ArgumentParser(prog=f"trace {name}", description=description)
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="traces, or one events.parquet"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help=f"for example {example}; - prints it"
+    )
+    add_window(parser)
+    options = parser.parse_args(arguments)
+    stretch = window(parser, options)
+    refuse_overwriting([options.output], traces_of(options.files))
+    return options.files, stretch.of(read_files(options.files).events), options.output

@@ -10,7 +10,7 @@ kernels add up durations, whatever runs beside them, and say what to look at.
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -229,16 +229,15 @@ REGRESSION = 3
 """The exit code where the second is slower than allowed; 1 is an error, 2 a wrong command line."""
 
 
-def read_profile(path: Path, cache: Path | None = None) -> Breakdown:
+def read_profile(path: Path) -> Breakdown:
     """Reads the profile at a path: a breakdown.json, a folder that holds one or the traces of all
     ranks, or one trace. Raises TraceError if there is none."""
-    choice = replace(_ALL, cache=cache)
     if (path / "breakdown.json").is_file():
         path = path / "breakdown.json"
     if path.is_dir():
-        found, _ = breakdown_of_files([path], path.name, choice)
+        found, _ = breakdown_of_files([path], path.name, _ALL)
     else:
-        found = _breakdown(path) or breakdown_of_files([path], path.name, choice)[0]
+        found = _breakdown(path) or breakdown_of_files([path], path.name, _ALL)[0]
     if not found.devices:
         raise unusable(path, f"has nothing to compare ({found.reason})", "give another profile")
     return found
@@ -325,9 +324,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--top", type=count, default=10, help="rows of each list (default: %(default)s)"
     )
-    parser.add_argument("--cache", type=Path, help="folder to keep the events of traces in")
     options = parser.parse_args(arguments)
-    profiles = [read_profile(path, options.cache) for path in (options.first, options.second)]
+    profiles = [read_profile(path) for path in (options.first, options.second)]
     names = (str(options.first), str(options.second))
     found = difference(
         *(p.model_copy(update={"name": name}) for p, name in zip(profiles, names, strict=True))

@@ -6,7 +6,6 @@ or apart. All ranks are inside a collective at once: where the executions of two
 their clocks differ, and are set so that the collectives end together.
 """
 
-import argparse
 import gzip
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,24 +13,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from transformer_core.common.files import atomic_path
-from transformer_core.trace.arguments import add_window, refuse_overwriting, window
+from transformer_core.trace.arguments import read_and_output, writing
 from transformer_core.trace.events import event_table, phases
-from transformer_core.trace.events.arrow import SCHEMA, events_of
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Events, Rows, rows_of
 from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
-from transformer_core.trace.events.process import unusable
-from transformer_core.trace.readers.files import read_files, traces_of
 from transformer_core.trace.terminal import plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -248,21 +245,7 @@ def _counter(
         yield event | {"args": {"value": value}}
 
 
-def read_events(paths: Sequence[Path], cache: Path | None = None) -> Events:
-    """The event table of traces, or of one events.parquet. Raises TraceError for anything else."""
-    if len(paths) > 1 or paths[0].suffix != ".parquet":
-        return read_files(paths, cache=cache).events
-    path = paths[0]
-    try:
-        return events_of(pq.read_table(path).cast(SCHEMA))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise unusable(
-            path, f"is not an event table ({reason})", "make it again with --events"
-        ) from None
-
-
-def events(table: Events | pa.Table) -> tuple[Iterator[Event], list[Offset]]:
+def events(table: "Events | pa.Table") -> tuple[Iterator[Event], list[Offset]]:
     """All ranks of an event table on the clock of the first, and what was added to the others."""
     rows = rows_of(table)
     offsets = clock_offsets(rows.work)
@@ -282,7 +265,7 @@ def _shifted(rows: Rows, nanoseconds: int) -> Rows:
     return rows.replaced(**moved)
 
 
-def write(path: Path, table: Events | pa.Table) -> list[Offset]:
+def write(path: Path, table: "Events | pa.Table") -> list[Offset]:
     """The file, whole or not at all; compressed if its name ends in .gz."""
     with atomic_path(path) as temporary, ExitStack() as opened:
         stream: BinaryIO = opened.enter_context(temporary.open("wb"))
@@ -293,7 +276,7 @@ def write(path: Path, table: Events | pa.Table) -> list[Offset]:
         return write_to(stream, table)
 
 
-def write_to(stream: BinaryIO, table: Events | pa.Table) -> list[Offset]:
+def write_to(stream: BinaryIO, table: "Events | pa.Table") -> list[Offset]:
     """The JSON of all ranks on one clock; what was added to the clocks."""
     found, offsets = events(table)
     encode = msgspec.json.Encoder().encode
@@ -305,36 +288,25 @@ def write_to(stream: BinaryIO, table: Events | pa.Table) -> list[Offset]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="trace perfetto",
-        description="One file for ui.perfetto.dev of the traces of all ranks, or of an "
-        "events.parquet: steps, phases, layers, streams, classes of operators, memory and links, "
-        "with the clocks of the ranks set right by their collectives.",
+    _, table, output = read_and_output(
+        "perfetto",
+        "One file for ui.perfetto.dev of the traces of all ranks, or of an events.parquet: steps, "
+        "phases, layers, streams, classes of operators, memory and links, with the clocks of the "
+        "ranks set right by their collectives.",
+        "all.json.gz",
+        arguments,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--output", type=Path, required=True, help="for example all.json.gz; - prints it"
-    )
-    add_window(parser)
-    parser.add_argument("--cache", type=Path, help="folder to keep the events of traces in")
-    options = parser.parse_args(arguments)
-    stretch = window(parser, options)
-    printed = options.output == Path("-")
-    refuse_overwriting([None if printed else options.output], traces_of(options.files))
-    table = stretch.of(read_events(options.files, options.cache))
-    try:
-        offsets = write_to(sys.stdout.buffer, table) if printed else write(options.output, table)
-    except OSError as error:
-        reason = f"cannot be written ({error.strerror or error})"
-        raise unusable(options.output, reason, "name another file, or make room") from None
-    said = [
+    printed = output == Path("-")
+    with writing(output):
+        offsets = write_to(sys.stdout.buffer, table) if printed else write(output, table)
+    told = [
         f"rank {offset.rank}: clock set by {offset.nanoseconds / 1e6:+,.3f} ms, after "
         f"{offset.matched:,} collectives"
         for offset in offsets
         if offset.nanoseconds
     ]
     if not printed:
-        said.append(f"{options.output}: open it in https://ui.perfetto.dev")
-    if said:
-        print(plain("\n".join(said)), file=sys.stderr if printed else sys.stdout)
+        told.append(f"{output}: open it in https://ui.perfetto.dev")
+    if told:
+        print(plain("\n".join(told)), file=sys.stderr if printed else sys.stdout)
     return 0

@@ -13,7 +13,12 @@ from pydantic import BaseModel
 
 from schemas.results.profiles import Breakdown
 from transformer_core.trace.breakdown.devices import KernelChoice
-from transformer_core.trace.breakdown.profile import Choice, breakdown_of_files
+from transformer_core.trace.breakdown.profile import (
+    Choice,
+    breakdown_of_files,
+    read_roofline,
+    with_ceilings,
+)
 from transformer_core.trace.events.event_table import TEXTS, Events, Window
 from transformer_core.trace.terminal import page
 
@@ -71,6 +76,25 @@ class Tables:
         )
 
     @cached_property
+    def graphs(self) -> "pd.DataFrame":
+        """A row per device, CUDA graph and node; without nodes if graphs were recorded whole."""
+        rows = [
+            {"rank": device.rank, "device": device.device, "graph": use.graph}
+            | {"launches": use.launches}
+            | (node.model_dump() if node else {"time_ns": use.time_ns})
+            for device in self.breakdown.devices
+            for use in device.graphs
+            for node in (use.nodes or (None,))
+        ]
+        return self._frame(rows)
+
+    @cached_property
+    def memory(self) -> "pd.DataFrame":
+        """Bytes allocated on each device whenever they change; empty without such events."""
+        found = self.events[self.events["kind"] == "memory"]
+        return found[["rank", "device", "t0_ns", "bytes"]].reset_index(drop=True)
+
+    @cached_property
     def phases(self) -> "pd.DataFrame":
         """A row per device and phase."""
         return self._of_devices(lambda device: device.phases)
@@ -89,6 +113,12 @@ class Tables:
     def shapes(self) -> "pd.DataFrame":
         """Operators by the shapes of their inputs, summed over devices, longest first."""
         return self._frame(self.breakdown.summary.shapes if self.breakdown.summary else [])
+
+    @cached_property
+    def sources(self) -> "pd.DataFrame":
+        """Kernels by the function of the program that launched them, summed over devices, longest
+        first; empty if the trace has no stacks."""
+        return self._frame(self.breakdown.summary.sources if self.breakdown.summary else [])
 
     def __str__(self) -> str:
         return page(self.breakdown, 10)
@@ -116,13 +146,15 @@ def read_files(
     name: str = "trace",
     begin_ms: float | None = None,
     end_ms: float | None = None,
-    cache: Path | None = None,
+    roofline: Path | None = None,
 ) -> Tables:
     """The traces of all ranks of one training: files, or folders that hold them.
 
-    ``begin_ms`` and ``end_ms`` cut a window out, after the first event; ``cache`` is a folder that
-    keeps the events for the next time. Raises ConfigError for files that cannot be used.
+    ``begin_ms`` and ``end_ms`` cut a window out, after the first event; ``roofline`` is a results/machine/roofline.json, whose
+    ceilings then stand beside the kernels. Raises ConfigError for files that cannot be used.
     """
-    choice = Choice(_EVERY.kernels, _EVERY.shapes, Window(begin_ms, end_ms), cache)
+    choice = Choice(_EVERY.kernels, _EVERY.shapes, Window(begin_ms, end_ms))
     breakdown, events = breakdown_of_files([Path(path) for path in paths], name, choice)
+    if roofline:
+        breakdown = with_ceilings(breakdown, read_roofline(roofline))
     return Tables(breakdown, events)

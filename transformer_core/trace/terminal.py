@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
+from typing import Any
 
 from schemas.results.profiles import Breakdown, DeviceBreakdown, ProfileSummary
 from transformer_core.trace.events.event_table import COMMUNICATION, COMPUTE
@@ -83,6 +84,9 @@ def page(breakdown: Breakdown, top: int, columns: int | None = None) -> str:
             lambda: _work(breakdown.devices, columns, top),
             lambda: _collectives(breakdown.devices, found, columns),
             lambda: _kernels(breakdown.devices, columns, top),
+            lambda: _compiled(breakdown.devices, columns, top),
+            lambda: _graphs(breakdown.devices, columns, top),
+            lambda: _sources(found, columns, top),
             lambda: _ranks(breakdown.devices, found, columns, top),
         ]
         for section in sections:
@@ -198,8 +202,15 @@ def _by_time(found: dict[str, list], whole: int, devices: int) -> list[Row]:
     ]
 
 
+def _listed(heads: Row, rows: Sequence[Row], columns: int, top: int) -> list[str]:
+    """The first rows of a table, and how many more there are."""
+    lines = table(heads, rows[:top], columns) if rows else []
+    return [*lines, f"and {len(rows) - top:,} more"] if len(rows) > top else lines
+
+
 def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
-    """The longest kernels of all devices; shares are of the time of all, listed or not."""
+    """The longest kernels of all devices, shares of the time of all, listed or not, and how much
+    they work where that is known."""
     found = _sums(devices, "kernel_times", "name")
     whole = sum(
         use.time_ns
@@ -208,10 +219,63 @@ def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list
         if use.kind in (COMPUTE, COMMUNICATION)
     )
     rows = _by_time(found, whole, len(devices))
-    title = "operator" if all(device.device == "cpu" for device in devices) else "kernel"
-    lines = table((title, "count", "ms", "of their time"), rows[:top], columns) if rows else []
-    more = len(rows) - top
-    return [*lines, f"and {more:,} more"] if more > 0 else lines
+    rates = {
+        "TFLOP/s": lambda use: use.flops and use.flops / 1000,
+        "GB/s": lambda use: use.bytes,
+        "of ceiling": lambda use: use.roofline_share and use.roofline_share * use.time_ns,
+    }
+    heads = ["operator" if all(device.device == "cpu" for device in devices) else "kernel"]
+    heads += ["count", "ms", "of their time"]
+    for title, amount in rates.items():
+        told = [_rate(found[row[0]], amount) for row in rows[:top]]
+        if any(told):
+            heads.append(title)
+            form = "{:.0%}" if title == "of ceiling" else "{:,.3g}"
+            cells = ["-" if one is None else form.format(one) for one in told]
+            rows[:top] = [(*row, cell) for row, cell in zip(rows, cells, strict=False)]
+    return _listed(heads, rows, columns, top)
+
+
+def _rate(uses: list, amount: Callable[[Any], float | None]) -> float | None:
+    """An amount for each nanosecond of some kernels; null where one is unknown."""
+    parts = [amount(use) for use in uses]
+    time = sum(use.time_ns for use in uses)
+    return None if None in parts or not time else sum(part or 0 for part in parts) / time
+
+
+def _compiled(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+    """The operators inside kernels of TorchInductor; a kernel counts for each of its operators."""
+    found: dict[str, list] = {}
+    for device in devices:
+        for use in device.kernel_times:
+            for operator in dict.fromkeys(use.operators):
+                found.setdefault(operator, []).append(use)
+    rows = [row[:3] for row in _by_time(found, 0, len(devices))]
+    return _listed(("operator in compiled kernels", "count", "ms"), rows, columns, top)
+
+
+def _graphs(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+    rows = []
+    for device in devices:
+        for use in device.graphs:
+            name = "unknown" if use.graph is None else f"{use.graph}"
+            name = f"{name} on rank {device.rank} {device.device}"
+            longest = use.nodes[0].name if use.nodes else ""
+            counts = (f"{number:,}" for number in (use.launches, use.events))
+            rows.append((f"{name}: {longest}" if longest else name, *counts, _ms(use.time_ns)))
+    heads = ("CUDA graph, and its longest node", "launches", "events", "ms")
+    return _listed(heads, rows, columns, top)
+
+
+def _sources(found: ProfileSummary, columns: int, top: int) -> list[str]:
+    """Two lines for each pair: the function, and below it what it launched."""
+    lines = []
+    for use in found.sources[:top]:
+        time = f"{_ms(use.time_ns)} ms {_share(use.share)}"
+        room = columns - len(time) - 2
+        lines.append(f"{short(use.source, room):<{room}}  {time}")
+        lines.append(f"  {short(use.kernel, columns - 2)}")
+    return ["launched by", *lines] if lines else []
 
 
 def _collectives(

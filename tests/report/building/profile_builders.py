@@ -10,8 +10,8 @@ from traces import event_table, mark, talk, work
 
 from schemas.results import Breakdown, Repeat
 from transformer_core.trace.breakdown.devices import break_down
-from transformer_core.trace.breakdown.profile import write_events
 from transformer_core.trace.breakdown.summary import layers, shapes, summarise
+from transformer_core.trace.events.arrow import write_events
 from transformer_core.trace.events.event_table import rows_of
 
 MICRO = 1000

@@ -25,9 +25,9 @@ from transformer_core.report.sections.profiles import (
     telling,
 )
 from transformer_core.trace.breakdown.devices import break_down
-from transformer_core.trace.breakdown.profile import write_events
 from transformer_core.trace.breakdown.summary import summarise
 from transformer_core.trace.breakdown.timeline import read_timeline
+from transformer_core.trace.events.arrow import write_events
 
 NAMES = next(section.figures for section in SECTIONS if section.name == "profiles")
 

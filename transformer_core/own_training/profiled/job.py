@@ -28,7 +28,8 @@ from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job_options import add_log_file
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, end_on_request
-from transformer_core.trace.breakdown.profile import breakdown_of_files, write_events
+from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.events.arrow import write_events
 
 EVENTS = "events.parquet"
 

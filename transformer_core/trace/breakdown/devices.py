@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.results.profile_details import KernelTime, PathPart, StreamUse
+from schemas.results.profile_details import (
+    GraphUse,
+    KernelTime,
+    NodeUse,
+    PathPart,
+    StreamUse,
+)
 from schemas.results.profiles import (
     Activity,
     CollectiveUse,
@@ -90,22 +96,65 @@ def activities(rows: Rows) -> list[Activity]:
 def kernel_times(rows: Rows, choice: KernelChoice = LONGEST) -> list[KernelTime]:
     """The kernels that run longest in all, or on a CPU the operators."""
     rows = rows.where(rows.equal("class", event_table.COMPUTE, event_table.COMMUNICATION))
-    durations, kinds = rows.durations, rows["class"]
+    durations = rows.durations
     whole = int(durations.sum())
-    found = [
-        KernelTime(
-            name=name,
-            kind=kinds[mine[0]],
-            count=len(mine),
-            time_ns=int(durations[mine].sum()),
-            shortest_ns=int(durations[mine].min()),
-            longest_ns=int(durations[mine].max()),
-            share=float(durations[mine].sum() / whole) if whole else None,
-        )
+    times = {
+        name: (int(durations[mine].sum()), mine)
         for name, mine in rows.groups("name").items()
         if choice.accepts(name)
+    }
+    longest = sorted(times.items(), key=lambda item: -item[1][0])[: choice.count]
+    return [
+        KernelTime(
+            name=name,
+            kind=rows.texts["class"][rows.columns["class"][mine[0]]],
+            count=len(mine),
+            time_ns=time,
+            shortest_ns=int(durations[mine].min()),
+            longest_ns=int(durations[mine].max()),
+            share=time / whole if whole else None,
+            operators=list(operators.fused(name)),
+            operator_class=rows.texts["operator_class"][rows.columns["operator_class"][mine[0]]],
+            number_format=_format(rows, mine),
+            flops=total(rows["flops"][mine]),
+            bytes=total(rows["operator_bytes"][mine]),
+        )
+        for name, (time, mine) in longest
     ]
-    return sorted(found, key=lambda kernel: -kernel.time_ns)[: choice.count]
+
+
+def _format(rows: Rows, mine: NDArray[np.int64]) -> str | None:
+    """The one format of the inputs of some rows."""
+    told = rows.texts["shapes"][np.unique(rows.columns["shapes"][mine])]
+    found = {(text or "").partition(" ")[0] for text in told}
+    return found.pop() if len(found) == 1 and found <= operators.FORMATS else None
+
+
+def graphs(rows: Rows, count: int) -> list[GraphUse]:
+    """The CUDA graphs that ran, longest first, with so many of their nodes."""
+    node, graph = (np.where(rows[name] == 0, NULL, rows[name]) for name in ("node", "graph"))
+    whole = rows.equal("kind", "graph")
+    inside = np.flatnonzero((node != NULL) | (graph != NULL) | whole)
+    found = []
+    for number in np.unique(graph[inside]).tolist():
+        place = inside[graph[inside] == number]
+        mine = rows.where(place)
+        nodes = []
+        for one in np.unique(node[place][node[place] != NULL]).tolist():
+            some = np.flatnonzero(node[place] == one)
+            time = int(mine.durations[some].sum())
+            name = str(mine["name"][some[0]])
+            nodes.append(NodeUse(node=one, name=name, count=len(some), time_ns=time))
+        found.append(
+            GraphUse(
+                graph=None if number == NULL else number,
+                launches=len(np.unique(mine["correlation"])),
+                events=len(mine),
+                time_ns=int(mine.durations.sum()),
+                nodes=sorted(nodes, key=lambda use: -use.time_ns)[:count],
+            )
+        )
+    return sorted(found, key=lambda use: -use.time_ns)
 
 
 _LINEAR = ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scaled_mm")
@@ -264,6 +313,7 @@ def _device(
         forward_backward=forward_backward(rows) if marked else [],
         bound=step_bound(rows, ranges, stretches or [((start, end), span)], cpu),
         launches=None if cpu else launch_use(rows),
+        graphs=graphs(rows, kernels.count),
         critical_path=_path(rows, ranges, waits, windows),
     )
 

@@ -5,16 +5,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from schemas.results.common import Status
 from schemas.results.profiles import Breakdown
 from transformer_core.trace.breakdown.devices import LONGEST, KernelChoice, break_down_all
-from transformer_core.trace.breakdown.summary import SHAPES_SHOWN, layers, shapes, summarise
+from transformer_core.trace.breakdown.summary import (
+    SHAPES_SHOWN,
+    layers,
+    roofline_share,
+    shapes,
+    sources,
+    summarise,
+)
 from transformer_core.trace.events.columns import NULL
 from transformer_core.trace.events.event_table import EVERYTHING, Events, Rows, Window, rows_of
+from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import Reading, read_files
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from schemas.results.machine import Roofline
 
 NO_EVENTS = (
     "the trace holds no device event: either the capture range never began, or the program ran "
@@ -32,8 +42,6 @@ class Choice:
     shapes: int = SHAPES_SHOWN
     """Operators by shapes that are listed."""
     window: Window = EVERYTHING
-    cache: Path | None = None
-    """Folder in which event tables are kept, by what is in the files."""
 
 
 def breakdown_of_files(
@@ -42,7 +50,7 @@ def breakdown_of_files(
     """The breakdown of traces that a user brought, and their event table; TraceError where they
     cannot be used."""
     choice = choice or Choice()
-    reading = read_files(paths, cache=choice.cache)
+    reading = read_files(paths)
     whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
     files = [str(path) for path in reading.files]
@@ -97,8 +105,10 @@ def break_down_reading(
         profiler_reason=profiler_reason,
         viewer_files=viewer_files,
         devices=devices,
-        summary=summarise(devices, waits.stragglers, layers(rows), shapes(rows, shown)),
-        notes=[*reading.notes, *waits.notes, *_launch_notes(rows)],
+        summary=summarise(
+            devices, waits.stragglers, layers(rows), shapes(rows, shown), sources(rows, shown)
+        ),
+        notes=list(dict.fromkeys([*reading.notes, *waits.notes, *_launch_notes(rows)])),
     )
 
 
@@ -108,6 +118,30 @@ def with_longest(breakdown: Breakdown, count: int) -> Breakdown:
         device.model_copy(update={"kernel_times": device.kernel_times[:count]})
         for device in breakdown.devices
     ]
+    return breakdown.model_copy(update={"devices": devices})
+
+
+def read_roofline(path: Path) -> "Roofline":
+    """A results/machine/roofline.json; TraceError if it is something else."""
+    from schemas.results.machine import Roofline
+
+    try:
+        return Roofline.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = str(getattr(error, "strerror", None) or str(error).partition("\n")[0])
+        remedy = "measure the ceilings of a machine: snakemake results/machine/roofline.json"
+        raise unusable(path, f"tells no ceilings ({reason})", remedy) from None
+
+
+def with_ceilings(breakdown: Breakdown, roofline: "Roofline") -> Breakdown:
+    """A breakdown whose kernels tell the share of measured ceilings that they reach."""
+    devices = []
+    for device in breakdown.devices:
+        kernels = [
+            kernel.model_copy(update={"roofline_share": roofline_share(kernel, roofline)})
+            for kernel in device.kernel_times
+        ]
+        devices.append(device.model_copy(update={"kernel_times": kernels}))
     return breakdown.model_copy(update={"devices": devices})
 
 
@@ -121,12 +155,3 @@ def _launch_notes(rows: Rows) -> list[str]:
         f"{missing:,} of {len(work):,} device events have no launch in the trace: phase and "
         "operator of those are unknown, and the host-bound time is a lower bound"
     ]
-
-
-def write_events(path: Path, rows: "Events | pa.Table") -> None:
-    """events.parquet, whole or not at all."""
-    from transformer_core.common.tables import write_parts  # files of Arrow
-    from transformer_core.trace.events.arrow import SCHEMA, parts_of
-
-    parts = parts_of(rows) if isinstance(rows, Events) else [rows]
-    write_parts(path, SCHEMA, parts, compression="zstd")

@@ -3,13 +3,20 @@ the shapes of their inputs with the share of the roofline that each reaches.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from schemas.results.profile_details import LayerUse, ShapeUse, StepBound, Straggler
+from schemas.results.profile_details import (
+    KernelTime,
+    LayerUse,
+    ShapeUse,
+    SourceUse,
+    StepBound,
+    Straggler,
+)
 from schemas.results.profiles import (
     CollectiveUse,
     DeviceBreakdown,
@@ -20,7 +27,7 @@ from schemas.results.profiles import (
 )
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.event_table import COMMUNICATION, Mask, Rows
+from transformer_core.trace.events.event_table import COMMUNICATION, Mask, Rows, total
 from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.operators import CONTRACTION, FORMATS
 
@@ -33,6 +40,7 @@ def summarise(
     stragglers: Sequence[Straggler] = (),
     layers: Sequence[LayerUse] = (),
     shapes: Sequence[ShapeUse] = (),
+    sources: Sequence[SourceUse] = (),
 ) -> ProfileSummary | None:
     """The summary of the devices of a profile; null if there is none."""
     if not devices:
@@ -63,6 +71,7 @@ def summarise(
         bound=_bound([device.bound for device in devices if device.bound]),
         layers=list(layers),
         shapes=list(shapes),
+        sources=list(sources),
     )
 
 
@@ -87,7 +96,7 @@ def _ratio(part: int | None, whole: int) -> float | None:
 def _operator_classes(devices: Devices) -> list[OperatorClass]:
     """The classes of operators, summed over devices and steps."""
     groups = _grouped(devices, lambda device: device.operators, lambda use: use.operator_class)
-    total = sum(use.time_ns for uses in groups.values() for use in uses)
+    whole = sum(use.time_ns for uses in groups.values() for use in uses)
     found = []
     for name, uses in groups.items():
         time = sum(use.time_ns for use in uses)
@@ -101,7 +110,7 @@ def _operator_classes(devices: Devices) -> list[OperatorClass]:
                 operator_class=name,
                 count=sum(use.count for use in uses),
                 time_ns=time,
-                share=time / total if total else None,
+                share=time / whole if whole else None,
                 flops=flops,
                 bytes=traffic,
                 counted_ns=sum(use.counted_ns for use in counted),
@@ -301,37 +310,59 @@ def shapes(rows: Rows, count: int = SHAPES_SHOWN) -> list[ShapeUse]:
     """The operators with inputs of the same shapes that take longest in all."""
     work = rows.where(rows.equal("class", event_table.COMPUTE))
     whole = int(work.durations.sum())
-    known = np.flatnonzero(~work.missing("shapes") & ~work.missing("operator"))
-    pairs = np.stack([work.columns[name][known] for name in ("operator", "shapes")], 1)
-    _, first, group = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
-    times = np.bincount(group, work.durations[known], len(first))
     found = []
-    for number in np.argsort(-times, kind="stable")[:count].tolist():
-        mine = known[group == number]
-        one = int(mine[0])
-        text = str(work["shapes"][one])
+    for operator, text, mine, time in _longest(work, "operator", "shapes", count):
         head, _, rest = text.partition(" ")
-        flops, traffic = work["flops"][mine], work["operator_bytes"][mine]
-        time = int(work.durations[mine].sum())
+        told = head in FORMATS
         found.append(
             ShapeUse(
-                operator=str(work["operator"][one]),
-                shapes=rest if head in FORMATS else text,
-                number_format=head if head in FORMATS else None,
-                operator_class=work["operator_class"][one],
+                operator=operator,
+                shapes=rest if told else text,
+                number_format=head if told else None,
+                operator_class=work["operator_class"][mine[0]],
                 count=len(mine),
                 time_ns=time,
                 share=time / whole if whole else None,
-                flops=None if (flops == NULL).any() else int(flops.sum()),
-                bytes=None if (traffic == NULL).any() else int(traffic.sum()),
+                flops=total(work["flops"][mine]),
+                bytes=total(work["operator_bytes"][mine]),
             )
         )
     return found
 
 
-def roofline_share(use: ShapeUse, roofline: "Roofline") -> float | None:
-    """Least time that the machine needs for the work of an operator, over the time it took.
+def sources(rows: Rows, count: int = SHAPES_SHOWN) -> list[SourceUse]:
+    """The kernels of each function of the program that take longest in all."""
+    work = rows.where(rows.equal("class", event_table.COMPUTE, COMMUNICATION))
+    whole = int(work.durations.sum())
+    return [
+        SourceUse(
+            source=source,
+            kernel=kernel,
+            count=len(mine),
+            time_ns=time,
+            share=time / whole if whole else None,
+        )
+        for source, kernel, mine, time in _longest(work, "source", "name", count)
+    ]
+
+
+def _longest(
+    work: Rows, first: str, second: str, count: int
+) -> Iterator[tuple[str, str, Integers, int]]:
+    """Pairs of texts that rows have in common, with the rows and their time, longest first."""
+    known = np.flatnonzero(~work.missing(first) & ~work.missing(second))
+    pairs = np.stack([work.columns[name][known] for name in (first, second)], 1)
+    present, group = np.unique(pairs, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    times = np.bincount(group, work.durations[known], len(present))
+    for number in np.argsort(-times, kind="stable")[:count].tolist():
+        mine = known[group == number]
+        texts = (work.texts[n][k] for n, k in zip((first, second), present[number], strict=True))
+        yield *map(str, texts), mine, int(work.durations[mine].sum())
+
+
+def roofline_share(use: ShapeUse | KernelTime, roofline: "Roofline") -> float | None:
+    """Least time that the machine needs for the work of an operator or kernel, over the time it took.
 
     The least is the longer of the arithmetic at the measured rate of its format and the traffic at
     the measured bandwidth (Williams et al., "Roofline", 2009). Products of fp32 may have run as
@@ -339,14 +370,15 @@ def roofline_share(use: ShapeUse, roofline: "Roofline") -> float | None:
     format or ceilings are unknown.
     """
     bandwidth = max((m.bytes_per_second for m in roofline.memory), default=None)
-    if not use.time_ns or use.bytes is None or use.flops is None or not bandwidth:
+    product = use.operator_class == CONTRACTION
+    if not use.time_ns or use.bytes is None or not bandwidth or (product and use.flops is None):
         return None
     seconds = use.bytes / bandwidth
-    if use.operator_class == CONTRACTION:
+    if product:
         formats = {"fp32": ("fp32", "tf32")}.get(use.number_format or "", (use.number_format,))
         rates = [m.flops_per_second for m in roofline.matrix if m.format in formats]
         known = [rate for rate in rates if rate]
         if not known:
             return None
-        seconds = max(seconds, use.flops / max(known))
+        seconds = max(seconds, (use.flops or 0) / max(known))
     return seconds / (use.time_ns * 1e-9)

@@ -2,15 +2,20 @@
 ``pyarrow.array``, ``to_numpy`` and scalars. That takes as long as reading a small trace, and as
 much memory."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from transformer_core.common.tables import write_parts
 from transformer_core.trace.events.columns import NULL, Integers, distinct
 from transformer_core.trace.events.event_table import COLUMNS, TEXTS, Events
+from transformer_core.trace.events.process import unusable
 
 _TYPES = {
     "int32": pa.int32(),
@@ -74,10 +79,36 @@ def table_of(events: Events) -> pa.Table:
     return _part(events, 0, len(events))
 
 
-def parts_of(events: Events) -> Iterator[pa.Table]:
-    """The same in parts of few enough rows that it does not matter how many there are in all."""
-    for begin in range(0, max(1, len(events)), _ROWS):
-        yield _part(events, begin, min(begin + _ROWS, len(events)))
+_ABOUT = b"about"
+
+
+def write_events(
+    path: Path, events: Events | pa.Table, about: Mapping[str, Any] | None = None
+) -> None:
+    """events.parquet, whole or not at all, in parts of so few rows that it does not matter how many
+    there are in all; ``about`` says what it was read from."""
+    begins = range(0, max(1, len(events)), _ROWS)
+    parts = (
+        [events]
+        if isinstance(events, pa.Table)
+        else (_part(events, begin, min(begin + _ROWS, len(events))) for begin in begins)
+    )
+    schema = SCHEMA.with_metadata({_ABOUT: json.dumps(about or {}).encode()})
+    write_parts(path, schema, (part.cast(schema) for part in parts), compression="zstd")
+
+
+def read_events(path: Path) -> tuple[Events, dict[str, Any]]:
+    """A file of :func:`write_events`, and what it says of itself; TraceError for anything else."""
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        table.validate(full=True)  # strangers write such files too: no view may lie outside
+        about = json.loads((table.schema.metadata or {}).get(_ABOUT, b"{}"))
+        return events_of(table.cast(SCHEMA)), dict(about)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = f"is not an event table ({str(error).partition(chr(10))[0]})"
+        raise unusable(path, reason, "make it again with --events") from None
 
 
 def _part(events: Events, begin: int, end: int) -> pa.Table:

@@ -211,7 +211,7 @@ def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
 def _computes(name: str) -> bool:
     """Whether the self time of an operator is computation: not waiting for others, nor the
     autograd engine's own."""
-    if "Compiled" in name:
+    if "Compiled" in name or operator_classes.COMPILED.match(name):
         return True
     if "::" not in name or operator_classes.operator_class(name) == operator_classes.COMMUNICATION:
         return False

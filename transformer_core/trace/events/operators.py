@@ -52,13 +52,13 @@ _ELEMENT_WISE = re.compile(
 _COMMUNICATION_SPACES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "record_param_comms")
 
 
-COMPILED = ("triton_", "cpp_fused_", "graph_")
+COMPILED = re.compile(r"(graph_\d+_)?(triton_|cpp_fused_)")
 """How the names of TorchInductor's kernels begin."""
 
 
 def operator_class(name: str) -> str:
     """The class of an operator by its name (``aten::addmm``); of unknown ones, ``other``."""
-    if name.startswith(COMPILED):
+    if COMPILED.match(name):
         return kernel_class(name)
     if name.startswith(_COMMUNICATION_SPACES):
         return COMMUNICATION
@@ -167,7 +167,7 @@ def work_of(
     ``values`` holds those of the inputs of a convolution, or the FLOPs and gigabytes that
     TorchInductor counted for its kernel.
     """
-    if name.startswith(COMPILED):
+    if COMPILED.match(name):
         return Work(_scaled(values[:1], 1), _scaled(values[1:], 1e9))
     found = operator_class(name)
     base = name.rpartition("::")[2].rstrip("_").lstrip("_")
@@ -367,27 +367,32 @@ class Rule:
         )
 
 
-_FUSED = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(\w*?)(?:_\d+)*(?:_?\d+d\w*)?")
-_PHRASES = """
-    add_n arange_start argmax_dim avg_pool2d avg_pool3d max_pool2d_with_indices max_pool2d adaptive_avg_pool2d
-    as_strided baddbmm binary_cross_entropy binary_cross_entropy_with_logits bitwise_and bitwise_not
-    bitwise_or bitwise_xor broadcast_to clamp_max clamp_min constant_pad_nd copy_ cross_entropy_loss
-    cudnn_batch_norm dropout embedding_dense embedding_bag empty_like empty_strided fake_quantize
-    floor_divide full_like fused_adam fused_adamw fused_dropout fused_rms_norm fused_sgd
-    flash_attention_forward efficient_attention_forward gather_dim grid_sampler_2d hardtanh
-    index_add index_copy index_fill index_put index_select instance_norm is_nonzero layer_norm leaky_relu
-    linalg_vector_norm local_scalar_dense log_sigmoid log_sigmoid_forward log_softmax logical_and logical_not
-    logical_or logical_xor masked_fill masked_scale masked_scatter masked_select mse_loss
-    native_batch_norm native_batch_norm_legit native_batch_norm_legit_functional native_dropout native_group_norm native_layer_norm
-    new_empty new_empty_strided new_full new_ones new_zeros nan_to_num nll_loss nll_loss_forward nll_loss2d_forward
-    ones_like pixel_shuffle rand_like randn_like reflection_pad2d rms_norm safe_softmax scaled_dot_product_attention
-    scaled_dot_product_efficient_attention scaled_dot_product_flash_attention scaled_dot_product_cudnn_attention
-    scaled_mm scatter_add scatter_reduce select_scatter slice_scatter smooth_l1_loss softmax split_with_sizes
-    squeeze_dims to_copy trunc_divide unsafe_index unsafe_index_put unsafe_view upsample_bilinear2d
-    upsample_nearest2d var_mean std_mean where_self zeros_like batch_norm group_norm mm_plus_mm
+_FUSED = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(\w*?)(?:_\d+)*(?:_0d[\dcde]*_?)?")
+_KNOWN = """
+    adaptive_avg_pool2d adaptive_max_pool2d as_strided avg_pool2d batch_norm binary_cross_entropy
+    binary_cross_entropy_with_logits bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor broadcast_to clamp_max clamp_min constant_pad_nd
+    cross_entropy_loss cudnn_batch_norm diag_embed efficient_attention_forward embedding_bag
+    embedding_dense embedding_renorm empty_like empty_strided flash_attention_forward floor_divide
+    full_like fused_adam fused_adamw fused_dropout fused_rms_norm fused_sgd grid_sampler_2d
+    group_norm huber_loss index_add index_copy index_fill index_put index_select instance_norm
+    layer_norm leaky_relu linalg_vector_norm local_scalar_dense log_sigmoid log_sigmoid_forward
+    log_softmax logical_and logical_not logical_or logical_xor masked_fill masked_scale
+    masked_scatter masked_select max_pool2d max_pool2d_with_indices mse_loss nan_to_num
+    native_batch_norm native_batch_norm_legit native_batch_norm_legit_functional
+    native_batch_norm_legit_no_training native_dropout native_group_norm native_layer_norm new_empty
+    new_empty_strided new_full new_ones new_zeros nll_loss nll_loss2d nll_loss2d_forward
+    nll_loss_forward ones_like pixel_shuffle rand_like randn_like reflection_pad2d replication_pad2d
+    rms_norm safe_softmax scaled_dot_product_attention scaled_dot_product_cudnn_attention
+    scaled_dot_product_efficient_attention scaled_dot_product_flash_attention scaled_mm scatter_add
+    scatter_reduce select_scatter slice_scatter smooth_l1_loss soft_margin_loss split_with_sizes
+    std_mean to_copy unsafe_index unsafe_index_put unsafe_masked_index unsafe_view
+    upsample_bicubic2d upsample_bilinear2d upsample_nearest2d upsample_nearest_exact2d var_mean
+    weight_norm_interface zeros_like
 """
-_KNOWN = {tuple(name.split("_")) for name in _PHRASES.split()}
-_LONGEST = max(map(len, _KNOWN))
+_PHRASES = {tuple(name.split("_")) for name in _KNOWN.split()}
+"""Names of operators that hold underscores themselves; sides stand for 1, 2 and 3 of them."""
+_LONGEST = max(map(len, _PHRASES))
 _MOVING = {
     *(
         "to_copy",
@@ -428,8 +433,9 @@ def fused(name: str) -> tuple[str, ...]:
         # An operator whose name begins with an underscore stands behind two.
         while place < len(words) - 1 and not words[place]:
             place += 1
-        sizes = range(min(_LONGEST, len(words) - place), 0, -1)
-        place += next((n for n in sizes if tuple(words[place : place + n]) in _KNOWN), 1)
+        plain = [re.sub(r"[13]d$", "2d", word) for word in words[place : place + _LONGEST]]
+        sizes = range(len(plain), 0, -1)
+        place += next((n for n in sizes if tuple(plain[:n]) in _PHRASES), 1)
         for more in ("backward", "data"):
             if words[place : place + 1] == [more]:
                 place += 1
@@ -527,6 +533,6 @@ def kernel_class(name: str) -> str:
         kinds = {operator_class(operator) for operator in inside}
         if _MOVING.issuperset(operator.strip("_") for operator in inside):
             return OTHER
-        if base.startswith("cpp") and NORMALIZATION in kinds:
+        if "cpp_fused" in base and NORMALIZATION in kinds:
             return NORMALIZATION
     return next((rule.found for rule in RULES if rule.accepts(base, name)), OTHER)

@@ -5,7 +5,6 @@ import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +28,7 @@ _PACKED = {
     b"BZh": ("is packed with bzip2", "unpack it first: bunzip2"),
     b"7z\xbc\xaf": ("is a 7z archive", "unpack it first: 7z x"),
     b"\x04\x22\x4d\x18": ("is packed with lz4", "unpack it first: lz4 -d"),
-    b"PAR1": ("is a table of Parquet, no trace", "for trace perfetto give it alone:"),
+    b"PAR1": ("is an event table, which already holds all ranks", "give it alone:"),
     b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 """First bytes of files that can be read only after a conversion, with the remedy."""
@@ -70,7 +69,7 @@ class Reading:
     files: list[Path]
     """The files read, in the order of the table."""
     events: Events
-    format: Literal["nsys", "kineto"]
+    format: Literal["nsys", "kineto"] | None
     version: str | None
     notes: list[str]
 
@@ -144,20 +143,24 @@ def read_source(path: Path) -> Source:
     return read_kineto(path)
 
 
-def read_files(
-    paths: Sequence[Path], ranks: Sequence[int] | None = None, cache: Path | None = None
-) -> Reading:
+def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Reading:
     """The processes of all files in one table; a folder stands for the traces in it.
 
     Ranks are ``ranks`` (one for each file of one process), else those that the traces say, else
-    the order of files and process ids. Large files are read side by side; what they hold is kept in
-    the folder ``cache``, if there is one, and taken from there the next time. Files of a folder that
-    are no traces are left out, with a note. Raises TraceError for a file that cannot be used, for
-    two processes of one rank, and for files of two profilers.
+    the order of files and process ids. Large files are read side by side. Files of a folder that are
+    no traces are left out, with a note. An event table that was written before (events.parquet) is
+    taken as it is. Raises TraceError for a file that cannot be used, for two processes of one rank,
+    and for files of two profilers.
     """
     files = traces_of(paths)
     for path in files:
         _check_kind(path)
+    if len(files) == 1 and files[0].suffix == ".parquet":
+        from transformer_core.trace.events.arrow import read_events
+
+        events, about = read_events(files[0])
+        told = about.get("format"), about.get("version"), about.get("notes", [])
+        return Reading(files, events, *told)
     if ranks is None:
         _refuse_doubles(files)
     found: list[ProcessTable] = []
@@ -165,9 +168,7 @@ def read_files(
     passed: list[NotATrace] = []
     formats: list[tuple[Literal["nsys", "kineto"], str | None]] = []
     optional = [path not in paths for path in files]
-    for number, (path, read) in enumerate(
-        zip(files, _side_by_side(files, optional, cache), strict=True)
-    ):
+    for number, (path, read) in enumerate(zip(files, _side_by_side(files, optional), strict=True)):
         if isinstance(read, NotATrace):
             passed.append(read)
             continue
@@ -218,14 +219,13 @@ def _others(paths: Sequence[Path]) -> list[str]:
 
 
 def _side_by_side(
-    paths: Sequence[Path], optional: Sequence[bool], cache: Path | None
+    paths: Sequence[Path], optional: Sequence[bool]
 ) -> Iterator[FileTables | NotATrace]:
     """Reads the files and yields their contents in order; uses one process per core if that
     pays."""
-    read = partial(_read_one, cache=cache)
     workers = min(len(paths), _cores())
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
-        yield from map(read, paths, optional)
+        yield from map(_read_one, paths, optional)
         return
     # Few read several files, and importing these takes long.
     import multiprocessing
@@ -236,7 +236,7 @@ def _side_by_side(
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(workers, context) as pool:
         try:
-            yield from pool.map(read, paths, optional)
+            yield from pool.map(_read_one, paths, optional)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -253,13 +253,9 @@ def _text_size(path: Path) -> int:
         return 0  # reported when it is read
 
 
-def _read_one(path: Path, optional: bool, cache: Path | None = None) -> FileTables | NotATrace:
+def _read_one(path: Path, optional: bool) -> FileTables | NotATrace:
     try:
-        if cache is None:
-            return tables_of(path)
-        from transformer_core.trace.readers.kept import kept  # files of Arrow
-
-        return kept(path, cache, tables_of)
+        return tables_of(path)
     except NotATrace as error:
         if not optional:
             raise

@@ -393,6 +393,6 @@ def call_of(event: Any) -> Call:
     """An operator with what tells its work."""
     args, name = event.args, event.name
     more = bytes(args.concrete) if "conv" in name else b""
-    if name.startswith(COMPILED) and (args.kernel_num_gb or args.kernel_flop):
+    if (args.kernel_num_gb or args.kernel_flop) and COMPILED.match(name):
         more = b"[%s,%s]" % (bytes(args.kernel_flop) or b"0", bytes(args.kernel_num_gb) or b"0")
     return name, bytes(args.dims or args.old_dims), bytes(args.types), more

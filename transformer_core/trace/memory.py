@@ -1,0 +1,145 @@
+"""The program ``trace memory FILE… --output MEMORY.svg``: allocated memory of every device over time,
+with the phases of the host below, and where each device held most.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from transformer_core.common.files import write_text
+from transformer_core.trace.arguments import read_and_output, writing
+from transformer_core.trace.events import phases
+from transformer_core.trace.events.columns import Integers
+from transformer_core.trace.events.event_table import Rows, rows_of
+from transformer_core.trace.events.intervals import innermost
+from transformer_core.trace.events.process import unusable
+from transformer_core.trace.terminal import plain
+
+_WIDTH, _HEIGHT, _LEFT, _STRIP = 900, 180, 80, 14
+_COLOURS = ("#9ecae1", "#a1d99b", "#fdd0a2", "#dadaeb", "#fcbba1")
+"""Of the phases, in their order."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Allocated bytes of a device whenever they change, in order of time."""
+
+    rank: int
+    device: str
+    t0: Integers
+    bytes: Integers
+
+
+def series(rows: Rows) -> list[Series]:
+    """Those of all devices of all ranks."""
+    memory = rows.where(rows.equal("kind", "memory"))
+    memory = memory.where(np.argsort(memory["t0_ns"], kind="stable"))
+    return [
+        Series(rank, device, memory["t0_ns"][mine], memory["bytes"][mine])
+        for device, places in memory.groups("device").items()
+        for rank in np.unique(memory["rank"][places]).tolist()
+        for mine in [places[memory["rank"][places] == rank]]
+    ]
+
+
+def most(rows: Rows, one: Series) -> str:
+    """When a device held most, and in which phase and module of its rank."""
+    place = int(np.argmax(one.bytes))
+    time = int(one.t0[place])
+    told = [f"{_size(int(one.bytes[place]))} at {_after(rows, time):.3f} ms"]
+    for kind, column, word in (("range", "phase", "during"), ("module", "layer", "in")):
+        marks = rows.where(rows.equal("kind", kind) & (rows["rank"] == one.rank))
+        marks = marks.where(~marks.missing(column))
+        if (owner := int(innermost(marks["t0_ns"], marks["t1_ns"]).at(one.t0[[place]])[0])) >= 0:
+            told.append(f"{word} {marks[column][owner]}")
+    return f"rank {one.rank} {one.device}: most {' '.join(told)}"
+
+
+def _after(rows: Rows, time: int) -> float:
+    return (time - int(rows["t0_ns"].min())) / 1e6
+
+
+def _size(size: int) -> str:
+    power = next((power for power in (9, 6, 3) if size >= 10**power), 0)
+    return f"{size / 10**power:,.3g} { ({9: 'G', 6: 'M', 3: 'k', 0: ''}[power]) }B"
+
+
+def draw(rows: Rows, found: Sequence[Series]) -> str:
+    """The figure, as SVG: a strip for each device, all with one axis of time."""
+    begin, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
+    scale = (_WIDTH - _LEFT) / max(1, end - begin)
+    height = (_HEIGHT + _STRIP + 40) * len(found)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 20} {height}" '
+        'font-family="sans-serif" font-size="11">'
+    ]
+    for number, one in enumerate(found):
+        lines.append(f'<g transform="translate(0 {number * (_HEIGHT + _STRIP + 40) + 24})">')
+        lines += _device(rows, one, begin, end, scale)
+        lines.append("</g>")
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _device(rows: Rows, one: Series, begin: int, end: int, scale: float) -> Iterator[str]:
+    top = max(1, int(one.bytes.max()))
+    # As many points as the picture has columns: of each column its least and its most.
+    column = ((one.t0 - begin) * scale).astype(np.int64)
+    chosen = []
+    for first, last in _stretches(column):
+        part = one.bytes[first:last]
+        chosen += sorted({first, first + int(part.argmin()), first + int(part.argmax()), last - 1})
+    path: list[str] = []
+    for place in chosen:
+        x, share = _LEFT + (int(one.t0[place]) - begin) * scale, int(one.bytes[place]) / top
+        y = _HEIGHT * (1 - share)
+        path.append(f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}")
+    path.append(f"H{_WIDTH}")
+    yield f'<text x="{_LEFT}" y="-8">{escape(plain(most(rows, one)))}</text>'
+    for share in (0, 0.5, 1):
+        y = _HEIGHT * (1 - share)
+        yield f'<path d="M{_LEFT} {y}H{_WIDTH}" stroke="#ccc"/>'
+        yield f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{_size(round(top * share))}</text>'
+    yield f'<path d="{"".join(path)}" fill="none" stroke="#08519c"/>'
+    marks = rows.where(rows.equal("kind", "range") & (rows["rank"] == one.rank))
+    marks = marks.where(~marks.equal("name", phases.STEP))
+    cut = innermost(marks["t0_ns"], marks["t1_ns"])
+    for t0, t1, owner in zip(cut.t0.tolist(), cut.t1.tolist(), cut.owner.tolist(), strict=True):
+        name = str(marks["name"][owner])
+        x, wide = _LEFT + (t0 - begin) * scale, (t1 - t0) * scale
+        if wide > 0.2:
+            colour = _COLOURS[phases.PHASES.index(name)]
+            yield (
+                f'<rect x="{x:.1f}" y="{_HEIGHT + 4}" width="{wide:.1f}" height="{_STRIP}" '
+                f'fill="{colour}"><title>{name}</title></rect>'
+            )
+    yield f'<text x="{_WIDTH}" y="{_HEIGHT + _STRIP}" text-anchor="end">{(end - begin) / 1e6:,.1f} ms</text>'
+
+
+def _stretches(column: Integers) -> Iterator[tuple[int, int]]:
+    """Begin and end of the runs of one value."""
+    return pairwise([0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)])
+
+
+def main(arguments: Sequence[str]) -> int:
+    files, events, output = read_and_output(
+        "memory",
+        "Draw the allocated memory of every device over time. torch.profiler records it with "
+        "profile_memory=True, Nsight Systems with --cuda-memory-usage=true.",
+        "memory.svg",
+        arguments,
+    )
+    rows = rows_of(events)
+    if not (found := series(rows)):
+        remedy = "record with profile_memory=True, or nsys profile --cuda-memory-usage=true"
+        raise unusable(files[0], "tells nothing of memory", remedy)
+    if output == Path("-"):
+        print(draw(rows, found), end="")
+        return 0
+    with writing(output):
+        write_text(output, draw(rows, found))
+    print(plain("\n".join([*(most(rows, one) for one in found), f"{output}: the figure"])))
+    return 0
