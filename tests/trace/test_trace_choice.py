@@ -101,7 +101,7 @@ def test_an_event_table_stands_for_its_traces(
     same = {"viewer_files": [], "name": ""}
     assert again.model_copy(update=same) == first.model_copy(update=same)
     assert main(["diff", str(trace), str(table)]) == 0
-    with pytest.raises(TraceError, match="already holds all ranks: give it alone"):
+    with pytest.raises(TraceError, match="is a table of Parquet: give an event table alone"):
         read_files([trace, table])
 
 

@@ -12,9 +12,8 @@ import pytest
 from traces import complete, event_table, kineto, on_device, work
 
 from transformer_core.common.tables import read_table
-from transformer_core.trace.breakdown.profile import write_events
 from transformer_core.trace.events import columns as spilled
-from transformer_core.trace.events.arrow import events_of
+from transformer_core.trace.events.arrow import events_of, write_events
 from transformer_core.trace.events.columns import NULL, Columns, Spill, filled, moved, picked, roomy
 from transformer_core.trace.events.event_table import Events, rows_of
 

@@ -28,7 +28,7 @@ _PACKED = {
     b"BZh": ("is packed with bzip2", "unpack it first: bunzip2"),
     b"7z\xbc\xaf": ("is a 7z archive", "unpack it first: 7z x"),
     b"\x04\x22\x4d\x18": ("is packed with lz4", "unpack it first: lz4 -d"),
-    b"PAR1": ("is an event table, which already holds all ranks", "give it alone:"),
+    b"PAR1": ("is a table of Parquet", "give an event table alone, named .parquet:"),
     b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 """First bytes of files that can be read only after a conversion, with the remedy."""
