@@ -22,6 +22,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from schemas.results import Certificate
 from tests.attacks.tally import Tally, Verdict
+from tests.orders import run_job
 from transformer_core.certify import judge as certify
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import seal_file
@@ -30,7 +31,6 @@ from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding.shard_store import open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.decide import combine, compare
 from transformer_core.decide.data_frames import training_loss_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.models.registry import build_model
@@ -174,17 +174,31 @@ def _combine(results: Path, file: Path) -> str:
     relative = file.relative_to(results).parts
     folder = results / relative[0] / relative[1]
     (manifest,) = results.glob("data/*/shards/train/manifest.json")
-    repeats = sorted(map(str, folder.glob("repeat-*/metrics.json")))
-    options = ["--variant", folder.name, "--spec", str(folder / "spec.json"), "--repeats", *repeats]
-    options += ["--evaluation", str(folder / "evaluation.json"), "--train-manifest", str(manifest)]
-    return _made(combine.main, options, results)
+    return _ran(
+        results,
+        "combine",
+        variant=folder.name,
+        spec=folder / "spec.json",
+        repeats=sorted(folder.glob("repeat-*/metrics.json")),
+        evaluation=folder / "evaluation.json",
+        manifest=manifest,
+    )
 
 
 def _compare(results: Path, file: Path) -> str:
-    options = ["--margin", "0.02", "--pairs", *sorted(map(str, results.glob("turns/*/*/*/*.json")))]
-    options += ["--results", *sorted(map(str, results.glob("runs/*/metrics.json")))]
-    options += ["--certificates", *sorted(map(str, results.glob("equivalence/*.json")))]
-    return _made(compare.main, options, results)
+    return _ran(
+        results,
+        "compare",
+        margin=0.02,
+        pairs=sorted(results.glob("turns/*/*/*/*.json")),
+        results=sorted(results.glob("runs/*/metrics.json")),
+        certificates=sorted(results.glob("equivalence/*.json")),
+    )
+
+
+def _ran(folder: Path, kind: str, **fields: Any) -> str:
+    """The same of a job that takes an order."""
+    return _made(lambda _: run_job(kind, **fields, output=folder / OUTPUT), [], folder)
 
 
 def _made(main: Callable[[list[str]], int], options: list[str], results: Path) -> str:

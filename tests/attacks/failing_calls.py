@@ -29,7 +29,6 @@ from tests.attacks.tally import Tally, Verdict
 from tests.orders import order_text, run_order
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import seal_file
-from transformer_core.decide import combine, compare
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES)
 
@@ -137,7 +136,6 @@ def jobs(results: Path, output: Path) -> list[Job]:
     spec = next(results.glob("runs/*/spec.json"))
     settings = read_record(spec, RunSpec)
     runs, pairs = spec.parent, data / "pairs/test.arrow"
-    repeats = sorted(map(str, runs.glob("repeat-*/metrics.json")))
     shards = order_text(
         "shards",
         tokenizer=data / "tokenizer.json",
@@ -153,26 +151,32 @@ def jobs(results: Path, output: Path) -> list[Job]:
         report=output / "report.json",
         output=output / "tokenizer.json",
     )
-    combined = ["--variant", runs.name, "--spec", str(spec), "--repeats", *repeats]
-    combined += ["--evaluation", str(runs / "evaluation.json")]
-    combined += ["--train-manifest", str(data / "shards/train/manifest.json")]
-    compared = [
-        "--margin",
-        "0.02",
-        "--pairs",
-        *sorted(map(str, results.glob("turns/*/*/*/*.json"))),
-    ]
-    compared += ["--results", *sorted(map(str, results.glob("runs/*/metrics.json")))]
-    compared += ["--certificates", *sorted(map(str, results.glob("equivalence/*.json")))]
     manifests = [*map(str, data.glob("shards/*/manifest.json"))]
     to = {name: output / f"{name}.json" for name in ("combine", "compare", "verify")}
+    combined = order_text(
+        "combine",
+        variant=runs.name,
+        spec=spec,
+        repeats=sorted(runs.glob("repeat-*/metrics.json")),
+        evaluation=runs / "evaluation.json",
+        manifest=data / "shards/train/manifest.json",
+        output=to["combine"],
+    )
+    compared = order_text(
+        "compare",
+        margin=0.02,
+        pairs=sorted(results.glob("turns/*/*/*/*.json")),
+        results=sorted(results.glob("runs/*/metrics.json")),
+        certificates=sorted(results.glob("equivalence/*.json")),
+        output=to["compare"],
+    )
     return [
         Job("shards", run_order, shards, output / "shards/manifest.json", ("seconds",)),
         Job("tokenizer", run_order, tokens, output / "report.json", ("seconds",)),
         Job("verify", run_order, order_text("verify_data", manifests=manifests,
             output=to["verify"]), to["verify"], ("seconds",)),
-        Job("combine", combine.main, [*combined, "--output", str(to["combine"])], to["combine"]),
-        Job("compare", compare.main, [*compared, "--output", str(to["compare"])], to["compare"]),
+        Job("combine", run_order, combined, to["combine"]),
+        Job("compare", run_order, compared, to["compare"]),
     ]  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from analysis_builders import certificate, memory, result, topology
 from pydantic import TypeAdapter
 
-from schemas.config.claims import Claim, Claims
-from schemas.config.families import Families, Family
+from schemas.config.claims import Claim
+from schemas.config.families import Family
 from schemas.config.study import Study
 from schemas.results import (
     CertificateStatus,
@@ -22,8 +22,7 @@ from schemas.results import (
     VariantResult,
     Verdict,
 )
-from transformer_core.decide import claims as claims_job
-from transformer_core.decide import family_curves as families_job
+from tests.orders import run_job
 
 RATES = [100.0, 101.0, 102.0]
 Pair = tuple[str, str]
@@ -125,9 +124,7 @@ def family(reference: str | None, members: Mapping[float, Any], **more: Any) -> 
 def curves(folder: Path, families: Mapping[str, Family]) -> dict[str, FamilyCurve]:
     """The curves that the job writes."""
     output = folder / "families.json"
-    text = TypeAdapter(Families).dump_json(dict(families)).decode()
-    common = ["--study", str(folder / "study.json"), "--results", str(folder)]
-    assert families_job.main(["--families", text, *common, "--output", str(output)]) == 0
+    assert run_job("families", families=dict(families), results=folder, output=output) == 0
     found = TypeAdapter(list[FamilyCurve]).validate_json(output.read_text())
     return {curve.family: curve for curve in found}
 
@@ -138,8 +135,6 @@ def judge(
     """What the jobs say of the claims."""
     curves(folder, families or {})
     output = folder / "claims.json"
-    text = TypeAdapter(Claims).dump_json(dict(claims)).decode()
-    common = ["--study", str(folder / "study.json"), "--results", str(folder)]
-    assert claims_job.main(["--claims", text, *common, "--output", str(output)]) == 0
+    assert run_job("claims", claims=dict(claims), results=folder, output=output) == 0
     found = TypeAdapter(list[ClaimResult]).validate_json(output.read_text())
     return {item.claim: item for item in found}

@@ -8,7 +8,7 @@ import pytest
 from claim_builders import claim, comparison, ended, family, interval, judge, run, write_study
 
 from schemas.results import ClaimResult, Effect
-from transformer_core.decide.claims import main
+from tests.orders import run_job
 
 FASTER = {"kind": "comparison", "variant": "fast", "reference": "single", "direction": "more"}
 SLOW = FASTER | {"variant": "slow"}
@@ -353,11 +353,10 @@ def test_the_job_refuses_what_it_cannot_read(
     study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = study / "out.json"
-    common = ["--study", str(study / "study.json"), "--results", str(study)]
-    common += ["--output", str(output)]
-    assert main(["--claims", "{}", *common]) == 1
+    assert run_job("claims", claims={}, results=study, output=output) == 1
     assert "families.json" in capsys.readouterr().err
     (study / "families.json").write_text("[]")
-    assert main(["--claims", '{"C1": {"statement": "x"}}', *common]) == 1
-    assert "--claims: C1.source" in capsys.readouterr().err
+    wrong = {"C1": {"statement": "x"}}
+    assert run_job("claims", claims=wrong, results=study, output=output) == 1
+    assert "claims.C1.source" in capsys.readouterr().err
     assert not output.exists()

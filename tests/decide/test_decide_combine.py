@@ -5,7 +5,8 @@ import pytest
 from analysis_builders import evaluation, manifest, memory, repeat, spec, window
 
 from schemas.results import Validation, VariantResult
-from transformer_core.decide.combine import combine, epoch_tokens, main, peak_memory
+from tests.orders import run_job
+from transformer_core.decide.combine import combine, epoch_tokens, peak_memory
 
 
 def combined(*repeats: Any) -> VariantResult:
@@ -82,8 +83,8 @@ def test_no_repeat_is_refused() -> None:
         combined()
 
 
-def options(folder: Path, *repeats: Any, variant: str = "single") -> list[str]:
-    """Write the inputs of the job and give its command line."""
+def options(folder: Path, *repeats: Any, variant: str = "single") -> dict[str, Any]:
+    """Write the inputs of the job and give its order."""
     (folder / "spec.json").write_text(spec().canonical_json())
     (folder / "evaluation.json").write_text(evaluation().model_dump_json())
     (folder / "manifest.json").write_text(manifest().model_dump_json())
@@ -91,19 +92,19 @@ def options(folder: Path, *repeats: Any, variant: str = "single") -> list[str]:
     for item in repeats:
         files.append(str(folder / f"{len(files)}.json"))
         Path(files[-1]).write_text(item.model_dump_json())
-    return [
-        *("--variant", variant),
-        *("--spec", str(folder / "spec.json")),
-        *("--repeats", *files),
-        *("--evaluation", str(folder / "evaluation.json")),
-        *("--train-manifest", str(folder / "manifest.json")),
-        *("--output", str(folder / "out" / "metrics.json")),
-    ]
+    return {
+        "variant": variant,
+        "spec": folder / "spec.json",
+        "repeats": files,
+        "evaluation": folder / "evaluation.json",
+        "manifest": folder / "manifest.json",
+        "output": folder / "out" / "metrics.json",
+    }
 
 
 def test_job_writes_the_record(tmp_path: Path) -> None:
     repeats = (repeat(1, [100.0, 110.0, 120.0]), repeat(2, [100.0]))
-    assert main(options(tmp_path, *repeats)) == 0
+    assert run_job("combine", **options(tmp_path, *repeats)) == 0
     text = (tmp_path / "out" / "metrics.json").read_text()
     assert VariantResult.model_validate_json(text) == combined(*repeats)
     assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["metrics.json"]
@@ -124,7 +125,7 @@ def test_job_refuses_records_that_do_not_belong_together(
     variant: str,
     words: list[str],
 ) -> None:
-    assert main(options(tmp_path, *repeats, variant=variant)) == 1
+    assert run_job("combine", **options(tmp_path, *repeats, variant=variant)) == 1
     message = capsys.readouterr().err
     assert all(word in message for word in words)
     assert not (tmp_path / "out").exists()
@@ -137,7 +138,7 @@ def test_job_refuses_a_run_of_another_spec(
     stale = stale.model_copy(
         update={"provenance": stale.provenance.model_copy(update={"spec_sha256": "1" * 64})}
     )
-    assert main(options(tmp_path, stale)) == 1
+    assert run_job("combine", **options(tmp_path, stale)) == 1
     message = capsys.readouterr().err
     assert "another run spec" in message
     assert "--force" in message
@@ -148,8 +149,8 @@ def test_job_names_a_file_that_is_missing_or_broken(
 ) -> None:
     command = options(tmp_path, repeat(1, [1.0]))
     (tmp_path / "manifest.json").unlink()
-    assert main(command) == 1
+    assert run_job("combine", **command) == 1
     assert "manifest.json" in capsys.readouterr().err
     (tmp_path / "manifest.json").write_text('{"corpus": "x"')
-    assert main(command) == 1
+    assert run_job("combine", **command) == 1
     assert "manifest.json" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from kernels_seen import KERNELS
 from pair_builders import ended, paired, session, side, state, window
 
 from schemas.results import Comparison, GpuState, PairedRun, Round, Session, VariantResult
+from tests.orders import run_job
 from transformer_core.decide import compare as module
-from transformer_core.decide.compare import main
 
 
 def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **statuses: Any) -> Any:
@@ -184,15 +184,15 @@ def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     certified = [write(f"c-{name}.json", certificate(name)) for name in ("single", "fast")]
     pairs = [write("pair.json", paired(1.5, 1.5))]
     output = tmp_path / "comparisons.json"
-    command = ["--margin", "0.02", "--pairs", *pairs, "--output", str(output)]
-    assert main([*command, "--results", *results, "--certificates", *certified]) == 0
+    asked = {"margin": 0.02, "pairs": pairs, "output": output}
+    assert run_job("compare", **asked, results=results, certificates=certified) == 0
     (comparison,) = json.loads(output.read_text())
     assert Comparison.model_validate(comparison).verdict == "FASTER"
 
     output.unlink()
-    assert main([*command, "--results", *results, "--certificates", *certified[:1]]) == 1
-    assert "has no file of fast" in capsys.readouterr().err
-    assert main([*command, "--results", *results[1:], "--certificates", *certified]) == 1
+    assert run_job("compare", **asked, results=results, certificates=certified[:1]) == 1
+    assert "results/equivalence/fast.json" in capsys.readouterr().err
+    assert run_job("compare", **asked, results=results[1:], certificates=certified) == 1
     assert "results/runs/single/metrics.json" in capsys.readouterr().err
     assert not output.exists()
 

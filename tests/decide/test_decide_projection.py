@@ -12,12 +12,12 @@ from schemas.config.link import LinkModel
 from schemas.config.projection import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.results import CollectiveRun, ComputeRecord, MeasuredLink, ProjectionCheck
+from tests.orders import run_job
 from transformer_core.decide.projection import (
     CURVE_BUCKETS_MB,
     best_buckets,
     checks,
     curves,
-    main,
     project,
 )
 from transformer_core.decide.step_model import MIB, step_seconds
@@ -214,7 +214,7 @@ def test_without_a_measured_device_there_is_the_reason(times: Any, reason: str) 
     assert (projection.curves, projection.buckets, projection.compute) == ([], [], None)
 
 
-def write_all(folder: Path) -> list[str]:
+def write_all(folder: Path) -> dict[str, Any]:
     (folder / "spec.json").write_text(spec().canonical_json())
     (folder / "metrics.json").write_text(result("ddp", [100.0]).model_dump_json())
     (folder / "compute.json").write_text(ComputeRecord(times=[compute_times()]).model_dump_json())
@@ -233,17 +233,18 @@ def write_all(folder: Path) -> list[str]:
         for size in (2**10, 2**20, 2**24)
     ]
     write_table(folder / "collectives.parquet", rows, run)
-    return [
-        f"--compute={folder / 'compute.json'}",
-        *("--specs", str(folder / "spec.json"), "--results", str(folder / "metrics.json")),
-        f"--collectives={folder / 'collectives.parquet'}",
-        f"--settings={json.dumps({'devices': 16, 'links': {}})}",
-        f"--output={folder / 'projection.json'}",
-    ]
+    return {
+        "compute": folder / "compute.json",
+        "specs": [folder / "spec.json"],
+        "results": [folder / "metrics.json"],
+        "collectives": folder / "collectives.parquet",
+        "settings": {"devices": 16, "links": {}},
+        "output": folder / "projection.json",
+    }
 
 
 def test_the_job_fits_the_link_to_all_reduces_only(tmp_path: Path) -> None:
-    assert main(write_all(tmp_path)) == 0
+    assert run_job("projection", **write_all(tmp_path)) == 0
     written = json.loads((tmp_path / "projection.json").read_text())
     assert written["measured_link"]["bandwidth"] == pytest.approx(SLOW.bandwidth)
     assert {curve["link"] for curve in written["curves"]} == {"measured"}
@@ -256,5 +257,5 @@ def test_results_that_are_missing_are_named(
 ) -> None:
     options = write_all(tmp_path)
     (tmp_path / "metrics.json").write_text(result("other", [100.0]).model_dump_json())
-    assert main(options) == 1
+    assert run_job("projection", **options) == 1
     assert "results/runs/ddp/metrics.json" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pair_builders import provenance, session, side, window, with_ratios
 from schemas.config.measurement import Comparing
 from schemas.results import Round
 from schemas.results.self_test import SelfTestReport, SelfTestRun
+from tests.orders import run_job
 from transformer_core.decide import self_test_report
 
 PLANTED = {"equal": 0.0, "slowed_30": 0.03, "slowed_50": 0.05, "slowed_100": 0.10}
@@ -124,12 +125,11 @@ def test_every_group_is_in_one_part(groups: int, size: int) -> None:
     assert all(len(part) >= min(size, groups) for part in parts)
 
 
-def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job(tmp_path: Path) -> None:
     sessions = tmp_path / "sessions.json"
     sessions.write_text(run(noise=0.01, comparisons=4).model_dump_json())
     output = tmp_path / "report.json"
-    command = ["--together", "4", "--margin", "0.02", "--output", str(output)]
-    assert self_test_report.main(["--sessions", str(sessions), *command]) == 0
+    asked = {"together": 4, "margin": 0.02, "output": output}
+    assert run_job("self_test_report", sessions=sessions, **asked) == 0
     assert SelfTestReport.model_validate(json.loads(output.read_text())).sessions_each == 2
-    assert "planted 10%: ratio 0.9" in capsys.readouterr().out
-    assert self_test_report.main(["--sessions", str(tmp_path / "none.json"), *command]) == 1
+    assert run_job("self_test_report", sessions=tmp_path / "none.json", **asked) == 1

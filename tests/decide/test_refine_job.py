@@ -1,9 +1,7 @@
 """The job from its command line: files of a study in, records and refinement.json out."""
 
-import json
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import PairedRun, Refinement
+from tests.orders import run_job
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock
@@ -73,15 +72,20 @@ def refine(
     (results / ".clock.json").write_text(clock.model_dump_json())
     shutil.rmtree(results / "refined", ignore_errors=True)
     names = ("single", *VARIANTS)
-    arguments = ["--study", results / "study.json", "--data", results]
-    arguments += ["--specs", *(results / f"runs/{name}/spec.json" for name in names)]
-    arguments += ["--pairs", *(results / f"turns/single/1/{name}/single.json" for name in VARIANTS)]
-    arguments += ["--certificates", *(results / f"equivalence/{name}.json" for name in names)]
-    arguments += ["--claimed", json.dumps([["fast", "single"]]), "--code", "some"]
-    arguments += ["--clock", results / ".clock.json", "--sessions", results / "refined.sessions"]
-    arguments += ["--records", results / "refined", "--output", results / "refinement.json"]
-    monkeypatch.setattr(sys, "argv", ["job", *map(str, arguments)])
-    assert job.main() == 0
+    assert not run_job(
+        "refine",
+        study=results / "study.json",
+        data=results,
+        specs=[results / f"runs/{name}/spec.json" for name in names],
+        pairs=[results / f"turns/single/1/{name}/single.json" for name in VARIANTS],
+        certificates=[results / f"equivalence/{name}.json" for name in names],
+        claimed=[["fast", "single"]],
+        of_turns="some",
+        clock=results / ".clock.json",
+        sessions=results / "refined.sessions",
+        records=results / "refined",
+        output=results / "refinement.json",
+    )
     found = read_record(results / "refinement.json", Refinement)
     return found, {
         name: read_record(results / f"refined/{name}/single.json", PairedRun) for name in VARIANTS

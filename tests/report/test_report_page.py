@@ -7,7 +7,7 @@ import pytest
 from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 
 from schemas.results import PairedRun
-from transformer_core.decide import compare
+from tests.orders import run_job
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import figures
 from transformer_core.report.contents import SECTIONS
@@ -268,10 +268,10 @@ def test_nothing_is_faster_after_one_session(
     for path in pairs:
         run = PairedRun.model_validate_json(path.read_text())
         path.write_text(run.model_copy(update={"sessions": run.sessions[:1]}).model_dump_json())
-    options = ["--margin", "0.02", "--pairs", *map(str, pairs)]
-    options += ["--results", *(str(folder / f"runs/{name}/metrics.json") for name in VARIANTS)]
-    options += ["--certificates", *(str(folder / f"equivalence/{name}.json") for name in VARIANTS)]
-    assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
+    results = [folder / f"runs/{name}/metrics.json" for name in VARIANTS]
+    certificates = [folder / f"equivalence/{name}.json" for name in VARIANTS]
+    made_of = {"pairs": pairs, "results": results, "certificates": certificates}
+    assert run_job("compare", margin=0.02, output=folder / "comparisons.json", **made_of) == 0
     page = Page(make(folder))
     text = words(page.texts["tried"])
     assert "No variant is shown to be faster than single" in text

@@ -1,17 +1,11 @@
 """These results against earlier ones, or against those of another machine.
 
-    python -m transformer_core.decide.against --here results \
-        --there docs/records/<...> \
-        --output against.json
-
 Both were measured at another time, perhaps on another machine, so a throughput is compared with a
 throughput only on the same kind of device, and with the ends of both intervals combined to the
 widest: nothing cancels. A speed-up does better: each was measured side by side with its baseline,
 and is compared as a number of its own.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +29,7 @@ from schemas.results import (
     SearchResult,
     VariantResult,
 )
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.common.records import read_as, read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import exact, quotient
@@ -214,24 +208,17 @@ def _lost(here: Mapping[str, str], there: Mapping[str, str]) -> list[Lost]:
     ]
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.against",
-        description="Compare the results of a study with those of another commit or machine.",
-    )
-    parser.add_argument("--here", type=Path, default=Path("results"), help="these results")
-    parser.add_argument("--there", type=Path, required=True, help="the others: a folder like it")
-    parser.add_argument("--output", type=Path, required=True, help="against.json")
-    options = parser.parse_args(arguments)
-    try:
-        found = against(read_side(options.here), read_side(options.there))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_sealed(options.output, found.model_dump_json(indent=1) + "\n")
-    return 0
+class AgainstJob(Job):
+    """Compares the results of a study with those of another commit or machine."""
 
+    kind = "against"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    here: Path = Path("results")
+    """These results."""
+    there: Path
+    """The others: a folder like it."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        found = against(read_side(self.here), read_side(self.there))
+        write_sealed(self.output, found.model_dump_json(indent=1) + "\n")

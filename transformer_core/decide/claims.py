@@ -1,29 +1,20 @@
 """The verdicts of a study on claims.
 
-    python -m transformer_core.decide.claims --claims '{"C1": {...}}' \
-        --study results/study.json \
-        --results results --output results/claims.json
-
 The tests of a claim are judged one by one, and make one verdict: REFUTED if any contradicts it;
 else UNDECIDED if any settles nothing; else PARTLY if the direction holds everywhere and a size does
 not; else REPRODUCED. Tests that this machine or this study cannot make are left out and named; a
 claim of which no test can be made is NOT_TESTABLE.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.config.claims import (
-    Claim,
-    Claims,
-)
-from schemas.errors import ConfigError
+from schemas.config.claims import Claim, Claims
 from schemas.results import ClaimResult, ClaimVerdict, Evidence, FamilyCurve
-from transformer_core.common.endings import program, reproducing_command
-from transformer_core.common.records import check_option, read_as
+from transformer_core.common.endings import reproducing_command
+from transformer_core.common.job import Job
+from transformer_core.common.records import read_as
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.claim_tests import Findings, judge
 from transformer_core.decide.study_results import StudyResults
@@ -74,43 +65,30 @@ def _reason(verdict: ClaimVerdict, evidence: Sequence[Evidence]) -> str:
     return f"{REASONS[verdict]}{left_out}"
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.claims",
-        description="Test claims on the results of a study: reproduced, refuted, partly, undecided "
-        "or not testable here, each with its numbers.",
-    )
-    parser.add_argument("--claims", required=True, help="the claims by id, as JSON")
-    parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        help="folder of the results, with families.json (default: %(default)s)",
-    )
-    parser.add_argument("--output", required=True, type=Path, help="claims.json")
-    options = parser.parse_args(arguments)
-    try:
-        claims: dict[str, Claim] = check_option("--claims", options.claims, Claims)
-        results = StudyResults(options.results, options.study)
-        curves: list[FamilyCurve] = read_as(options.results / "families.json", list[FamilyCurve])
-        # Inside the block, because results are read on demand.
+class ClaimsJob(Job):
+    """Tests claims on the results of a study: reproduced, refuted, partly, undecided or not
+    testable here, each with its numbers."""
+
+    kind = "claims"
+
+    claims: Claims
+    """The claims by id."""
+    results: Path = Path("results")
+    """Folder of the results, with families.json."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        results = StudyResults(self.results)
+        curves: list[FamilyCurve] = read_as(self.results / "families.json", list[FamilyCurve])
         findings = Findings(
             results=results,
             curves={curve.family: curve for curve in curves},
-            folder=options.results,
+            folder=self.results,
             margin=results.study.comparison.margin,
         )
-        command = reproducing_command(options.output)
-        judged = [judge_claim(name, claim, findings, command) for name, claim in claims.items()]
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    text = json.dumps([item.model_dump(mode="json") for item in judged], indent=1)
-    write_sealed(options.output, text + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        command = reproducing_command(self.output)
+        judged = [
+            judge_claim(name, claim, findings, command) for name, claim in self.claims.items()
+        ]
+        text = json.dumps([item.model_dump(mode="json") for item in judged], indent=1)
+        write_sealed(self.output, text + "\n")

@@ -1,20 +1,15 @@
-"""The repeats and the evaluation of a variant in one record.
+"""The repeats and the evaluation of a variant in one record."""
 
-    python -m transformer_core.decide.combine --variant single --spec spec.json \
-        --repeats repeat-1/metrics.json repeat-2/metrics.json --evaluation evaluation.json \
-        --train-manifest shards/train/manifest.json --output metrics.json
-"""
-
-import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import EvaluationResult, Interval, Repeat, ShardManifest, VariantResult, Window
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.common.records import check_together, read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import median_interval
@@ -71,10 +66,10 @@ def peak_memory(repeats: Sequence[Repeat]) -> int | None:
 
 
 def check(
-    spec_file: str,
+    spec_file: Path,
     variant: str,
-    repeat_files: Sequence[str],
-    evaluation_file: str,
+    repeat_files: Sequence[Path],
+    evaluation_file: Path,
 ) -> tuple[list[Repeat], EvaluationResult]:
     """The records of ``variant``; ConfigError if one belongs to another variant or run spec."""
     spec = read_record(spec_file, RunSpec)
@@ -86,14 +81,16 @@ def check(
         (evaluation_file, evaluation.variant),
     ]
     problems = [
-        ConfigProblem(file, "variant", name, f"is not {variant}", f"give the file of {variant}")
+        ConfigProblem(
+            str(file), "variant", name, f"is not {variant}", f"give the file of {variant}"
+        )
         for file, name in names
         if name != variant
     ]
     digest = spec.digest()
     problems += [
         ConfigProblem(
-            file,
+            str(file),
             "provenance.spec_sha256",
             repeat.provenance.spec_sha256,
             f"is not the hash of {spec_file} ({digest}): the run is of another run spec",
@@ -104,7 +101,7 @@ def check(
     ]
     numbers = [repeat.repeat for repeat in repeats]
     problems += [
-        ConfigProblem(file, "repeat", number, "is given twice", "give every repeat once")
+        ConfigProblem(str(file), "repeat", number, "is given twice", "give every repeat once")
         for position, (file, number) in enumerate(zip(repeat_files, numbers, strict=True))
         if number in numbers[:position]
     ]
@@ -117,38 +114,29 @@ def _interval(groups: list[list[float]]) -> Interval | None:
     return median_interval(groups) if any(groups) else None
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.combine",
-        description="Combine the repeats and the evaluation of a variant: medians with 95 % "
-        "intervals over the timed windows, peak memory, time per epoch.",
-    )
-    parser.add_argument("--variant", required=True, help="name of the variant")
-    parser.add_argument("--spec", required=True, help="its run spec, spec.json")
-    parser.add_argument(
-        "--repeats", required=True, nargs="+", metavar="FILE", help="metrics.json of every repeat"
-    )
-    parser.add_argument("--evaluation", required=True, help="its evaluation.json")
-    parser.add_argument(
-        "--train-manifest", required=True, help="manifest.json of the training shards"
-    )
-    parser.add_argument("--output", required=True, type=Path, help="metrics.json of the variant")
-    options = parser.parse_args(arguments)
-    files = [Path(options.spec), *map(Path, options.repeats)]
-    files += [Path(options.evaluation), Path(options.train_manifest)]
-    try:
+class CombineJob(Job):
+    """Combines the repeats and the evaluation of a variant: medians with 95 % intervals over the
+    timed windows, peak memory, time per epoch."""
+
+    kind = "combine"
+
+    variant: str
+    spec: Path
+    """Its run spec."""
+    repeats: list[Path] = Field(min_length=1)
+    """metrics.json of every repeat."""
+    evaluation: Path
+    manifest: Path
+    """manifest.json of the training shards."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        files = [self.spec, *self.repeats, self.evaluation, self.manifest]
         check_together(files)
-        repeats, evaluation = check(
-            options.spec, options.variant, options.repeats, options.evaluation
-        )
-        train = read_record(options.train_manifest, ShardManifest)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    result = combine(options.variant, repeats, evaluation, train)
-    write_sealed(options.output, result.model_dump_json(indent=1) + "\n", files)
-    return 0
+        repeats, evaluation = check(self.spec, self.variant, self.repeats, self.evaluation)
+        train = read_record(self.manifest, ShardManifest)
+        result = combine(self.variant, repeats, evaluation, train)
+        write_sealed(self.output, result.model_dump_json(indent=1) + "\n", files)
 
 
 def rates(repeats: Iterable[Repeat], count: Literal["tokens", "pairs"]) -> list[list[float]]:
@@ -168,7 +156,3 @@ def input_wait_share(windows: Sequence[Window]) -> float | None:
     """Fraction of the windows' time spent waiting for input, 0 to 1; null without a window."""
     seconds = sum(window.seconds for window in windows)
     return sum(window.input_wait_seconds for window in windows) / seconds if seconds else None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

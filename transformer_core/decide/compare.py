@@ -1,21 +1,13 @@
 """All comparisons of a study: ratios, verdicts, and what a reader must know beside them.
 
-    python -m transformer_core.decide.compare --margin 0.02 \
-        --pairs turns/single/1/ddp/single.json turns/single/1/amp_bf16/single.json \
-        --results runs/single/metrics.json runs/ddp/metrics.json runs/amp_bf16/metrics.json \
-        --certificates equivalence/single.json equivalence/ddp.json equivalence/amp_bf16.json \
-        --output comparisons.json
-
 Throughput and memory come from the paired runs. Memory from there too, because the largest peak of
 a process is another one in each process, and they have several of each side. Traffic is counted in
 the run of a variant.
 """
 
-import argparse
 import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import log
 from pathlib import Path
 
@@ -34,7 +26,7 @@ from schemas.results import (
     VariantResult,
 )
 from transformer_core.certify.kernels import turns_otherwise
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.common.records import check_together, read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import simultaneous_ratios
@@ -216,61 +208,44 @@ def _topology(side: Side, field: str) -> str:
     return str(getattr(side.topology, field)) if side.topology is not None else ""
 
 
-def _missing(option: str, names: Iterable[str], known: Mapping[str, object], file: str) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                [
-                    ConfigProblem(
-                        "command line",
-                        option,
-                        None,
-                        f"has no file of {name}",
-                        f"add {file.format(name)}",
-                    )
-                ]
-            )
+class CompareJob(Job):
+    """Compares variants with their references: ratios of throughput, memory and traffic with
+    intervals that hold all at once, and verdicts."""
 
+    kind = "compare"
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.compare",
-        description="Compare variants with their references: ratios of throughput, memory and "
-        "traffic with intervals that hold all at once, and verdicts.",
-    )
-    parser.add_argument(
-        "--margin", required=True, type=float, help="ratios up to 1 + MARGIN are the same"
-    )
-    files = {"nargs": "+", "metavar": "FILE"}
-    parser.add_argument("--pairs", nargs="*", metavar="FILE", default=[], help="paired runs")
-    parser.add_argument("--results", required=True, help="metrics.json of every variant", **files)
-    parser.add_argument("--certificates", required=True, help="and its certificate", **files)
-    parser.add_argument("--output", required=True, type=Path, help="comparisons.json")
-    options = parser.parse_args(arguments)
-    try:
-        made_from = [Path(f) for f in (*options.pairs, *options.results, *options.certificates)]
+    margin: float
+    """Ratios up to 1 + margin are the same."""
+    pairs: tuple[Path, ...] = ()
+    """Paired runs."""
+    results: list[Path]
+    """metrics.json of every variant."""
+    certificates: list[Path]
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        made_from = [*self.pairs, *self.results, *self.certificates]
         check_together(made_from)
-        runs = [read_record(file, PairedRun) for file in options.pairs]
-        read = [read_record(file, VariantResult) for file in options.results]
-        certified = [read_record(file, Certificate) for file in options.certificates]
-        results = {result.variant: result for result in read}
-        certificates = {certificate.variant: certificate for certificate in certified}
-        names = [name for run in runs for name in (run.reference, run.variant)]
-        _missing("--results", names, results, "results/runs/{}/metrics.json")
-        _missing("--certificates", names, certificates, "results/equivalence/{}.json")
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    found = compare(runs, results, certificates, options.margin)
-    comparisons = [
-        comparison.model_copy(update={"record": os.path.relpath(file, options.output.parent)})
-        for comparison, file in zip(found, options.pairs, strict=True)
-    ]
-    text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
-    write_sealed(options.output, text + "\n", made_from)
-    return 0
+        runs = [read_record(file, PairedRun) for file in self.pairs]
+        results = {
+            one.variant: one for one in (read_record(f, VariantResult) for f in self.results)
+        }
+        read = [read_record(file, Certificate) for file in self.certificates]
+        certificates = {certificate.variant: certificate for certificate in read}
+        names = {name for run in runs for name in (run.reference, run.variant)}
+        _refuse_missing("results", names - {*results}, "results/runs/{}/metrics.json")
+        _refuse_missing("certificates", names - {*certificates}, "results/equivalence/{}.json")
+        comparisons = [
+            one.model_copy(update={"record": os.path.relpath(file, self.output.parent)})
+            for one, file in zip(
+                compare(runs, results, certificates, self.margin), self.pairs, strict=True
+            )
+        ]
+        text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
+        write_sealed(self.output, text + "\n", made_from)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _refuse_missing(field: str, missing: set[str], file: str) -> None:
+    for name in sorted(missing):
+        remedy = f"add {file.format(name)}"
+        raise ConfigError([ConfigProblem("--order", field, name, "has no file", remedy)])

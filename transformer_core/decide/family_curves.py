@@ -1,25 +1,17 @@
 """Curves over the families of a study, and their knees.
 
-    python -m transformer_core.decide.family_curves \
-        --families '{"batch_size": {...}}' \
-        --study results/study.json --results results --output results/families.json
-
 The knee is the smallest value whose throughput is not shown to be below that of the best value:
 their intervals overlap. Intervals of comparisons hold for all comparisons of a study at once, so
 two that do not overlap show a difference.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.config.families import Families, Family, Member
-from schemas.errors import ConfigError
 from schemas.results import FamilyCurve, FamilyPoint, Interval, Pair, VariantResult
-from transformer_core.common.endings import program
-from transformer_core.common.records import check_option
+from transformer_core.common.job import Job
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import exact
 from transformer_core.decide.study_results import StudyResults
@@ -137,34 +129,18 @@ def _note(
     return f"{place} is the best value, and every smaller one is shown to be slower"
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.family_curves",
-        description="Curves over variants that differ in one number, and their knees.",
-    )
-    parser.add_argument("--families", required=True, help="the families by name, as JSON")
-    parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        help="folder of the results (default: %(default)s)",
-    )
-    parser.add_argument("--output", required=True, type=Path, help="families.json")
-    options = parser.parse_args(arguments)
-    try:
-        families: dict[str, Family] = check_option("--families", options.families, Families)
-        results = StudyResults(options.results, options.study)
-        # Inside the block, because results are read on demand.
-        curves = [curve(name, family, results) for name, family in families.items()]
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    text = json.dumps([item.model_dump(mode="json") for item in curves], indent=1)
-    write_sealed(options.output, text + "\n")
-    return 0
+class FamiliesJob(Job):
+    """Curves over variants that differ in one number, and their knees."""
 
+    kind = "families"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    families: Families
+    """The families by name."""
+    results: Path = Path("results")
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        results = StudyResults(self.results)
+        curves = [curve(name, family, results) for name, family in self.families.items()]
+        text = json.dumps([item.model_dump(mode="json") for item in curves], indent=1)
+        write_sealed(self.output, text + "\n")

@@ -1,19 +1,16 @@
-"""GPU checks, one line each: ``python -m transformer_core.decide.gpu_check``.
+"""GPU checks, one line each.
 
 A line states the expectation, the finding, and why it does not hold. It is based on the results of
 an ordinary study's jobs, and on the GPU tests and attention kernels that only the GPU check runs.
 If the jobs report that this machine lacks support, so does the line.
 """
 
-import argparse
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from schemas.base import Schema
-from schemas.errors import ConfigError
 from schemas.results import (
     Capture,
     Comparison,
@@ -36,6 +33,8 @@ from schemas.results.gpu_check import (
     Outcome,
 )
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
 
 PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
@@ -358,24 +357,17 @@ def ends_of_logs(results: Path) -> Iterator[LogEnd]:
             yield LogEnd(file=f"results/{path.relative_to(results)}", text=text[-LOG_CHARACTERS:])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.gpu_check",
-        description="Compare the results of a GPU check with what is expected.",
-    )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="their folder")
-    parser.add_argument("--output", type=Path, required=True, help="checks.json to write")
-    given = parser.parse_args(arguments)
-    try:
-        found = check(given.results)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_text(given.output, found.model_dump_json(indent=1) + "\n")
-    for one in found.checks:
-        print(f"{one.outcome:12} {one.name}: {one.found or one.reason or ''}")
-    return 0
+class GpuChecksJob(Job):
+    """Compares the results of a GPU check with what is expected."""
 
+    kind = "gpu_checks"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    results: Path = Path("results")
+    output: Path
+    """checks.json."""
+
+    def run(self, log_file: Path | None) -> None:
+        found = check(self.results)
+        write_text(self.output, found.model_dump_json(indent=1) + "\n")
+        for one in found.checks:
+            log.info("%-12s %s: %s", one.outcome, one.name, one.found or one.reason or "")

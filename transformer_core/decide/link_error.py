@@ -1,23 +1,18 @@
-"""How far the emulated link is from the real one, over runs that took turns on both.
+"""How far the emulated link is from the real one, over runs that took turns on both."""
 
-    python -m transformer_core.decide.link_error --trial ddp 1e8 links/ddp/0.json \
-        --trial ddp 1e9 links/ddp/1.json --output links/error.json
-"""
-
-import argparse
-import sys
 from collections.abc import Sequence
 from math import exp
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from pydantic import Field
 from scipy.optimize import nnls
 
 from schemas.config.link import LinkModel, show_bandwidth
-from schemas.errors import ConfigError
 from schemas.results import CollectiveRun, LinkError, LinkTrial, MeasuredLink, PairedRun
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.tables import read_table
@@ -81,35 +76,24 @@ def _step_seconds(run: PairedRun, side: str) -> float:
     )
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.link_error",
-        description="The error of the emulated link against the real one.",
-    )
-    parser.add_argument(
-        "--trial",
-        nargs=3,
-        action="append",
-        required=True,
-        metavar=("NAME", "BANDWIDTH", "FILE"),
-        help="a change, bits per second, and the record of its runs over both links",
-    )
-    parser.add_argument("--output", type=Path, required=True, help="error.json")
-    options = parser.parse_args(arguments)
-    try:
+class LinkErrorJob(Job):
+    """The error of the emulated link against the real one."""
+
+    kind = "link_error"
+
+    trials: list[tuple[str, float, Path]] = Field(min_length=1)
+    """Of each trial the change, the bits per second, and the record of its runs over both links."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
         trials = [
-            judge(name, float(bandwidth), read_record(file, PairedRun))
-            for name, bandwidth, file in options.trial
+            judge(name, bandwidth, read_record(file, PairedRun))
+            for name, bandwidth, file in self.trials
         ]
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    for found in trials:
-        said = "not measured" if found.error is None else f"{found.error:+.1%}"
-        print(f"{found.name} at {show_bandwidth(found.bandwidth)}: {said}")
-    write_sealed(options.output, summarise(trials).model_dump_json(indent=1) + "\n")
-    return 0
+        for found in trials:
+            said = "not measured" if found.error is None else f"{found.error:+.1%}"
+            log.info("%s at %s: %s", found.name, show_bandwidth(found.bandwidth), said)
+        write_sealed(self.output, summarise(trials).model_dump_json(indent=1) + "\n")
 
 
 MEASURED = "measured"
@@ -155,7 +139,3 @@ def measured_link(collectives: Path) -> MeasuredLink | None:
     rows = [row for row in table.to_pylist() if row["collective"] == "all_reduce"]
     sizes, seconds = ([row[name] for row in rows] for name in ("bytes", "seconds"))
     return fit_link(sizes, seconds, run.world_size)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

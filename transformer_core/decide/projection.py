@@ -1,13 +1,5 @@
-"""Step times of more devices than there are, held against every run of several processes.
+"""Step times of more devices than there are, held against every run of several processes."""
 
-    python -m transformer_core.decide.projection --compute compute.json \
-        --specs runs/*/spec.json --results runs/*/metrics.json \
-        --collectives machine/collectives.parquet --settings '{"devices": 1024}' \
-        --output projection.json
-"""
-
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -31,7 +23,7 @@ from schemas.results import (
     TriedBucket,
     VariantResult,
 )
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.link_error import MEASURED, as_model, measured_link
@@ -72,40 +64,38 @@ def project(
     )
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.projection",
-        description="Project step times to more devices, and check them against measured runs.",
-    )
-    parser.add_argument("--compute", required=True, help="compute.json")
-    parser.add_argument("--specs", nargs="*", required=True, help="spec.json of each variant")
-    parser.add_argument("--results", nargs="*", required=True, help="metrics.json of each variant")
-    parser.add_argument("--collectives", type=Path, required=True, help="collectives.parquet")
-    parser.add_argument("--settings", required=True, help="projection of the study, as JSON")
-    parser.add_argument("--output", type=Path, required=True, help="projection.json")
-    options = parser.parse_args(arguments)
-    try:
-        record = read_record(options.compute, ComputeRecord)
-        specs = [read_record(file, RunSpec) for file in options.specs]
-        results = [read_record(file, VariantResult) for file in options.results]
-        missing = {spec.variant for spec in specs} - {result.variant for result in results}
-        if missing:
-            name, remedy = min(missing), f"add results/runs/{min(missing)}/metrics.json"
-            problem = ConfigProblem("command line", "--results", name, "is missing", remedy)
-            raise ConfigError([problem])
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    projection = project(
-        record,
-        {spec.variant: spec for spec in specs},
-        {result.variant: result for result in results},
-        measured_link(options.collectives),
-        Projecting.model_validate_json(options.settings),
-    )
-    write_sealed(options.output, projection.model_dump_json(indent=1) + "\n")
-    return 0
+class ProjectionJob(Job):
+    """Projects step times to more devices, and checks them against measured runs."""
+
+    kind = "projection"
+
+    compute: Path
+    """compute.json."""
+    specs: list[Path]
+    results: list[Path]
+    """metrics.json of the same variants."""
+    collectives: Path
+    """collectives.parquet."""
+    settings: Projecting
+    """projection of the study."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        specs = [read_record(file, RunSpec) for file in self.specs]
+        results = {
+            one.variant: one for one in (read_record(f, VariantResult) for f in self.results)
+        }
+        for name in sorted({spec.variant for spec in specs} - {*results}):
+            remedy = f"add results/runs/{name}/metrics.json"
+            raise ConfigError([ConfigProblem("--order", "results", name, "is missing", remedy)])
+        found = project(
+            read_record(self.compute, ComputeRecord),
+            {spec.variant: spec for spec in specs},
+            results,
+            measured_link(self.collectives),
+            self.settings,
+        )
+        write_sealed(self.output, found.model_dump_json(indent=1) + "\n")
 
 
 DEFAULT_BUCKET_MB = 25.0
@@ -293,7 +283,3 @@ def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | 
     if measured is None or spec.machine.nodes > 1:
         return None, MEASURED
     return as_model(measured), MEASURED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

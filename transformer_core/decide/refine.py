@@ -1,5 +1,4 @@
-"""Continues undecided comparisons until the study's time is spent: ``python -m
-transformer_core.decide.refine``.
+"""Continues undecided comparisons until the study's time is spent.
 
 Starts once everything that does not depend on comparisons is done. The study's remaining time, less
 that reserved for verdicts, search and report, goes to one undecided comparison after another, most
@@ -10,10 +9,8 @@ Measuring until a verdict appears makes false positives more likely, unless the 
 for it: see the note on looks in :mod:`transformer_core.decide.intervals`.
 """
 
-import argparse
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,9 +24,10 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Certificate, Pair, PairedRun, Refinement, Session, Stint, Unsettled
-from transformer_core.common.endings import program, reproducing_command
-from transformer_core.common.progress import SessionLines, log, log_to
-from transformer_core.common.records import check_option, read_record
+from transformer_core.common.endings import reproducing_command
+from transformer_core.common.job import Job
+from transformer_core.common.progress import SessionLines, log
+from transformer_core.common.records import read_record
 from transformer_core.common.seals import check, write_sealed
 from transformer_core.common.study_clock import CLOCK, JobTimes, read_clock
 from transformer_core.decide.next_sessions import (
@@ -45,7 +43,6 @@ from transformer_core.measure.comparison import Kept
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
 from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job_options import add_data, add_log_file
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.supervisor import end_on_request
@@ -105,9 +102,6 @@ class KeptStints:
         return {int(number): path for number, path in numbered if number.isdigit()}
 
 
-Claimed = list[tuple[str, str]]
-
-
 def sessions_of(
     specs: dict[str, RunSpec], comparing: Comparing, data: Path, folder: Path, command: str
 ) -> Measure:
@@ -131,7 +125,7 @@ def comparisons(
     runs: Sequence[PairedRun],
     specs: dict[str, RunSpec],
     certificates: Sequence[Certificate],
-    claimed: Claimed,
+    claimed: Sequence[tuple[str, str]],
     baseline: str,
 ) -> list[SoFar]:
     """The comparisons with their importance, and why one cannot continue."""
@@ -306,62 +300,55 @@ def _quality(study: Study, jobs: Mapping[str, JobTimes]) -> float:
     return jobs["quality"].mean if "quality" in jobs else study.quality.budget / 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.refine",
-        description="Continue undecided comparisons until the study's time is spent.",
-    )
-    parser.add_argument("--study", required=True, type=Path, help="the study, study.json")
-    parser.add_argument("--specs", required=True, type=Path, nargs="+", help="every spec.json")
-    parser.add_argument("--pairs", required=True, type=Path, nargs="+", help="the first rounds")
-    parser.add_argument(
-        "--certificates", required=True, type=Path, nargs="+", help="certificate of every variant"
-    )
-    parser.add_argument(
-        "--claimed", required=True, help="comparisons [variant, reference] of claims, as JSON"
-    )
-    add_data(parser)
-    parser.add_argument("--clock", type=Path, default=CLOCK, help="the clock of the study")
-    parser.add_argument("--code", default="", help="what the sources of comparisons say")
-    parser.add_argument("--sessions", type=Path, required=True, help="folder of added sessions")
-    parser.add_argument("--records", type=Path, required=True, help="folder of the records")
-    parser.add_argument("--output", type=Path, required=True, help="refinement.json")
-    add_log_file(parser)
-    return parser
+class RefineJob(Job):
+    """Continues undecided comparisons until the study's time is spent."""
 
+    kind = "refine"
 
-@program
-def main() -> None:
-    options = _parser().parse_args()
-    log_to(options.log_file)
-    end_on_request()
-    study = read_record(options.study, Study)
-    claimed: Claimed = check_option("--claimed", options.claimed, Claimed)
-    files = {file.parent.name: file for file in options.specs}
-    specs = {name: read_record(file, RunSpec) for name, file in files.items()}
-    runs = [read_record(file, PairedRun) for file in options.pairs]
-    certificates = [read_record(file, Certificate) for file in options.certificates]
-    pairs = comparisons(runs, specs, certificates, claimed, study.baseline)
-    clock = partial(read_clock, options.clock)
+    study: Path
+    specs: list[Path]
+    """spec.json of every variant."""
+    pairs: list[Path]
+    """The first rounds."""
+    certificates: list[Path]
+    claimed: list[tuple[str, str]]
+    """Comparisons of claims, each a variant and its reference."""
+    data: Path
+    """results/data/<corpus>."""
+    clock: Path = CLOCK
+    """The clock of the study."""
+    of_turns: str = ""
+    """The digest of the sources of comparisons."""
+    sessions: Path
+    """Folder of added sessions."""
+    records: Path
+    """Folder of the records."""
+    output: Path
 
-    def spent() -> float:
-        return max(0.0, clock().spent(time.time()))  # clocks may be set back
+    def run(self, log_file: Path | None) -> None:
+        end_on_request()
+        study = read_record(self.study, Study)
+        files = {file.parent.name: file for file in self.specs}
+        specs = {name: read_record(file, RunSpec) for name, file in files.items()}
+        runs = [read_record(file, PairedRun) for file in self.pairs]
+        certificates = [read_record(file, Certificate) for file in self.certificates]
+        pairs = comparisons(runs, specs, certificates, self.claimed, study.baseline)
+        clock = partial(read_clock, self.clock)
 
-    with exclusive(options.sessions):
-        command = reproducing_command(options.output)
-        made = sessions_of(specs, study.comparison, options.data, options.sessions, command)
-        kept = KeptStints(options.sessions, keys(pairs, specs, study.comparison, options.code))
-        rest = kept_for_the_rest(study, clock().jobs)
-        result = refine(pairs, study, kept, made, spent, rest)
-        for path in options.sessions.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-    for pair in pairs:
-        inputs = [*(files[name] for name in pair.pair), *shard_manifests(options.data)]
-        text = pair.record().model_dump_json(indent=1) + "\n"
-        write_sealed(options.records / f"{pair.pair}.json", text, inputs)
-    write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
+        def spent() -> float:
+            return max(0.0, clock().spent(time.time()))  # clocks may be set back
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+        with exclusive(self.sessions):
+            command = reproducing_command(self.output)
+            made = sessions_of(specs, study.comparison, self.data, self.sessions, command)
+            kept = KeptStints(self.sessions, keys(pairs, specs, study.comparison, self.of_turns))
+            rest = kept_for_the_rest(study, clock().jobs)
+            result = refine(pairs, study, kept, made, spent, rest)
+            for path in self.sessions.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+        for pair in pairs:
+            inputs = [*(files[name] for name in pair.pair), *shard_manifests(self.data)]
+            text = pair.record().model_dump_json(indent=1) + "\n"
+            write_sealed(self.records / f"{pair.pair}.json", text, inputs)
+        write_sealed(self.output, result.model_dump_json(indent=1) + "\n")

@@ -1,10 +1,5 @@
 """The fastest combination of techniques on this machine that trains the same model.
 
-    python -m transformer_core.decide.search --study study.json --variants variants.json \
-        --comparisons comparisons.json --certificates equivalence/*.json \
-        --reference equivalence/trajectories/reference --data data/<corpus> \
-        --output search.json --recommended recommended.yaml
-
 Single effects do not multiply: a technique may pay only beside another, or not at all once another
 has taken what there was to gain. So combinations themselves are measured, from all techniques at
 once as well as from none (:mod:`transformer_core.decide.search_moves`). The best one whose
@@ -13,8 +8,6 @@ variants of the study: the sessions that it won are no evidence, because it won 
 the fastest of these, and says how much faster any other combination could still be.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +24,11 @@ from schemas.config.model import UnpaddedTokens
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from schemas.errors import ConfigError
 from schemas.results import Certificate, Comparison, Interval, Pair
 from schemas.results.search import BASELINE, Contender, SearchResult
-from transformer_core.common.endings import program, reproducing_command
-from transformer_core.common.progress import log_to
+from transformer_core.common.endings import reproducing_command
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import between_sessions
@@ -63,52 +56,46 @@ from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.combinations import combine
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.search",
-        description="Find the fastest combination of techniques that trains the same model.",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study as JSON")
-    parser.add_argument("--variants", type=Path, required=True, help="its variants as JSON")
-    parser.add_argument("--comparisons", type=Path, required=True, help="comparisons.json")
-    parser.add_argument(
-        "--certificates", type=Path, required=True, nargs="+", help="certificate of every variant"
-    )
-    parser.add_argument(
-        "--reference", type=Path, required=True, help="folder of the short run of the reference"
-    )
-    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
-    parser.add_argument("--output", type=Path, required=True, help="search.json")
-    parser.add_argument("--recommended", type=Path, required=True, help="the run spec as YAML")
-    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
-    options = parser.parse_args(arguments)
-    log_to(options.log_file)
-    end_on_request()
-    folder = options.output.with_suffix("")
-    try:
-        study = read_record(options.study, Study)
-        variants: dict[str, Variant] = read_as(options.variants, dict[str, Variant])
-        comparisons: list[Comparison] = read_as(options.comparisons, list[Comparison])
-        read = [read_record(file, Certificate) for file in options.certificates]
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    with workplace(folder):
-        result = search(
-            study,
-            variants,
-            comparisons,
-            {certificate.variant: certificate for certificate in read},
-            options.reference,
-            options.data,
-            folder,
-            reproducing_command(options.output),
-        )
-        write_sealed(options.recommended, recommended_yaml(result))
-        write_sealed(options.output, result.model_dump_json(indent=1) + "\n")
-    print(f"recommended: {' + '.join(result.parts) or result.baseline} ({result.reason})")
-    return 0
+class SearchJob(Job):
+    """Finds the fastest combination of techniques that trains the same model."""
+
+    kind = "search"
+
+    study: Path
+    variants: Path
+    """Its variants as JSON."""
+    comparisons: Path
+    certificates: list[Path]
+    """The certificate of every variant."""
+    reference: Path
+    """Folder of the short run of the reference."""
+    data: Path
+    """results/data/<corpus>."""
+    output: Path
+    """search.json."""
+    recommended: Path
+    """The run spec as YAML."""
+
+    def run(self, log_file: Path | None) -> None:
+        end_on_request()
+        folder = self.output.with_suffix("")
+        variants: dict[str, Variant] = read_as(self.variants, dict[str, Variant])
+        comparisons: list[Comparison] = read_as(self.comparisons, list[Comparison])
+        read = [read_record(file, Certificate) for file in self.certificates]
+        with workplace(folder):
+            result = search(
+                read_record(self.study, Study),
+                variants,
+                comparisons,
+                {certificate.variant: certificate for certificate in read},
+                self.reference,
+                self.data,
+                folder,
+                reproducing_command(self.output),
+            )
+            write_sealed(self.recommended, recommended_yaml(result))
+            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+        log.info("recommended: %s (%s)", " + ".join(result.parts) or result.baseline, result.reason)
 
 
 @dataclass
@@ -289,7 +276,3 @@ def recommended_yaml(result: SearchResult) -> str:
         ]
     body = yaml.safe_dump(result.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return "\n".join(lines) + "\n" + body
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,9 @@
 """Results of the comparison protocol when the truth is known.
 
-    python -m transformer_core.decide.self_test_report \
-        --sessions self_test/sessions.json \
-        --together 13 --margin 0.02 --output self_test/report.json
-
 The sessions are divided into comparisons, and these into studies with as many comparisons as the
 actual study: intervals are computed for each of these studies separately, as for a real one.
 """
 
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,10 +13,10 @@ from statistics import median
 
 from scipy import stats
 
-from schemas.errors import ConfigError
 from schemas.results import Interval, LogRatio, Pair, Session
 from schemas.results.self_test import SelfTestKind, SelfTestReport, SelfTestRun, Share
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import between_sessions, simultaneous_ratios
@@ -123,34 +117,24 @@ def _share(found: Sequence[bool]) -> Share:
     )
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.self_test_report",
-        description="Report what the comparison protocol finds when the truth is known.",
-    )
-    parser.add_argument("--sessions", required=True, help="sessions.json of the self-test")
-    parser.add_argument(
-        "--together", required=True, type=int, help="comparisons of a study, corrected for"
-    )
-    parser.add_argument(
-        "--margin", required=True, type=float, help="ratios up to 1 + MARGIN are the same"
-    )
-    parser.add_argument("--output", required=True, type=Path, help="report.json")
-    options = parser.parse_args(arguments)
-    try:
-        run = read_record(options.sessions, SelfTestRun)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    found = report(run, options.together, options.margin)
-    for kind in found.kinds:
-        said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(kind.verdicts.items()))
-        print(f"planted {kind.planted:.0%}: ratio {kind.ratio:.3f}; {said}")
-    print(found.reason)
-    write_sealed(options.output, found.model_dump_json(indent=1) + "\n")
-    return 0
+class SelfTestReportJob(Job):
+    """Reports what the comparison protocol finds when the truth is known."""
 
+    kind = "self_test_report"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    sessions: Path
+    """sessions.json of the self-test."""
+    together: int
+    """Comparisons of a study, which are corrected for."""
+    margin: float
+    """Ratios up to 1 + margin are the same."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        found = report(read_record(self.sessions, SelfTestRun), self.together, self.margin)
+        for kind in found.kinds:
+            verdicts = sorted(kind.verdicts.items())
+            said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
+            log.info("planted %.0f%%: ratio %.3f; %s", 100 * kind.planted, kind.ratio, said)
+        log.info("%s", found.reason)
+        write_sealed(self.output, found.model_dump_json(indent=1) + "\n")

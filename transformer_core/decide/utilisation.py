@@ -1,12 +1,10 @@
-"""Device utilisation of every variant: ``python -m transformer_core.decide.utilisation``.
+"""Device utilisation of every variant.
 
 Model FLOPs per second over what the devices reach in matrix products of the same format, and over
 the vendor's peak. The FLOPs are exact: the batches of the timed steps follow from the lengths of
 the corpus, and their counts must match those recorded by the run.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,7 @@ from schemas.results import (
     Utilisation,
     VariantResult,
 )
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.common.tables import read_table
@@ -191,41 +189,27 @@ def _other_batches(file: Path, name: str, row: pd.Series) -> ConfigError:
     return ConfigError([problem])
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the utilisation of all variants; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.decide.utilisation",
-        description="Compare the arithmetic of every variant with the measured limits of the devices.",
-    )
-    parser.add_argument(
-        "--runs",
-        required=True,
-        nargs="+",
-        type=Path,
-        metavar="FOLDER",
-        help="folders of the variants: spec.json, metrics.json, repeat-<k>/steps.parquet",
-    )
-    parser.add_argument("--train-manifest", required=True, help="manifest.json of the shards")
-    parser.add_argument("--roofline", required=True, help="roofline.json of the machine")
-    parser.add_argument("--output", required=True, type=Path, help="utilisation.json to write")
-    options = parser.parse_args(arguments)
-    found = []
-    try:
-        store = open_shards(options.train_manifest)
-        roofline = read_record(options.roofline, Roofline)
-        for folder in options.runs:
+class UtilisationJob(Job):
+    """Compares the arithmetic of every variant with the measured limits of the devices."""
+
+    kind = "utilisation"
+
+    runs: list[Path]
+    """Folders of the variants: spec.json, metrics.json, repeat-<k>/steps.parquet."""
+    manifest: Path
+    """manifest.json of the training shards."""
+    roofline: Path
+    """roofline.json of the machine."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        store = open_shards(self.manifest)
+        roofline = read_record(self.roofline, Roofline)
+        found = []
+        for folder in self.runs:
             spec = read_record(folder / "spec.json", RunSpec)
             result = read_record(folder / "metrics.json", VariantResult)
             steps = [folder / f"repeat-{r.repeat}" / "steps.parquet" for r in result.repeats]
             found.append(utilisation(spec, result, steps, store, roofline))
-    except (ConfigError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    lines = ",\n".join(record.model_dump_json() for record in found)
-    write_sealed(options.output, f"[\n{lines}\n]\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        lines = ",\n".join(record.model_dump_json() for record in found)
+        write_sealed(self.output, f"[\n{lines}\n]\n")

@@ -1,21 +1,14 @@
-"""These results against others as a page.
+"""These results against others as a page."""
 
-``python -m transformer_core.report.compare_page``
-"""
-
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import seaborn as sns
 from markupsafe import Markup
 
-from schemas.errors import ConfigError
 from schemas.results import Against, Change
-from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import rows
@@ -85,23 +78,14 @@ def _color(change: Change, better: object, worse: object) -> object:
     return worse if change.verdict in WORSE else svg.INK
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.report.compare_page",
-        description="Write the comparison of two sets of results as one HTML file.",
-    )
-    parser.add_argument("--against", type=Path, required=True, help="against.json")
-    parser.add_argument("--output", type=Path, required=True, help="the page")
-    options = parser.parse_args(arguments)
-    try:
-        found = read_record(options.against, Against)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_text(options.output, render(found))
-    return 0
+class ComparePageJob(Job):
+    """Writes the comparison of two sets of results as one HTML file."""
 
+    kind = "compare_page"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    against: Path
+    """against.json."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        write_text(self.output, render(read_record(self.against, Against)))

@@ -1,14 +1,11 @@
-"""The page of a check of a GPU: ``python -m transformer_core.report.gpu_check_page``."""
+"""The page of a check of a GPU."""
 
-import argparse
-import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import ConfigError
 from schemas.results.gpu_check import AttentionTruths, DeviceFacts, GpuCheck, GpuTests, Outcome
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.page import environment
 
@@ -39,30 +36,22 @@ def render(
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.report.gpu_check_page",
-        description="Write the passed and failed checks of a GPU, with reasons, as one HTML file.",
-    )
-    parser.add_argument("--checks", type=Path, required=True, help="checks.json")
-    parser.add_argument("--tests", type=Path, required=True, help="tests.json")
-    parser.add_argument("--attention", type=Path, required=True, help="attention.json")
-    parser.add_argument("--device", type=Path, required=True, help="device.json")
-    parser.add_argument("--output", type=Path, required=True, help="the page")
-    given = parser.parse_args(arguments)
-    try:
+class GpuCheckPageJob(Job):
+    """Writes the passed and failed checks of a GPU, with reasons, as one HTML file."""
+
+    kind = "gpu_check_page"
+
+    checks: Path
+    tests: Path
+    attention: Path
+    device: Path
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
         page = render(
-            read_record(given.checks, GpuCheck),
-            read_record(given.tests, GpuTests),
-            read_record(given.attention, AttentionTruths),
-            read_record(given.device, DeviceFacts),
+            read_record(self.checks, GpuCheck),
+            read_record(self.tests, GpuTests),
+            read_record(self.attention, AttentionTruths),
+            read_record(self.device, DeviceFacts),
         )
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_text(given.output, page)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        write_text(self.output, page)

@@ -11,11 +11,13 @@ rule against:
     params:
         code=CODE["against"],
         there=as_text(str(AGAINST or "NOT-GIVEN")),
+        order=lambda wildcards, output: order(
+            "against", there=AGAINST or "NOT-GIVEN", output=output[0]
+        ),
     message:
         "Compare the results with those in {params.there}"
     shell:
-        "python -m transformer_core.decide.against --here results --there {params.there:q}"
-        " --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule compare_page:
@@ -27,8 +29,10 @@ rule compare_page:
         "results/logs/compare_page.log",
     params:
         code=CODE["compare_page"],
+        order=lambda wildcards, input, output: order(
+            "compare_page", against=input.against, output=output[0]
+        ),
     message:
         "Write the comparison: results/compare.html"
     shell:
-        "python -m transformer_core.report.compare_page --against {input.against}"
-        " --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

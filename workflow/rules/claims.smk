@@ -17,12 +17,12 @@ rule families:
         "results/logs/families.log",
     params:
         code=CODE["families"],
-        families=dump_all(FAMILIES),
+        asked=asked(FAMILIES),
+        order=lambda wildcards, output: order("families", families=FAMILIES, output=output[0]),
     message:
         "Draw conclusions from the families of variants"
     shell:
-        "python -m transformer_core.decide.family_curves --families {params.families:q}"
-        " --study results/study.json --results results --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule claims:
@@ -37,10 +37,9 @@ rule claims:
         "results/logs/claims.log",
     params:
         code=CODE["claims"],
-        # A function, because Snakemake reads braces in a string as wildcards.
-        claims=dump_all(CLAIMS),
+        asked=asked(CLAIMS),
+        order=lambda wildcards, output: order("claims", claims=CLAIMS, output=output[0]),
     message:
         "Test the claims"
     shell:
-        "python -m transformer_core.decide.claims --claims {params.claims:q}"
-        " --study results/study.json --results results --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

@@ -271,13 +271,6 @@ def sealing(file, text):
     return f"printf '%s' {shlex.quote(seal_of(path, text + chr(10)))} > {seal_file(path)}"
 
 
-def dump_all(schemas):
-    """Schemas by name, as one line of JSON."""
-    return as_text(
-        json.dumps({name: schema.model_dump(mode="json") for name, schema in schemas.items()})
-    )
-
-
 def without_braces(paths):
     """Paths that can be inputs. In the others Snakemake sees wildcards, whatever is done."""
     return [path for path in paths if "{" not in path and "}" not in path]

@@ -72,19 +72,25 @@ if STUDY.time is not None:
             timed=1,
         params:
             code=CODE["refine"],
-            of_turns=CODE["turns"],
             own=own_models(SPECS.values()),
-            data=lambda wildcards, input: Path(input.shards[0]).parents[2],
-            firsts=list(FIRST_RECORDS.values()),
-            claimed=as_text(json.dumps(claim_pairs(CLAIMS, STUDY))),
+            asked=asked(claim_pairs(CLAIMS, STUDY), CODE["turns"]),
+            order=lambda wildcards, input, output: order(
+                "refine",
+                study=input.study,
+                specs=input.specs,
+                pairs=list(FIRST_RECORDS.values()),
+                certificates=input.certificates,
+                claimed=claim_pairs(CLAIMS, STUDY),
+                data=data_of(input),
+                of_turns=CODE["turns"],
+                sessions=f"{output.records}.sessions",
+                records=output.records,
+                output=output.record,
+            ),
         message:
             "Continue undecided comparisons until the time is spent"
         shell:
-            "python -m transformer_core.decide.refine --study {input.study} --specs {input.specs}"
-            " --pairs {params.firsts} --certificates {input.certificates}"
-            " --claimed {params.claimed:q} --data {params.data} --code {params.of_turns}"
-            " --sessions {output.records}.sessions --records {output.records}"
-            " --output {output.record} --log-file {log}"
+            "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule compare:
@@ -98,11 +104,16 @@ rule compare:
         "results/logs/compare.log",
     params:
         code=CODE["compare"],
-        margin=STUDY.comparison.margin,
-        records=list(RECORDS.values()),
+        asked=asked(STUDY.comparison.margin, list(RECORDS.values())),
+        order=lambda wildcards, input, output: order(
+            "compare",
+            margin=STUDY.comparison.margin,
+            pairs=list(RECORDS.values()),
+            results=input.results,
+            certificates=input.certificates,
+            output=output[0],
+        ),
     message:
         "Compare the variants"
     shell:
-        "python -m transformer_core.decide.compare --margin {params.margin} --pairs {params.records}"
-        " --results {input.results} --certificates {input.certificates} --output {output}"
-        " 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

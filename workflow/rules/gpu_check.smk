@@ -84,10 +84,11 @@ rule gpu_checks:
         "results/logs/gpu_checks.log",
     params:
         code=CODE["gpu_checks"],
+        order=lambda wildcards, output: order("gpu_checks", output=output[0]),
     message:
         "Check the findings against expectations"
     shell:
-        "python -m transformer_core.decide.gpu_check --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule gpu_check_page:
@@ -102,9 +103,10 @@ rule gpu_check_page:
         "results/logs/gpu_check_page.log",
     params:
         code=CODE["gpu_check_page"],
+        order=lambda wildcards, input, output: order(
+            "gpu_check_page", **dict(input.items()), output=output[0]
+        ),
     message:
         "Write the page: results/gpu_check/report.html"
     shell:
-        "python -m transformer_core.report.gpu_check_page --checks {input.checks}"
-        " --tests {input.tests} --attention {input.attention} --device {input.device}"
-        " --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

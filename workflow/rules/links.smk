@@ -66,12 +66,15 @@ rule link_error:
         "results/logs/link_error.log",
     params:
         code=CODE["link_error"],
-        trials=lambda wildcards, input: [
-            f"--trial {trial.change} {trial.bandwidth} {file}"
-            for trial, file in zip(LINK_TRIALS.values(), input.trials)
-        ],
+        order=lambda wildcards, input, output: order(
+            "link_error",
+            trials=[
+                (trial.change, trial.bandwidth, file)
+                for trial, file in zip(LINK_TRIALS.values(), input.trials)
+            ],
+            output=output[0],
+        ),
     message:
         "Compare the emulated link with the real one"
     shell:
-        "python -m transformer_core.decide.link_error {params.trials} --output {output}"
-        " 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

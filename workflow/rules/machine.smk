@@ -84,10 +84,14 @@ rule utilisation:
         "results/logs/utilisation.log",
     params:
         code=CODE["utilisation"],
-        folders=expand("results/runs/{variant}", variant=SPECS),
+        order=lambda wildcards, input, output: order(
+            "utilisation",
+            runs=expand("results/runs/{variant}", variant=SPECS),
+            manifest=input.manifest,
+            roofline=input.roofline,
+            output=output[0],
+        ),
     message:
         "Compare the variants with the limits of the machine"
     shell:
-        "python -m transformer_core.decide.utilisation --runs {params.folders}"
-        " --train-manifest {input.manifest} --roofline {input.roofline} --output {output}"
-        " 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

@@ -48,10 +48,17 @@ rule projection:
         "results/logs/projection.log",
     params:
         code=CODE["projection"],
-        settings=dump(STUDY.projection) if STUDY.projection else "",
+        asked=asked(STUDY.projection),
+        order=lambda wildcards, input, output: order(
+            "projection",
+            compute=input.compute,
+            specs=input.specs,
+            results=input.results,
+            collectives=input.collectives,
+            settings=STUDY.projection,
+            output=output[0],
+        ),
     message:
         "Project step times to more devices"
     shell:
-        "python -m transformer_core.decide.projection --compute {input.compute}"
-        " --specs {input.specs} --results {input.results} --collectives {input.collectives}"
-        " --settings {params.settings:q} --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

@@ -112,10 +112,17 @@ rule combine:
         "results/logs/combine-{variant}.log",
     params:
         code=CODE["combine"],
+        order=lambda wildcards, input, output: order(
+            "combine",
+            variant=wildcards.variant,
+            spec=input.spec,
+            repeats=input.repeats,
+            evaluation=input.evaluation,
+            manifest=input.manifest,
+            output=output[0],
+        ),
     message:
         "Combine the repeats of {wildcards.variant}"
     shell:
         "python -m transformer_core.run.quick_start"
-        " transformer_core.decide.combine --variant {wildcards.variant}"
-        " --spec {input.spec} --repeats {input.repeats} --evaluation {input.evaluation}"
-        " --train-manifest {input.manifest} --output {output} 2>&1 | tee {log}"
+        " transformer_core.run.job --order {params.order:q} --log-file {log}"

@@ -24,16 +24,21 @@ rule search:
     params:
         code=CODE["search"],
         own=own_models(SPECS.values()),
-        reference=lambda wildcards, input: Path(input.reference).parent,
-        data=lambda wildcards, input: Path(input.shards[0]).parents[2],
+        order=lambda wildcards, input, output: order(
+            "search",
+            study=input.study,
+            variants=input.variants,
+            comparisons=input.comparisons,
+            certificates=input.certificates,
+            reference=Path(input.reference).parent,
+            data=data_of(input),
+            output=output.result,
+            recommended=output.recommended,
+        ),
     message:
         "Search for the best combination of techniques"
     shell:
-        "python -m transformer_core.decide.search --study {input.study}"
-        " --variants {input.variants} --comparisons {input.comparisons}"
-        " --certificates {input.certificates} --reference {params.reference}"
-        " --data {params.data} --output {output.result} --recommended {output.recommended}"
-        " --log-file {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule quality:

@@ -44,10 +44,15 @@ rule self_test:
         "results/logs/self_test.log",
     params:
         code=CODE["self_test"],
-        margin=STUDY.comparison.margin,
-        together=len(PAIRS),
+        asked=asked(STUDY.comparison.margin, len(PAIRS)),
+        order=lambda wildcards, input, output: order(
+            "self_test_report",
+            sessions=input.sessions,
+            together=len(PAIRS),
+            margin=STUDY.comparison.margin,
+            output=output[0],
+        ),
     message:
         "Evaluate the comparison protocol"
     shell:
-        "python -m transformer_core.decide.self_test_report --sessions {input.sessions}"
-        " --together {params.together} --margin {params.margin} --output {output} 2>&1 | tee {log}"
+        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"

@@ -1,11 +1,9 @@
 """Claims and families of the small study of report_builders; their texts try to escape, too."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from transformer_core.decide import claims as judge
-from transformer_core.decide import family_curves
+from tests.orders import run_job
 
 
 def _test(variant: str, direction: str = "more", **more: Any) -> dict[str, Any]:
@@ -52,8 +50,6 @@ def write_claims(folder: Path, evil: str) -> None:
             "members": [members[0], {"value": 2, "variant": "not_run"}],
         },
     }
-    common = ["--study", str(folder / "study.json"), "--results", str(folder), "--output"]
-    curves = [*common, str(folder / "families.json")]
-    assert family_curves.main(["--families", json.dumps(grouped), *curves]) == 0
-    verdicts = [*common, str(folder / "claims.json")]
-    assert judge.main(["--claims", json.dumps(stated), *verdicts]) == 0
+    to = {name: folder / f"{name}.json" for name in ("families", "claims")}
+    assert run_job("families", families=grouped, results=folder, output=to["families"]) == 0
+    assert run_job("claims", claims=stated, results=folder, output=to["claims"]) == 0

@@ -44,9 +44,9 @@ from schemas.results import (
     Window,
 )
 from schemas.results.checks import CheckedPoint, Checks, TensorDistance
+from tests.orders import run_job
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.judge import certify, different
-from transformer_core.decide import combine, compare
 from transformer_core.study.resolve import resolve_all
 
 EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
@@ -416,9 +416,9 @@ def build(
         evaluation = write(run / "evaluation.json", evaluation_of(made[0]))
         output = str(run / "metrics.json")
         manifest = str(corpus / "shards" / "train" / "manifest.json")
-        options = ["--variant", name, "--spec", spec_file, "--repeats", *files]
-        options += ["--evaluation", evaluation, "--train-manifest", manifest, "--output", output]
-        assert combine.main(options) == 0
+        made_from = {"spec": spec_file, "repeats": files, "evaluation": evaluation}
+        made_from["manifest"] = manifest
+        assert run_job("combine", variant=name, output=output, **made_from) == 0
         metrics.append(output)
         certificate = certificate_of(made[0])
         certificates.append(write(folder / "equivalence" / f"{name}.json", certificate))
@@ -426,9 +426,9 @@ def build(
             pair = paired_run_of(made[0], study.baseline)
             place = f"turns/{study.baseline}/1/{pair.pair}.json"
             pairs.append(write(folder / place, pair))
-    options = ["--margin", str(study.comparison.margin), "--pairs", *pairs]
-    options += ["--results", *metrics, "--certificates", *certificates]
-    assert compare.main([*options, "--output", str(folder / "comparisons.json")]) == 0
+    made_of = {"pairs": pairs, "results": metrics, "certificates": certificates}
+    margin, output = study.comparison.margin, str(folder / "comparisons.json")
+    assert run_job("compare", margin=margin, output=output, **made_of) == 0
     write_limits(folder, EVIL)
     write_claims(folder, EVIL)
     specs = resolve_all(study, VARIANTS)
