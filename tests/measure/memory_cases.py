@@ -8,8 +8,8 @@ import torch.distributed as dist
 from schemas.config.run_spec import RunSpec
 from schemas.results import Parts, PredictedRank
 from tests.training.small_training import VOCABULARY, small_spec, small_store
-from transformer_core.measure.followed_training import Followed, Training, followed
 from transformer_core.measure.memory_anatomy import steps_of
+from transformer_core.measure.memory_anatomy_worker import Followed, Training, followed
 from transformer_core.measure.memory_prediction import predict_ranks
 from transformer_core.parallel.topology import Process
 

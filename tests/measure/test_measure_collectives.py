@@ -14,14 +14,14 @@ from schemas.config.profiling import Limits
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
 from tests.orders import job_command
-from transformer_core.measure import collectives_worker as worker
-from transformer_core.measure.collectives import write_table
-from transformer_core.measure.collectives_worker import (
+from transformer_core.measure import collectives as worker
+from transformer_core.measure.collectives import (
     COLLECTIVES,
     Exchange,
     bus_factor,
     measure,
     sizes,
+    write_table,
 )
 from transformer_core.parallel.strategy import ProcessGroupStrategy
 from transformer_core.parallel.topology import Process

@@ -14,8 +14,14 @@ from small_training import small_setup, small_spec
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord
 from tests.orders import job_command
-from transformer_core.measure.compute import different_work, work
-from transformer_core.measure.compute_worker import StepTimes, Times, slowest, undisturbed
+from transformer_core.measure.compute import (
+    StepTimes,
+    Times,
+    different_work,
+    slowest,
+    undisturbed,
+)
+from transformer_core.study.reservations import work_of_a_device
 
 pytestmark = pytest.mark.slow
 
@@ -58,12 +64,12 @@ def test_work_that_differs_in_talking_only_is_timed_once() -> None:
     ],
 )
 def test_other_work_is_timed_by_itself(other: RunSpec) -> None:
-    assert work(other) != work(ddp())
+    assert work_of_a_device(other) != work_of_a_device(ddp())
     assert len(list(different_work([ddp(), other]))) == 2
 
 
 def test_when_micro_batches_are_reduced_is_no_other_work() -> None:
-    assert work(accumulated("every")) == work(accumulated("last"))
+    assert work_of_a_device(accumulated("every")) == work_of_a_device(accumulated("last"))
 
 
 def test_parts_of_a_step_are_within_it() -> None:

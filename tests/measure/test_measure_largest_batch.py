@@ -19,10 +19,10 @@ from transformer_core.measure.largest_batch import (
     Trials,
     find,
     first_size,
+    limit_memory,
     memory_limit,
     search,
 )
-from transformer_core.measure.largest_batch_worker import limit_memory
 
 MIB = 2**20
 

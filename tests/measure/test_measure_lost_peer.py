@@ -21,7 +21,7 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from transformer_core.measure.timed_run import TimedRunOrder
-from transformer_core.run.program import take_place
+from transformer_core.run.worker import take_place
 from transformer_core.run.statuses import supervised
 from transformer_core.parallel.strategy import ProcessGroupStrategy
 

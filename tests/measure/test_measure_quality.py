@@ -12,8 +12,7 @@ from schemas.config.quality import Quality
 from schemas.config.study import Study
 from schemas.results.search import BASELINE, BEST
 from transformer_core.measure import quality as job
-from transformer_core.measure.quality import Look, Runner, Seen, for_race, race
-from transformer_core.measure.quality_worker import look
+from transformer_core.measure.quality import Look, Runner, Seen, for_race, look, race
 from transformer_core.measure.sessions import SessionEndedError, Side
 from transformer_core.run.coordinator import Report, Turn
 from transformer_core.run.statuses import Outcome

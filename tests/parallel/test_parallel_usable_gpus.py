@@ -19,10 +19,10 @@ from transformer_core.parallel import nvml, settling, shared_gpus, usable_gpus
 from transformer_core.parallel.shared_gpus import require_shared_gpus
 from transformer_core.parallel.topology import Process, this_process
 from transformer_core.parallel.usable_gpus import has_kernels, require_usable_gpus
-from transformer_core.run import program
+from transformer_core.run import worker as program
 from transformer_core.run.order import Order
-from transformer_core.run.program import Program, take_place
 from transformer_core.run.statuses import classify
+from transformer_core.run.worker import Program, take_place
 from transformer_core.training import __main__ as train_alone
 
 GPU = Gpu(

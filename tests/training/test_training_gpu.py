@@ -13,7 +13,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
 from tests.training.small_training import VOCABULARY, Stopped, Watcher, small_setup, small_spec
 from transformer_core.measure.heaviest_batch import blank_batch
-from transformer_core.measure.largest_batch_worker import limit_memory
+from transformer_core.measure.largest_batch import limit_memory
 from transformer_core.measure.turns_worker import give_memory_back
 from transformer_core.models.decoding import beam_search
 from transformer_core.parallel.topology import Process

@@ -26,7 +26,6 @@ from transformer_core.run.supervisor import attempt, lend_processes
 class ShortRunOrder(TrainingOrder):
     """Trains a few steps with each of several seeds, and records what every step computed."""
 
-    kind = "short_run"
     work = "transformer_core.certify.short_run_worker"
 
     seeds: int = 1

@@ -40,7 +40,7 @@ from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
-from transformer_core.run.program import Program
+from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import Diverged, train
 from transformer_core.training.observer import Observer

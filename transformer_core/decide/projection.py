@@ -28,8 +28,8 @@ from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.decide.link_error import MEASURED, as_model, measured_link
 from transformer_core.decide.step_model import Compute, step_seconds, worked_example
-from transformer_core.measure.compute import work
 from transformer_core.parallel.link_times import PAYLOAD_SHARE
+from transformer_core.study.reservations import work_of_a_device
 
 
 def project(
@@ -194,12 +194,12 @@ def checks(
     measured: MeasuredLink | None,
 ) -> Iterator[ProjectionCheck]:
     """Every multi-process variant that ran, predicted and measured."""
-    by_work = {work(specs[t.variant]): t for t in times if t.status == "ok"}
+    by_work = {work_of_a_device(specs[t.variant]): t for t in times if t.status == "ok"}
     for name, spec in specs.items():
         windows = [window for repeat in results[name].repeats for window in repeat.windows]
         if spec.world_size < 2 or results[name].status != "ok" or not windows:
             continue
-        yield _check(spec, windows, by_work.get(work(spec)), measured)
+        yield _check(spec, windows, by_work.get(work_of_a_device(spec)), measured)
 
 
 def _check(

@@ -4,28 +4,37 @@ Broadcast, scatter, gather, reduce, all-gather, reduce-scatter, all-reduce, and 
 ring, between the processes of a distributed run, with the backend of the study's devices.
 """
 
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from schemas.config.parallel import Machine
 from schemas.config.profiling import Limits
+from schemas.errors import Unsupported
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from transformer_core.common import tables
 from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.progress import log
+from transformer_core.machine.hardware import cpu_name
+from transformer_core.parallel.hooks import ring_all_reduce
+from transformer_core.parallel.strategy import ProcessGroupStrategy
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import Job
 from transformer_core.run.order import Order
 from transformer_core.run.supervisor import attempt, lend_processes
+from transformer_core.run.worker import Program
 from transformer_core.study.reservations import on_all_devices
 
 
 class CollectivesOrder(Order):
     """Order to time collective operations between the processes of a run."""
-
-    kind = "collectives"
-    work = "transformer_core.measure.collectives_worker"
 
     limits: Limits
     """Sizes and time."""
@@ -94,3 +103,181 @@ def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveR
         schema=pa.schema(fields, metadata={"study": run.model_dump_json()}),
     )
     tables.write_table(path, table)
+
+
+READINGS = 3
+"""Timings for each size; the best counts."""
+_MOST_CALLS = 200
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective operation on buffers of one size."""
+
+    run: Callable[[], object]
+    """Runs the operation. A second call repeats it on the result of the first."""
+    result: Tensor | None
+    """Holds the result; None on a rank that receives none."""
+    expected: float
+    """The value of every element of the result after the first call."""
+    buffers: list[Tensor]
+    """All buffers that it reads and writes."""
+
+
+Make = Callable[[int, int, int, torch.device], Exchange]
+"""From elements of the largest buffer, rank, ranks and device to an exchange."""
+
+
+def _broadcast(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    values = torch.full((count,), float(rank + 1), device=device)
+    return Exchange(lambda: dist.broadcast(values, src=0), values, 1.0, [values])
+
+
+def _scatter(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    own = torch.zeros(count // ranks, device=device)
+    whole = _numbered(count, ranks, device)
+    parts = list(whole.chunk(ranks)) if rank == 0 else None
+    return Exchange(lambda: dist.scatter(own, parts, src=0), own, rank + 1.0, [own, whole])
+
+
+def _gather(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    own = torch.full((count // ranks,), 7.0, device=device)
+    whole = torch.zeros(count, device=device)
+    parts = list(whole.chunk(ranks)) if rank == 0 else None
+    result = whole if rank == 0 else None
+    return Exchange(lambda: dist.gather(own, parts, dst=0), result, 7.0, [own, whole])
+
+
+def _reduce(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    values = torch.full((count,), float(rank + 1), device=device)
+    result = values if rank == 0 else None
+    return Exchange(lambda: dist.reduce(values, dst=0), result, _sum(ranks), [values])
+
+
+def _all_gather(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    own = torch.full((count // ranks,), 7.0, device=device)
+    whole = torch.zeros(count, device=device)
+    return Exchange(lambda: dist.all_gather_into_tensor(whole, own), whole, 7.0, [own, whole])
+
+
+def _reduce_scatter(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    own = torch.zeros(count // ranks, device=device)
+    whole = torch.full((count,), float(rank + 1), device=device)
+    buffers = [own, whole]
+    return Exchange(lambda: dist.reduce_scatter_tensor(own, whole), own, _sum(ranks), buffers)
+
+
+def _all_reduce(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    values = torch.full((count,), float(rank + 1), device=device)
+    return Exchange(lambda: dist.all_reduce(values), values, _sum(ranks), [values])
+
+
+def _ring_all_reduce(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    values = torch.full((count,), float(rank + 1), device=device)
+    group = dist.group.WORLD
+    assert group is not None
+    return Exchange(lambda: ring_all_reduce(values, group), values, _sum(ranks), [values])
+
+
+def _numbered(count: int, ranks: int, device: torch.device) -> Tensor:
+    """Part r of ``ranks`` equal parts holds r + 1."""
+    return torch.arange(1.0, ranks + 1, device=device).repeat_interleave(count // ranks)
+
+
+def _sum(ranks: int) -> float:
+    return ranks * (ranks + 1) / 2
+
+
+COLLECTIVES: dict[str, Make] = {
+    "broadcast": _broadcast,
+    "scatter": _scatter,
+    "gather": _gather,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "ring_all_reduce": _ring_all_reduce,
+}
+"""The collective operations by name; the last one is this project's own."""
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as in nccl-tests."""
+    if collective in ("broadcast", "reduce"):
+        return 1.0
+    share = (ranks - 1) / ranks
+    return 2 * share if collective.endswith("all_reduce") else share
+
+
+def sizes(limits: Limits, ranks: int) -> Iterator[int]:
+    """Elements of 32 bits of the largest buffer, a multiple of ``ranks``."""
+    size = limits.smallest_message
+    while size <= limits.largest_message:
+        yield max(1, size // 4 // ranks) * ranks
+        size *= 4
+
+
+def measure(strategy: ProcessGroupStrategy, limits: Limits) -> list[tuple[object, ...]]:
+    """A row of :data:`schemas.results.COLLECTIVE_COLUMNS` per operation and size, on every rank."""
+    process = strategy.process
+    rows: list[tuple[object, ...]] = []
+    for name, make in COLLECTIVES.items():
+        for count in sizes(limits, process.world_size):
+            exchange = make(count, process.rank, process.world_size, process.device)
+            exchange.run()
+            error = _error(exchange)
+            for buffer in exchange.buffers:
+                buffer.zero_()  # sums of sums would overflow
+            once = min(_seconds(exchange, strategy, 1) for _ in range(2))
+            calls = max(1, min(_MOST_CALLS, round(limits.seconds / READINGS / once)))
+            seconds = min(_seconds(exchange, strategy, calls) for _ in range(READINGS))
+            worst = max(value for (value,) in strategy.gather([error]))
+            bandwidth = 4 * count / seconds
+            bus = bandwidth * bus_factor(name, process.world_size)
+            rows.append((name, 4 * count, calls, seconds, bandwidth, bus, worst))
+        if process.is_main:
+            log.info("%s: %.2f GB/s of %d bytes", name, bandwidth / 1e9, 4 * count)
+    return rows
+
+
+def _seconds(exchange: Exchange, strategy: ProcessGroupStrategy, calls: int) -> float:
+    """Time of a call, of the slowest rank, the same on all ranks."""
+    strategy.synchronise()
+    began = time.perf_counter()
+    for _ in range(calls):
+        exchange.run()
+    if strategy.device.type == "cuda":
+        torch.cuda.synchronize(strategy.device)
+    mine = (time.perf_counter() - began) / calls
+    return max(seconds for (seconds,) in strategy.gather([mine]))
+
+
+def _error(exchange: Exchange) -> float:
+    if exchange.result is None:
+        return 0.0
+    return float((exchange.result - exchange.expected).abs().max())
+
+
+def work(order: CollectivesOrder, program: Program) -> None:
+    """Measures; the main rank writes the table."""
+    if order.spec.world_size < 2:
+        raise Unsupported("A single process does not communicate: the study asks for one device.")
+    # Newer torch renamed two of them; older versions have only these names.
+    warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning)
+    process = program.process
+    strategy = ProcessGroupStrategy(process, order.spec.machine)
+    rows = measure(strategy, order.limits)
+    if process.is_main:
+        cuda = process.device.type == "cuda"
+        record = CollectiveRun(
+            status="ok",
+            reason=None,
+            backend=strategy.backend,
+            world_size=process.world_size,
+            nodes=process.nodes,
+            device=torch.cuda.get_device_name(process.device) if cuda else cpu_name(),
+            command=order.command,
+        )
+        write_table(order.table, rows, record)
+    strategy.synchronise()
+    strategy.close()

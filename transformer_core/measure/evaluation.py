@@ -35,7 +35,6 @@ def not_evaluated(variant: str, status: Status, reason: str | None) -> Evaluatio
 class EvaluationOrder(TrainingOrder):
     """Order to translate the test split with a trained model."""
 
-    kind = "evaluation"
     work = "transformer_core.measure.evaluation_worker"
 
     weights: Path

@@ -3,7 +3,7 @@
 from transformer_core.common.files import write_text
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.measure.evaluation import RESULT, EvaluationOrder
-from transformer_core.run.program import Program
+from transformer_core.run.worker import Program
 from transformer_core.training import continue_texts, translate
 
 JUDGES = {"translation": translate.evaluate, "language_model": continue_texts.evaluate}

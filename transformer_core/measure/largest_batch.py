@@ -6,6 +6,7 @@ step larger must fail again.
 """
 
 import json
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -14,25 +15,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from schemas.config.batching import FixedSize
+import torch
+
+from schemas.config.batching import FixedSize, PackedRows
 from schemas.config.memory import LargestBatch
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.results import BatchTrial, LargestBatchResult, ShardManifest
+from schemas.results import BatchShape, BatchTrial, LargestBatchResult, ShardManifest
 from schemas.results.largest_batch import LimitKind, Purpose
 from transformer_core.common.endings import reproducing_command
+from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.seals import write_sealed
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.provenance import collect
+from transformer_core.measure.heaviest_batch import blank_batch
+from transformer_core.models.registry import build_model
+from transformer_core.observe.followed_step import watched_step
+from transformer_core.parallel.registry import build_strategy
 from transformer_core.run import oom
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
+from transformer_core.run.oom import data_bytes
 from transformer_core.run.order import Order
 from transformer_core.run.statuses import classify, clear_outcomes, read_outcomes
 from transformer_core.run.supervisor import end_as_stopped, how_ended, run_workers
+from transformer_core.run.worker import Program
+from transformer_core.training.assemble import equip
 
+RESULT = "trial.json"
 STEPS_MORE = 4
 """Steps beyond the answer that are tried until one fails."""
 
@@ -79,9 +91,6 @@ def step_of(size: int, resolution: float) -> int:
 
 class BatchTrialOrder(Order):
     """Order to take a few optimizer steps on batches of one size under a memory limit."""
-
-    kind = "batch_trial"
-    work = "transformer_core.measure.largest_batch_worker"
 
     vocabulary: int
     pairs: int
@@ -258,4 +267,61 @@ class LargestBatchJob(TrainingJob):
             write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
 
 
-RESULT = "trial.json"
+STEPS = 3
+"""The optimizer creates its state in the first, and DDP rebuilds its buckets in the second."""
+
+
+def limit_memory(device: torch.device, limit: int) -> None:
+    """Limits this process to ``limit`` bytes: of memory that it can write to, or of the device, for
+    torch's allocator. Asking for more fails as on a full device.
+
+    On a device that holds contexts, NCCL's buffers or other processes, what they leave is less.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        limit = min(limit, free + torch.cuda.memory_reserved(device))
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    else:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def work(order: BatchTrialOrder, program: Program) -> None:
+    """Takes the steps; the main rank writes the largest use of any rank."""
+    spec = order.spec
+    process = program.process
+    device, training = process.device, spec.training
+    torch.manual_seed(training.seed)
+    if device.type == "cpu":
+        limit_memory(device, order.limit)
+    model = build_model(
+        spec.model, order.vocabulary, isinstance(spec.batching.rows, PackedRows)
+    ).to(device)
+    strategy = build_strategy(spec.parallel, process, spec.machine, training.accumulation)
+    trainer = equip(spec, process, strategy, model)
+    trainer.module.train()
+    for each in strategy.devices:
+        if each.type == "cuda":  # each of those that DataParallel drives, with NCCL's buffers
+            limit_memory(each, order.limit)
+    _, shares = strategy.share
+    rows = -(-order.pairs // (shares * training.accumulation.micro_batches))
+    shape = BatchShape(
+        rows=rows, source_tokens=order.source_tokens, target_tokens=order.target_tokens
+    )
+    batch = blank_batch([shape] * training.accumulation.micro_batches, device)
+    used = 0
+
+    def watch(moment: str) -> None:
+        nonlocal used
+        used = max(used, data_bytes())
+
+    for _ in range(STEPS):
+        watched_step(trainer, batch, watch)
+    if device.type == "cuda":
+        used = max(torch.cuda.max_memory_reserved(each) for each in strategy.devices)
+    everyone = strategy.gather([used])
+    if process.is_main:
+        peak = int(max(value for (value,) in everyone))
+        write_text(order.output / RESULT, json.dumps({"peak_bytes": peak}))
+    strategy.synchronise()
+    strategy.close()

@@ -33,7 +33,6 @@ def steps_of(spec: RunSpec) -> int:
 class AnatomyOrder(TrainingOrder):
     """Order to train a few steps on the heaviest batch, and to track their memory."""
 
-    kind = "anatomy"
     work = "transformer_core.measure.memory_anatomy_worker"
 
     steps: int

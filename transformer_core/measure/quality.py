@@ -12,9 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+import sacrebleu
+
 from schemas.config.measurement import Comparing
 from schemas.config.quality import Quality
 from schemas.config.run_spec import RunSpec
+from schemas.config.training import Evaluation
 from schemas.results import SearchResult, Translation
 from schemas.results.quality import QualityLook, QualityResult, QualitySide
 from schemas.results.search import BASELINE, BEST
@@ -22,13 +25,26 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log
 from transformer_core.common.records import check_together, read_record
 from transformer_core.common.seals import write_sealed
-from transformer_core.measure.sessions import Ask, RaceOrder, SessionEndedError, Sessions, Side
+from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
+from transformer_core.measure.sessions import Ask, SessionEndedError, Sessions, Side, TurnsOrder
+from transformer_core.measure.turns_worker import take_turns
+from transformer_core.observe.turns import refuse
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, Task, Turn
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import end_on_request
+from transformer_core.run.worker import Program
+from transformer_core.training.assemble import Setup
+from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.translate import translate_rows
+
+
+class RaceOrder(TurnsOrder):
+    """Order to train in turns, and between them to report how well it translates."""
+
+    work = "transformer_core.measure.quality"
 
 
 def time_to_quality(
@@ -228,3 +244,39 @@ class Look(Task):
     pairs: int
     samples: int
     answer: ClassVar[Any] = Seen
+
+
+def work(order: RaceOrder, program: Program) -> None:
+    """Train, and translate between the turns."""
+    tokenizer_file = order.data / "tokenizer.json"
+
+    def answer(setup: Setup, task: Any) -> Any:
+        if not isinstance(task, Look):
+            return refuse(task)
+        tokenizer = load_tokenizer(tokenizer_file, setup.validation_store.manifest.tokenizer_sha256)
+        return look(setup, tokenizer, task)
+
+    take_turns(order, program, order.spec, answer)
+
+
+def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
+    """The validation loss and BLEU of the training as it is now. Every rank of a training computes
+    both: a model that is sharded goes forward on all of them together."""
+    store, model = setup.validation_store, setup.model
+    loss = validation_loss(setup)
+    greedily = Evaluation(beam_size=1, max_pairs=task.pairs)
+    training = model.training
+    model.eval()
+    found = translate_rows(model, setup.precision, setup.device, store, greedily)
+    guesses = {row: detokenize(tokenizer, ids) for row, ids in found}
+    model.train(training)
+    rows = sorted(guesses)
+    hypotheses = [guesses[row] for row in rows]
+    references = [detokenize(tokenizer, ids) for ids in store.target_rows(rows)]
+    shown = rows[: task.samples]
+    sources = [detokenize(tokenizer, ids) for ids in store.source_rows(shown)]
+    samples = [
+        Translation(source=source, reference=reference, hypothesis=guess)
+        for source, reference, guess in zip(sources, references, hypotheses, strict=False)
+    ]
+    return Seen(loss, sacrebleu.corpus_bleu(hypotheses, [references]).score, samples)

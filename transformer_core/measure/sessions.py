@@ -58,7 +58,6 @@ Enough = Callable[[Sequence[Round], float], bool]
 class TurnsOrder(TrainingOrder):
     """Order to train whenever it is this side's turn."""
 
-    kind = "turns"
     work = "transformer_core.measure.turns_worker"
 
     side: str
@@ -383,10 +382,3 @@ def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-class RaceOrder(TurnsOrder):
-    """The same, and between turns reports how well it translates."""
-
-    kind = "race"
-    work = "transformer_core.measure.quality_worker"

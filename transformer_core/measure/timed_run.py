@@ -32,7 +32,6 @@ from transformer_core.training.history import History
 class TimedRunOrder(TrainingOrder):
     """Order to train from the first step to the last, and to time it."""
 
-    kind = "timed_run"
     work = "transformer_core.measure.timed_run_worker"
 
     repeat: int

@@ -17,8 +17,8 @@ from transformer_core.observe.kernels import FirstKernels
 from transformer_core.observe.progress import Progress
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.strategy import Strategy
-from transformer_core.run.program import Program
 from transformer_core.run.statuses import CHECKPOINTS
+from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
 from transformer_core.training.observer import Observer, Observers

@@ -20,7 +20,7 @@ from transformer_core.run.coordinator import (
     Turns,
     announced_session,
 )
-from transformer_core.run.program import Program
+from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
 

@@ -14,7 +14,6 @@ its timers (torch, ``Reducer::should_collect_runtime_stats``)."""
 class CaptureOrder(TrainingOrder):
     """Order to train a few steps and record the last of them."""
 
-    kind = "capture"
     work = "transformer_core.observe.profiler"
 
     profiling: Profiling

@@ -25,8 +25,8 @@ from transformer_core.observe.ranges import (
     of_phases,
     torch_range,
 )
-from transformer_core.run.program import Program
 from transformer_core.run.statuses import CHECKPOINTS
+from transformer_core.run.worker import Program
 from transformer_core.trace.events.phases import STEP, label
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import train

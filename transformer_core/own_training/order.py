@@ -7,7 +7,6 @@ from transformer_core.run.order import Order
 class OwnShortOrder(Order):
     """A short training for a certificate, with several seeds one after the other."""
 
-    kind = "own_short"
     work = "transformer_core.own_training.short_worker"
 
     seeds: int = 1
@@ -19,7 +18,6 @@ class OwnShortOrder(Order):
 class OwnProfileOrder(Order):
     """To record a few warmed-up steps."""
 
-    kind = "own_profile"
     work = "transformer_core.own_training.profiled.worker"
 
     warmup_steps: int
@@ -31,5 +29,4 @@ class OwnProfileOrder(Order):
 class OwnTurnsOrder(TurnsOrder):
     """To train the user's model whenever it is this side's turn."""
 
-    kind = "own_turns"
     work = "transformer_core.own_training.timed_worker"

@@ -19,7 +19,7 @@ from transformer_core.own_training.own_step import OwnTrainer, build_trainer
 from transformer_core.own_training.user_parts import place_of
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.topology import Process
-from transformer_core.run.program import Program
+from transformer_core.run.worker import Program
 
 RECORD = "short.json"
 WEIGHTS = "weights.safetensors"

@@ -14,7 +14,7 @@ from transformer_core.measure.turns_worker import of_session
 from transformer_core.observe.turns import TurnsOver, TurnTaker
 from transformer_core.own_training.own_step import build_trainer, first_tensor
 from transformer_core.run.coordinator import Hello, Turns, announced_session
-from transformer_core.run.program import Program
+from transformer_core.run.worker import Program
 
 
 def work(order: TurnsOrder, program: Program) -> None:

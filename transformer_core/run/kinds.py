@@ -1,7 +1,6 @@
 """Maps the ``kind`` in an order's JSON to its class.
 
-A job is what a rule orders; its workers get orders of their own. The classes are named as texts, so
-that nothing is imported that an order does not need.
+The classes are named as texts, so that nothing is imported that an order does not need.
 """
 
 import importlib
@@ -59,25 +58,6 @@ JOBS = MappingProxyType(
     }
 )
 """Orders that rules write."""
-
-ORDERS = MappingProxyType(
-    {
-        "anatomy": "transformer_core.measure.memory_anatomy.AnatomyOrder",
-        "batch_trial": "transformer_core.measure.largest_batch.BatchTrialOrder",
-        "capture": "transformer_core.observe.profile_order.CaptureOrder",
-        "collectives": "transformer_core.measure.collectives.CollectivesOrder",
-        "compute": "transformer_core.measure.compute.ComputeOrder",
-        "evaluation": "transformer_core.measure.evaluation.EvaluationOrder",
-        "own_profile": "transformer_core.own_training.order.OwnProfileOrder",
-        "own_short": "transformer_core.own_training.order.OwnShortOrder",
-        "own_turns": "transformer_core.own_training.order.OwnTurnsOrder",
-        "race": "transformer_core.measure.sessions.RaceOrder",
-        "short_run": "transformer_core.certify.short_run.ShortRunOrder",
-        "timed_run": "transformer_core.measure.timed_run.TimedRunOrder",
-        "turns": "transformer_core.measure.sessions.TurnsOrder",
-    }
-)
-"""Orders that jobs write for their workers."""
 
 
 def class_of(kind: str, kinds: Mapping[str, str], where: str) -> Any:

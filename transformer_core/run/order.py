@@ -5,6 +5,7 @@ The job writes the file into the folder that it works in, and every worker reads
 writes a file of its own, from the same command line.
 """
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Self
 from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
 from transformer_core.common.files import write_text
-from transformer_core.run.kinds import ORDERS, parse
+from transformer_core.run.kinds import parse
 
 FILE = "order.json"
 
@@ -20,10 +21,8 @@ FILE = "order.json"
 class Order(Schema):
     """The part of an order that every worker needs; each measurement adds its own."""
 
-    kind: ClassVar[str] = ""
-    """Its name among :data:`transformer_core.run.kinds.ORDERS`."""
     work: ClassVar[str] = ""
-    """Module whose ``work`` does what is ordered."""
+    """Module whose ``work`` does what is ordered; by default that of the order's class."""
     worker: ClassVar[str] = "transformer_core.run.worker"
     """Program of the processes."""
 
@@ -44,7 +43,7 @@ class Order(Schema):
     def write(self, node_rank: int = 0) -> Path:
         """Write the order for the workers of a host; the file."""
         file = self.output / (f"host-{node_rank}-{FILE}" if node_rank else FILE)
-        fields = {"kind": self.kind, **self.model_dump(mode="json")}
+        fields = {"kind": _name(type(self)), **self.model_dump(mode="json")}
         write_text(file, json.dumps(fields, indent=1) + "\n")
         return file
 
@@ -52,9 +51,19 @@ class Order(Schema):
     def read(cls, file: Path) -> Self:
         """Reads the order in ``file``; ConfigError if it is missing or of another kind."""
         text = file.read_text()
-        order: Any = parse(text, ORDERS, str(file))
+        kind = json.loads(text)["kind"]
+        order: Any = parse(text, {kind: kind}, str(file))
         assert isinstance(order, cls), f"{file}: {order.kind} is no {cls.__name__}"
         return order
+
+    @property
+    def module(self) -> Any:
+        """The module whose ``work`` does what is ordered."""
+        return importlib.import_module(self.work or type(self).__module__)
+
+
+def _name(model: type) -> str:
+    return f"{model.__module__}.{model.__qualname__}"
 
 
 def shard_manifests(data: Path) -> list[Path]:

@@ -5,33 +5,78 @@ and does the work that the order names: it assembles the program, attaches obser
 writes what they found. An error that ends it early is left beside the order, as a status.
 """
 
-import argparse
-import importlib
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
-from transformer_core.run.order import Order
-from transformer_core.run.program import Program
+from schemas.config.run_spec import RunSpec
+from transformer_core.common.progress import log_to
+from transformer_core.data.sharding.training_shards import TrainingShards, open_training_shards
+from transformer_core.parallel.settling import settle
+from transformer_core.parallel.topology import Process, this_process
+from transformer_core.run.order import Order, TrainingOrder
 from transformer_core.run.statuses import supervised
+from transformer_core.training.assemble import Setup, assemble, unwatched
+
+
+def take_place(order: Order) -> Process:
+    """Sets up this process of the run, with its share of threads; the main one writes log lines.
+
+    Unsupported where there are GPUs that torch cannot use, or too few of them, or where it cannot
+    have the cores or the allocator that the run spec says.
+    """
+    process = this_process(order.spec.machine, order.spec.processes_per_node)
+    if process.is_main:
+        log_to(order.log_file)
+    settle(process.device, order.spec.machine, *process.among(order.spec.machine))
+    return process
+
+
+class Program:
+    """The project's own training of an order's run spec, in this process. Nothing touches a device
+    before :attr:`process` is asked for."""
+
+    def __init__(self, order: Order, began: float) -> None:
+        self.order = order
+        self.began = began
+        """When this process began its work, in seconds since the epoch."""
+
+    @cached_property
+    def process(self) -> Process:
+        """Its place in the run: see :func:`take_place`."""
+        return take_place(self.order)
+
+    @cached_property
+    def shards(self) -> TrainingShards:
+        """The corpus."""
+        assert isinstance(self.order, TrainingOrder)
+        return open_training_shards(self.order.data)
+
+    def assemble(
+        self,
+        spec: RunSpec | None = None,
+        process: Process | None = None,
+        watch: Callable[[str], None] = unwatched,
+    ) -> Setup:
+        """The training, of another ``spec`` or as another ``process`` where they are given."""
+        process, shards = process or self.process, self.shards
+        stores = shards.stores
+        return assemble(spec or self.order.spec, process, shards.vocabulary, *stores, watch)
 
 
 def prepare(options: Sequence[str]) -> None:
     """Imports the modules of the order once, before a process is forked for each rank."""
-    importlib.import_module(Order.read(Path(options[0])).work)
+    _ = Order.read(Path(options[0])).module
 
 
 def main() -> None:
     began = time.time()
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.run.worker",
-        description="One process of a job, started by that job.",
-    )
-    parser.add_argument("order", type=Path, help="JSON file that the job wrote")
-    file: Path = parser.parse_args().order
+    file = Path(sys.argv[1])
     with supervised(file.parent):
         order = Order.read(file)
-        importlib.import_module(order.work).work(order, Program(order, began))
+        order.module.work(order, Program(order, began))
 
 
 if __name__ == "__main__":

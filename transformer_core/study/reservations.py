@@ -4,6 +4,7 @@ Memory and time are meant to be enough rather than exact. A job that runs out of
 again with more (``attempt``), and goes on from its last checkpoint.
 """
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,22 @@ def on_one_host(spec: RunSpec) -> RunSpec:
     alone = machine.model_copy(update={"nodes": 1, "devices_per_node": devices, "link": None})
     data = spec.model_dump() | {"machine": alone.model_dump(), "parallel": {"kind": "ddp"}}
     return RunSpec.model_validate(data)
+
+
+def work_of_a_device(spec: RunSpec) -> str:
+    """The part of ``spec`` that a device computes in a step; equal for specs that differ only in
+    communication."""
+    host = on_one_host(spec).machine
+    parts = {
+        "model": spec.model.model_dump(mode="json"),
+        "batching": spec.batching.model_dump(mode="json"),
+        "precision": spec.training.precision.model_dump(mode="json"),
+        "optimizer": spec.training.optimizer.model_dump(mode="json"),
+        "loss": spec.training.loss.model_dump(mode="json"),
+        "micro_batches": spec.training.accumulation.micro_batches,
+        "devices": [spec.machine.device, host.devices_per_node, host.threads, spec.world_size],
+    }
+    return json.dumps(parts, sort_keys=True)
 
 
 def on_all_devices(machine: Machine, variant: str) -> RunSpec:

@@ -14,7 +14,7 @@ from transformer_core.observe.ranges import allocated_mark, mark_layers, of_phas
 from transformer_core.own_training.order import OwnProfileOrder
 from transformer_core.own_training.own_step import OwnTrainer, build_trainer
 from transformer_core.own_training.profiled.step_marks import mark_own_phases
-from transformer_core.run.program import Program
+from transformer_core.run.worker import Program
 from transformer_core.trace.events.phases import STEP
 
 
