@@ -113,7 +113,7 @@ import importlib, sys
 for name in ("numba", "scipy", "bitsandbytes", "transformers"):
     sys.modules[name] = None
 for name in ("timed_run_worker", "turns_worker", "turns", "predicted_memory",
-             "largest_batch_worker", "gpu_check.attention_truth", "gpu_check.device_facts"):
+             "largest_batch", "gpu_check.attention_truth", "gpu_check.device_facts"):
     importlib.import_module("transformer_core.measure." + name)
 for name in ("observe.profiler", "decide.gpu_check", "report.gpu_check_page"):
     importlib.import_module("transformer_core." + name)

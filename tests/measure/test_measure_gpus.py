@@ -11,6 +11,7 @@ import torch
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
 from transformer_core.run.gpu_leases import lease, visible_gpus
+from transformer_core.run.own_folder import open_own, own_folder
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]
 
@@ -112,3 +113,43 @@ def test_a_uuid_makes_torch_see_that_device() -> None:
     uuid = visible_gpus()[0]
     done = run(1, "import torch; print(torch.cuda.get_device_properties(0).uuid)")
     assert done.stdout.strip() == uuid.removeprefix("GPU-")
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that this user's processes share."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "transformer_core"
+
+
+def test_a_folder_that_others_may_enter_is_refused(own: Path, tmp_path: Path) -> None:
+    folder = own_folder("locks")
+    assert folder.is_relative_to(own)
+    assert {each.stat().st_mode & 0o777 for each in (own, folder)} == {0o700}
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="only this user may enter"):
+        own_folder("locks")
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="only this user may enter"):
+        own_folder("locks")
+
+
+def test_the_runtime_folder_of_the_session_comes_first(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert own_folder("x").is_relative_to(own)  # others may enter that one
+    runtime.chmod(0o700)
+    assert own_folder("x").is_relative_to(runtime)
+
+
+def test_a_lock_is_no_link(own: Path, tmp_path: Path) -> None:
+    lock = own_folder("locks") / "GPU-a"
+    lock.symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"):
+        open_own(lock)
+    assert not (tmp_path / "victim").exists()

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ import psutil
 import pytest
 
 from transformer_core.run import warm_start as places
-from transformer_core.run.own_folder import open_own, own_folder
 from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, is_job
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def main():
             "losses": train(), "unseeded": unseeded, "options": sys.argv[1:],
             "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
             "parallel": torch.__config__.parallel_info(), "folder": os.getcwd(),
-            "environment": dict(os.environ), "path": sys.path, "ignored": status()["SigIgn"],
+            "environment": dict(os.environ), "path": sys.path,
             "blocked": status()["SigBlk"], "caught": status()["SigCgt"], "nice": os.nice(0),
             "cores": sorted(os.sched_getaffinity(0)), "cuda": torch.cuda.is_initialized(),
             "files": len(os.listdir("/proc/self/fd")), "buffered": sys.stdout.line_buffering,
@@ -82,10 +82,8 @@ class Starts:
         self.environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(folder),
         }
         self.offer = f"{self.owner.pid}:{places.this_place()}"
-        self.sockets = folder / f"warm-starts-{os.getuid()}-{self.owner.pid}"
 
     def start(
         self, name: str, what: str, *more: str, offer: str | None = None, deaf: bool = False
@@ -137,7 +135,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
 def trained(starts: Starts) -> list[dict[str, Any]]:
     """What a new process tells, and two warm ones after one another."""
     for name, offer in (("new", "off"), ("warm", None), ("again", None)):
-        child = starts.start(name, "train", offer=offer, deaf=True)
+        child = starts.start(name, "train", offer=offer)
         assert (child.communicate(timeout=120), child.returncode) == ((b"told", b""), 0)
     return [starts.told(name) for name in ("new", "warm", "again")]
 
@@ -147,7 +145,6 @@ def test_what_nobody_may_end_goes_on(starts: Starts) -> None:
     pid = starts.told("deaf")["pid"]
     for number in (signal.SIGHUP, signal.SIGINT):
         child.send_signal(number)
-        os.kill(pid, number)
     time.sleep(0.5)
     assert child.poll() is None
     assert psutil.pid_exists(pid)
@@ -165,7 +162,7 @@ def test_a_warm_start_is_one(trained: list[dict[str, Any]]) -> None:
 def test_a_fork_is_what_a_new_process_is(trained: list[dict[str, Any]]) -> None:
     new, *warm = trained
     for name in (
-        *("losses", "threads", "parallel", "folder", "path", "ignored", "blocked", "caught"),
+        *("losses", "threads", "parallel", "folder", "path", "blocked", "caught"),
         *("nice", "cores", "cuda", "files", "buffered"),
     ):
         assert [told[name] for told in warm] == [new[name]] * 2, name
@@ -256,64 +253,10 @@ assert "torch" not in sys.modules
     assert {module for module in started if not is_job(module)} == set()
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that this user's processes share."""
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "transformer_core"
-
-
-def test_folders_of_dead_owners_are_removed(own: Path, tmp_path: Path) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    gone, alive = places.folder_of(dead.pid), places.folder_of(os.getpid())
-    (gone / "key.lock").touch()
-    (gone.parent / "of-another-place").mkdir()
-    places.offer_warm_starts()
-    assert not gone.exists()
-    assert alive.exists()
-    assert (gone.parent / "of-another-place").exists()
-    # What is not ours stays: a link, and a folder that holds anything else.
-    theirs = tmp_path / "theirs"
-    theirs.mkdir(mode=0o700)
-    (theirs / "key.lock").touch()
-    gone.symlink_to(theirs)
-    places.offer_warm_starts()
-    assert (theirs / "key.lock").exists()
-    gone.unlink()
-    (places.folder_of(dead.pid) / "letters").touch()
-    places.offer_warm_starts()
-    assert (gone / "letters").exists()
-
-
-def test_a_folder_that_others_may_enter_is_refused(own: Path, tmp_path: Path) -> None:
-    folder = places.folder_of(5)
-    assert folder.is_relative_to(own)
-    assert {each.stat().st_mode & 0o777 for each in (own, folder)} == {0o700}
-    folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="only this user may enter"):
-        places.folder_of(5)
-    folder.rmdir()
-    folder.symlink_to(tmp_path)
-    with pytest.raises(PermissionError, match="only this user may enter"):
-        places.folder_of(5)
-
-
-def test_the_runtime_folder_of_the_session_comes_first(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o755)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert own_folder("x").is_relative_to(own)  # others may enter that one
-    runtime.chmod(0o700)
-    assert own_folder("x").is_relative_to(runtime)
-
-
-def test_a_lock_is_no_link(own: Path, tmp_path: Path) -> None:
-    lock = own_folder("locks") / "GPU-a"
-    lock.symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="symbolic link"):
-        open_own(lock)
-    assert not (tmp_path / "victim").exists()
+def test_a_process_of_another_user_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"{}")
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(PermissionError):
+            places.read_request(ours)
