@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from _peers import import_streaming
 from _rounds import Row, compare, missing, take_turns
 from torch.utils.data import DataLoader
 
@@ -298,8 +297,21 @@ def _litdata(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
     return lambda: _again(loader)
 
 
+def _import_streaming() -> Any:
+    """mosaicml-streaming. It imports torchvision, of which a CUDA build does not load beside a CPU
+    build of torch unless these names exist; nothing here uses them."""
+    try:
+        import streaming
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import streaming
+    return streaming
+
+
 def _streaming(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
-    streaming = import_streaming()
+    streaming = _import_streaming()
     samples = _Samples(store)
     kind = f"ndarray:{store.manifest.id_type}"
     columns = {"source": kind, "target": kind}

@@ -3,7 +3,7 @@ all of them alike."""
 
 import csv
 import gc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -37,20 +37,14 @@ def take_turns(
     contenders: Mapping[str, Callable[[], float]],
     rounds: int,
     uncounted: int = 1,
-    once: Collection[str] = (),
 ) -> dict[str, list[float]]:
-    """The numbers of every contender, one for each round, after some rounds that do not count.
-
-    Those ``once`` take part in the first round that counts alone.
-    """
+    """The numbers of every contender, one for each round, after some rounds that do not count."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     # One contender's objects must not slow down garbage collection for all.
     gc.collect()
     gc.freeze()
     for turn in tqdm(range(uncounted + rounds), desc="rounds", disable=None):
         for name, contender in contenders.items():
-            if name in once and turn > uncounted:
-                continue
             number = contender()
             if turn >= uncounted:
                 found[name].append(number)

@@ -12,14 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from _adversarial import adversarial_lines
-from _peers import import_streaming
 from _rounds import Row, compare, missing, take_turns
-from tokenizers import Tokenizer as Bpe
 
 from schemas.config.corpus import Filter, TextCorpus, TextPair
 from schemas.config.tokenizer import Tokenizer
@@ -34,8 +31,6 @@ REFERENCE = "datasets.map, 2 processes"
 SIDES = ("source", "target")
 _COMPARED = 300_000
 """Pairs whose ids are compared with the tokenizer's own."""
-_SLOW = {"mosaicml-streaming": "one turn", "litdata, 2 workers": "one turn"}
-"""Contenders whose turn takes about as long as all others together."""
 _FEW = 20_000
 """Pairs of the turn that does not count."""
 _RULES = Filter(max_tokens=1_000, max_characters=1_000_000)
@@ -51,13 +46,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--times", type=int, default=10, help="that Multi30k is repeated (default: 10)"
-    )
-    group.add_argument(
-        "--rare",
-        type=int,
-        default=0,
-        metavar="PAIRS",
-        help="pairs of a text with many rare words; 0 leaves it out (default: 0)",
     )
     group.add_argument(
         "--pairs",
@@ -91,8 +79,6 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         texts[f"Multi30k, {options.times} times"] = lambda folder: _multi30k(
             folder, options.multi30k, options.times
         )
-    if options.rare:
-        texts["rare words"] = lambda folder: _rare(folder, options.rare)
     for name, write in texts.items():
         with tempfile.TemporaryDirectory() as folder:
             pairs = write(Path(folder))
@@ -121,8 +107,6 @@ def _text(
         REFERENCE: lambda: _datasets(tokenizer),
         "encode_batch_fast to Arrow": lambda: partial(_plain, tokenizer),
         "SentencePiece to Arrow, 2 threads": lambda: _sentencepiece(pairs, options.vocabulary),
-        "mosaicml-streaming": lambda: _streaming(tokenizer),
-        "litdata, 2 workers": lambda: _litdata(tokenizer),
     }
     few = _first(pairs, folder / "few.arrow", _FEW)
     contenders, absent = {}, []
@@ -138,13 +122,11 @@ def _text(
             absent.append(missing(part, contender, f"cannot be imported: {reason}"))
         else:
             contenders[contender] = _rate(run, pairs, folder)
-    notes = _SLOW | {
-        "this project": f"{len(PairFile(pairs)):,} pairs, {_identical(pairs, tokenizer)}"
-    }
+    notes = {"this project": f"{len(PairFile(pairs)):,} pairs, {_identical(pairs, tokenizer)}"}
     if everything is not None:
         contenders["this project, all pairs"] = _rate(ours, everything, folder)
         notes["this project, all pairs"] = f"{len(PairFile(everything)):,} pairs"
-    found = take_turns(contenders, options.rounds, uncounted=0, once=_SLOW)
+    found = take_turns(contenders, options.rounds, uncounted=0)
     yield from compare(part, "pairs/s", found, REFERENCE, notes)
     yield from absent
     peak = {"this project, peak memory": [_peak_memory(everything or pairs, tokenizer, folder)]}
@@ -292,75 +274,6 @@ def _sentencepiece(pairs: Path, vocabulary: int) -> Contender:
     )
 
 
-def _samples(pairs: Path, tokenizer: Path) -> Iterator[dict[str, Any]]:
-    _all_threads()
-    bpe = load_tokenizer(tokenizer)
-    for batch in PairFile(pairs):
-        sides = [
-            bpe.encode_batch_fast(batch[side].to_pylist(), add_special_tokens=False)
-            for side in SIDES
-        ]
-        for source, target in zip(*sides, strict=True):
-            yield {
-                "source": np.array(source.ids, np.uint16),
-                "target": np.array(target.ids, np.uint16),
-            }
-
-
-def _streaming(tokenizer: Path) -> Contender:
-    streaming = import_streaming()
-    columns = dict.fromkeys(SIDES, "ndarray:uint16")
-
-    def run(pairs: Path, folder: Path) -> None:
-        with streaming.MDSWriter(out=str(folder), columns=columns) as writer:
-            for sample in _samples(pairs, tokenizer):
-                writer.write(sample)
-
-    return run
-
-
-def _litdata(tokenizer: Path) -> Contender:
-    import litdata
-
-    def run(pairs: Path, folder: Path) -> None:
-        litdata.optimize(
-            fn=_LitdataPart(pairs, tokenizer),
-            inputs=list(range(pa.ipc.open_file(str(pairs)).num_record_batches)),
-            output_dir=str(folder / "ids"),
-            chunk_bytes="64MB",
-            num_workers=2,
-            verbose=False,
-        )
-
-    return run
-
-
-class _LitdataPart:
-    """The samples of one record batch, made by a worker process."""
-
-    def __init__(self, pairs: Path, tokenizer: Path) -> None:
-        self.pairs, self.tokenizer = pairs, tokenizer
-        self.bpe: Bpe | None = None
-
-    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        if self.bpe is None:
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
-            self.bpe = load_tokenizer(self.tokenizer)
-        batch = pa.ipc.open_file(pa.memory_map(str(self.pairs))).get_batch(number)
-        sides = [
-            self.bpe.encode_batch_fast(batch[side].to_pylist(), add_special_tokens=False)
-            for side in SIDES
-        ]
-        for source, target in zip(*sides, strict=True):
-            yield {
-                "source": np.array(source.ids, np.uint16),
-                "target": np.array(target.ids, np.uint16),
-            }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"pairs": self.pairs, "tokenizer": self.tokenizer, "bpe": None}
-
-
 # The texts
 
 
@@ -391,28 +304,3 @@ def _multi30k(folder: Path, multi30k: Path, times: int) -> Path:
             for _ in range(times):
                 stream.write((multi30k / f"train.{language}.gz").read_bytes())
     return _read(folder, folder / "train.en.gz", folder / "train.de.gz")
-
-
-def _rare(folder: Path, count: int) -> Path:
-    """Words by Zipf's law, the n-th with a probability of 1/n, of a vocabulary of 200,000."""
-    random = np.random.default_rng(1)
-    vocabulary = 200_000
-    starts = ["", *"bcdfghjklmnprstvwz", "sch", "st", "tr", "ch"]
-    nuclei = [*"aeiouäöü", "ei", "au", "ie"]
-    ends = ["", "", "n", "r", "s", "t", "ng", "l"]
-    syllables = np.array(["".join(parts) for parts in itertools.product(starts, nuclei, ends)])
-    words: dict[str, None] = {}
-    while len(words) < vocabulary:
-        lengths = random.integers(1, 5, 10_000)
-        pieces = random.choice(syllables, lengths.sum())
-        words |= dict.fromkeys(map("".join, np.split(pieces, np.cumsum(lengths)[:-1])))
-    spelled = np.array(list(words)[:vocabulary], object)
-    paths = []
-    for language in ("en", "de"):
-        lengths = random.integers(5, 20, count)
-        # The inverse of the distribution's logarithm.
-        ranks = (vocabulary + 1) ** random.random(lengths.sum())
-        drawn = np.split(spelled[ranks.astype(np.int64) - 1], np.cumsum(lengths)[:-1])
-        paths.append(folder / f"train.{language}")
-        write_text(paths[-1], "".join(" ".join(sentence) + ".\n" for sentence in drawn))
-    return _read(folder, *paths)

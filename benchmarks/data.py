@@ -34,9 +34,7 @@ def main() -> int:
         if options.output is not None:
             write_csv(rows, options.output)
     if not rows:
-        parser.error(
-            "nothing to measure: give --multi30k, --rare, --pairs, --shards or --study-data"
-        )
+        parser.error("nothing to measure: give --multi30k, --pairs, --shards or --study-data")
     print(show(rows))
     return 0
 

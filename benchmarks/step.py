@@ -17,7 +17,6 @@ the reason.
 """
 
 import argparse
-import json
 import math
 import multiprocessing as mp
 import os
@@ -39,7 +38,6 @@ from _language_contenders import (
     language_flops,
     make_language,
 )
-from _operators import against_limit, copy_rate, profiled, table
 from _rounds import Row, missing, show, write_csv
 from pydantic import TypeAdapter
 from scipy import stats
@@ -118,9 +116,6 @@ def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
         if order == "loss":
             orders.send(plain(data[0]))
             continue
-        if order == "operators":
-            orders.send(profiled(lambda: [step(batch) for batch in data] and None, len(data)))
-            continue
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         began = time.perf_counter()
         step(data[order])
@@ -197,19 +192,6 @@ def measure(options: argparse.Namespace) -> list[Row]:
             if turn >= options.warmup:
                 seconds[name].append(took)
                 faults[name].append(missed)
-    if options.operators is not None:
-        found = [
-            {"contender": name}
-            | against_limit(
-                _ask(workers[name], "operators"),
-                float(np.median(seconds[name])),
-                {"fp32": rate, "bf16": low_rate},
-                copy_rate(),
-            )
-            for name in options.of or last_and_best_peer(options, seconds)
-        ]
-        options.operators.write_text(json.dumps(found, indent=1) + "\n")
-        print("\n\n".join(f"{entry['contender']}:\n\n{table(entry)}" for entry in found))
     for orders in workers.values():
         orders.send(None)
     data = data_of(options)
@@ -244,15 +226,6 @@ def best_peer(
     form = CONTENDERS[name].low
     peers = [n for n in seconds if CONTENDERS[n].peer and CONTENDERS[n].low == form]
     return min(peers, key=lambda n: float(np.median(seconds[n]))) if peers else None
-
-
-def last_and_best_peer(
-    options: argparse.Namespace, seconds: Mapping[str, Sequence[float]]
-) -> list[str]:
-    """The last contender, and the fastest other library in its format."""
-    last = list(seconds)[-1]
-    peer = best_peer(options, last, seconds)
-    return [last] if peer in (None, last) else [last, str(peer)]
 
 
 def over_peers(options: argparse.Namespace, name: str, seconds: dict[str, list[float]]) -> str:
@@ -307,15 +280,6 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--allocator", choices=get_args(Allocator), default="kept")
     parser.add_argument("--only", nargs="+", metavar="CONTENDER")
-    parser.add_argument(
-        "--operators", type=Path, help="JSON file: a step by operators, beside what limits it"
-    )
-    parser.add_argument(
-        "--of",
-        nargs="+",
-        metavar="CONTENDER",
-        help="whose (default: the last one's, and the fastest other library's in its format)",
-    )
     parser.add_argument("--output", type=Path, help="CSV file of the table")
     options = parser.parse_args()
     if options.rounds < 2:
@@ -326,8 +290,6 @@ def main() -> int:
     if unknown := set(options.only or ()) - set(known):
         parser.error(f"--only {' '.join(unknown)}: take of {', '.join(known)}")
     reference = GPT2 if options.task == "language_model" else PUBLISHED
-    if absent := set(options.of or ()) - set(options.only or known):
-        parser.error(f"--of {' '.join(absent)}: takes no part")
     if options.only and reference not in options.only:
         options.only.insert(0, reference)
     if options.dropout is None:

@@ -1,15 +1,11 @@
-"""Counting what there is to do in a step, and a step by operators."""
+"""Counting what there is to do in a step."""
 
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from _contenders import PUBLISHED
-from _operators import against_limit, profiled
 from step_counts import STEPS, count
 
 SIZES = {
@@ -25,19 +21,3 @@ def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators()
     assert found[PUBLISHED]["flops"] == 3 * 2 * (products + attention)
     assert found["best in bf16"]["operators"] < found["single in bf16"]["operators"]
     assert found["best in bf16"]["bytes"] < found[PUBLISHED]["bytes"]
-
-
-def test_a_step_by_operators() -> None:
-    a = torch.randn(64, 32)
-
-    def steps() -> None:
-        for _ in range(2):
-            (a @ a.T).relu()
-
-    rows = {row["operator"]: row for row in profiled(steps, 2)}
-    assert rows["aten::mm"]["calls"] == 1
-    assert rows["aten::mm"]["flops"] == 2 * 64 * 64 * 32
-    assert rows["aten::mm"]["format"] == "fp32"
-    found = against_limit(list(rows.values()), 2.0, {"fp32": 2.0**20}, 1e6)
-    assert sum(row["seconds"] for row in found["classes"].values()) == pytest.approx(2.0)
-    assert found["classes"]["contraction"]["limit"] == pytest.approx(2 * 64 * 64 * 32 / 2**20)
