@@ -81,6 +81,8 @@ class Checks(Schema):
     """Change of every tensor at the step with its largest error."""
     skipped_steps: StepsOrNone
     """Steps without an update because a gradient overflowed."""
+    without_gradient: list[str] = Field(default_factory=list)
+    """Tensors whose whole gradient was 0 at some steps only, with the first of them."""
     not_resumed: list[str] = Field(default_factory=list)
     """State that a checkpoint in the middle of the training failed to restore on any rank, apart
     from weights and optimizer state, which the next update covers."""

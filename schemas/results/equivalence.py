@@ -41,8 +41,8 @@ class DropoutPlace(Schema):
     """Elements observed."""
     factor: Measured | None
     """Scale factor of the kept elements; null if not observed."""
-    dropped_in_evaluation: Many
-    """Elements dropped in an evaluation."""
+    dropped_in_evaluation: Many | None
+    """Elements dropped in an evaluation; null if a validation with dropout shows it instead."""
     steps: Agreement
     """Between two consecutive passes."""
     rows: Agreement
@@ -100,6 +100,11 @@ class SeedTrajectory(Schema):
     moments: DropoutMoments | None = None
     """Loss and gradient with the study's dropout; first seed only. Null if nothing is dropped,
     or the copies of the batch cannot be divided among the ranks."""
+    replayed: Checks | None = None
+    """Checks of a few steps with the study's dropout, against a computation with the same masks;
+    first seed only. Null if nothing is dropped, or masks cannot be read."""
+    not_replayed: str | None = None
+    """Why the masks cannot be read; null if they can."""
     as_timed: Checks | None = None
     """Checks of a few additional steps without deterministic algorithms, which timed runs do not
     use; null if they make no difference."""
@@ -154,6 +159,7 @@ DeviationOf = Literal[
     "update",
     "update_ratio",
     "resumed",
+    "no_gradient",
     "decoding",
     "validation",
     "dropout",

@@ -32,9 +32,9 @@ def run(fault: Fault, healthy: bool = False) -> Recorded:
     seeds = FEW_SEEDS if fault.kind == "statistical" else 1
     spec = spec_of(fault.change, fault.base)
     if healthy:
-        return recorded(spec, seeds, fault.dropout)
+        return recorded(spec, seeds, fault.dropout, late=fault.late)
     with fault.patch():
-        return recorded(spec, seeds, fault.dropout)
+        return recorded(spec, seeds, fault.dropout, late=fault.late)
 
 
 def certified(fault: Fault, found: Recorded) -> Certificate:

@@ -18,6 +18,7 @@ from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.training.small_training import VOCABULARY, small_spec, small_store, small_texts
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
+from transformer_core.certify.short_run import LateSteps
 from transformer_core.certify.short_run_worker import record
 from transformer_core.machine.provenance import collect
 from transformer_core.parallel.topology import Process
@@ -39,7 +40,12 @@ def spec_of(change: dict[str, Any], base: dict[str, Any] | None = None) -> RunSp
 
 
 def trained(
-    spec: RunSpec, seeds: int, folder: Path, dropout: float = 0.0, checked: bool = True
+    spec: RunSpec,
+    seeds: int,
+    folder: Path,
+    dropout: float = 0.0,
+    checked: bool = True,
+    late: dict[str, Any] | None = None,
 ) -> list[SeedTrajectory]:
     """What this process, or this rank, records of ``spec``."""
     joined = dist.is_initialized()
@@ -51,19 +57,35 @@ def trained(
     for number in range(seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})
         seeded = spec.model_copy(update={"training": training})
-        one = record(seeded, process, VOCABULARY, stores, folder, number == 0, dropout, checked)
+        one = record(
+            seeded,
+            process,
+            VOCABULARY,
+            stores,
+            folder,
+            number == 0,
+            dropout,
+            checked,
+            None if late is None else LateSteps.model_validate(late),
+        )
         found.append(one.trajectory)
     return found
 
 
-def recorded(spec: RunSpec, seeds: int = 1, dropout: float = 0.0, checked: bool = True) -> Recorded:
+def recorded(
+    spec: RunSpec,
+    seeds: int = 1,
+    dropout: float = 0.0,
+    checked: bool = True,
+    late: dict[str, Any] | None = None,
+) -> Recorded:
     """The trainings of ``spec`` in this process, with its weights at both ends."""
     with tempfile.TemporaryDirectory() as own:
         shared = [own]
         if dist.is_initialized():
             dist.broadcast_object_list(shared)
         folder = Path(shared[0])
-        found = trained(spec, seeds, folder, dropout, checked)
+        found = trained(spec, seeds, folder, dropout, checked, late)
         if dist.is_initialized():
             dist.barrier()
         final, initial = (

@@ -53,6 +53,7 @@ WORDS = {
     "update": "update of a tensor",
     "update_ratio": "norm of a tensor's update",
     "resumed": "state after a checkpoint",
+    "no_gradient": "tensors that some steps gave no gradient",
     "decoding": "logits of decoding",
     "validation": "validation",
     "dropout": "dropout",
@@ -120,7 +121,11 @@ def deviations_of(
     if mine.checks is None:
         undecided.append("its gradients were not compared tensor by tensor")
         return Compared(found, left_out, undecided, power)
-    for checks, how in ((mine.checks, ""), (mine.as_timed, ", without deterministic algorithms")):
+    for checks, how in (
+        (mine.checks, ""),
+        (mine.as_timed, ", without deterministic algorithms"),
+        (mine.replayed, ", with dropout"),
+    ):
         if checks is not None:
             findings = judge(equivalence, checks)
             found += [d.model_copy(update={"where": d.where + how}) for d in findings.deviations]
@@ -232,6 +237,8 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
     if (decoded := checks.decoding) is not None:
         bound = max(allowed.loss, factor * decoded.rounding)
         found.append(_deviation("decoding", decoded.error, bound, "a token at a time"))
+    still = checks.without_gradient
+    found.append(_deviation("no_gradient", float(len(still)), 0.0, ", ".join(still[:3])))
     found += _validation(checks, allowed.loss, factor)
     if checks.points:
         found.append(_point_loss(checks, allowed.loss, factor))

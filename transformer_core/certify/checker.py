@@ -30,7 +30,15 @@ from transformer_core.certify.number_formats import (
     format_of,
     single_is_independent,
 )
-from transformer_core.certify.plain_models import OwnModel, Plain, PlainDecoder, PlainModel, Tokens
+from transformer_core.certify.plain_models import (
+    NONE_DROPPED,
+    OwnModel,
+    Plain,
+    PlainDecoder,
+    PlainModel,
+    Tokens,
+)
+from transformer_core.certify.replay import Drops, OtherSentences, Replay
 from transformer_core.certify.tensors import CanonicalTensors, distance
 from transformer_core.certify.updates import CheckedUpdates, kept_moments, unit_of
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
@@ -66,9 +74,21 @@ class Checker:
 
     Every rank must call it; the main rank does the work while the others wait at their next
     message.
+
+    With a ``replay``, dropout is on, and ``replayed`` steps are compared: those after step ``done``,
+    beginning with the batch after ``last`` (epoch and index).
     """
 
-    def __init__(self, setup: Setup, vocabulary: int, folder: Path) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        vocabulary: int,
+        folder: Path,
+        replay: Replay | None = None,
+        done: int = 0,
+        last: tuple[int, int] | None = None,
+        replayed: int = 0,
+    ) -> None:
         spec = setup.spec
         self.folder = folder
         self.spec, self.setup = spec, setup
@@ -77,9 +97,15 @@ class Checker:
         published = spec.training.loss.smooths_other_tokens_only
         self.exact = plain_function(spec, vocabulary, spec.training.label_smoothing, published)
         self.unsmoothed = plain_function(spec, vocabulary, 0.0)
+        self.replay = replay
         self.batches = _whole_batches(setup)
-        self.waiting = sorted(
-            {1 + round(i * (spec.training.steps - 1) / (POINTS - 1)) for i in range(POINTS)}
+        if last is not None:
+            # One after the other, to see whether a resumed training continues where it should.
+            next(b for b in self.batches if (b.epoch, b.index) == last)
+        steps = spec.training.steps
+        points = {1 + round(i * (steps - 1) / (POINTS - 1)) for i in range(POINTS)}
+        self.waiting = (
+            sorted(points) if replay is None else list(range(done + 1, done + 1 + replayed))
         )
         unit = unit_of(setup, own=isinstance(self.exact, Plain))
         self.updates = (
@@ -90,6 +116,9 @@ class Checker:
         self.skipped = 0
         self.lost: list[str] = []
         self.sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        self.still: dict[str, list[int]] = {}
+        """Steps at which the gradient of a tensor was 0."""
+        self.compared = 0
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
         """Compare ``step``, which has just completed."""
@@ -99,11 +128,19 @@ class Checker:
         used = self.tensors.rounded_weights()
         kept = kept_moments(self.setup)
         moments = None if kept is None else [self.tensors.of_trained(each) for each in kept]
-        if step == self.spec.training.steps // 2 and self.setup.process.nodes == 1:
+        drawn = None if self.replay is None else self.replay.collect(step)
+        halfway = self.replay is None and step == self.spec.training.steps // 2
+        if halfway and self.setup.process.nodes == 1:
             self.lost = resume(self.setup, step, self.folder)
         if self.updates is None:
             return  # not the main rank
         tokens = _tokens(next(self.batches))
+        drops = NONE_DROPPED
+        if drawn is not None:
+            try:
+                drops = drawn.imposed(*tokens[:2])
+            except OtherSentences:
+                self.lost.append(f"the batch of step {step}")
         size = float(norm)
         if not math.isfinite(size):
             self.skipped += 1
@@ -118,11 +155,15 @@ class Checker:
         limit = self.spec.training.clip_norm
         scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         gradients = {name: tensor.double() * scale for name, tensor in taken.items()}
+        self.compared += 1
+        for name, gradient in gradients.items():
+            if not gradient.any():
+                self.still.setdefault(name, []).append(step)
         if held_back is not None:
-            self._returned(step, before, gradients, tokens, held_back)
+            self._returned(step, before, gradients, tokens, drops, held_back)
         elif self.waiting and step >= self.waiting[0]:
             self.waiting.pop(0)
-            self._point(step, before, gradients, tokens, (loss, size))
+            self._point(step, before, gradients, tokens, drops, (loss, size))
 
     def _point(
         self,
@@ -130,6 +171,7 @@ class Checker:
         before: Tensors,
         gradients: Tensors,
         tokens: Tokens,
+        drops: Drops,
         loss_and_norm: tuple[float, float],
     ) -> None:
         """Compare loss and gradients, in 64 bits if 32 leave a doubt.
@@ -143,16 +185,16 @@ class Checker:
         before = form.weights_used(before)
         rounded = None
         if form is not SINGLE:
-            rounded = self.exact.loss_and_gradients(before, [tokens], form)
+            rounded = self.exact.loss_and_gradients(before, [tokens], form, drops)
         for numbers in (SINGLE, EXACT) if single_is_independent(self.spec) else (EXACT,):
-            right = self.exact.loss_and_gradients(before, [tokens], numbers)
+            right = self.exact.loss_and_gradients(before, [tokens], numbers, drops)
             point, found = self._compared(step, gradients, loss_and_norm, right, rounded or right)
             near = _near_a_bound(found, NOTHING[numbers])
             apart = abs(point.loss / point.expected_loss - 1)
             if not near and apart < max(SMALL_LOSS, 3 * point.rounding):
                 break
         if near:
-            kinks = self._kinks(before, tokens, right[1], form)
+            kinks = self._kinks(before, tokens, drops, right[1], form)
             found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
         self.points.append(point)
         self.gradients += found
@@ -185,7 +227,7 @@ class Checker:
         return point, found
 
     def _kinks(
-        self, weights: Tensors, tokens: Tokens, exact: Tensors, form: Format
+        self, weights: Tensors, tokens: Tokens, drops: Drops, exact: Tensors, form: Format
     ) -> dict[str, float]:
         """Per tensor, the error in its gradient if every ReLU whose input is near 0 takes the
         other side: half of them open too late, half too early."""
@@ -197,18 +239,24 @@ class Checker:
         numbers = EXACT if form is SINGLE else SINGLE
         for gate in (near, -near):
             _, shifted = self.exact.loss_and_gradients(
-                weights, [tokens], replace(numbers, gate=gate)
+                weights, [tokens], replace(numbers, gate=gate), drops
             )
             for name, gradient in exact.items():
                 kinks[name] += distance(name, 0, shifted[name], gradient, 0.0).error
         return kinks
 
     def _returned(
-        self, step: int, before: Tensors, gradients: Tensors, tokens: Tokens, held_back: Tensors
+        self,
+        step: int,
+        before: Tensors,
+        gradients: Tensors,
+        tokens: Tokens,
+        drops: Drops,
+        held_back: Tensors,
     ) -> None:
         """Compare the sums of the gradients since the start: anything a message omits from one
         step is sent in a later one, or still held back."""
-        _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT)
+        _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT, drops)
         found_sum, expected_sum = self.sums
         for name, gradient in expected.items():
             found_sum[name] = found_sum.get(name, 0.0) + gradients[name].double()
@@ -230,6 +278,11 @@ class Checker:
             gradients=self.gradients,
             updates=self.updates.read(),
             skipped_steps=self.skipped,
+            without_gradient=[
+                f"{name}, step {steps[0]}"
+                for name, steps in self.still.items()
+                if len(steps) < self.compared
+            ],
             not_resumed=self.lost,
             validation=validation,
             decoding=checked_decoding(

@@ -55,6 +55,8 @@ def _factors(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviati
 def _evaluations(places: Sequence[DropoutPlace], _: float) -> Iterable[Deviation]:
     for p in places:
         count = p.dropped_in_evaluation
+        if count is None:
+            continue
         yield _deviation("dropout", float(count), 0.0, f"{p.place}: {count} dropped in evaluation")
 
 

@@ -26,6 +26,7 @@ from schemas.config.model import TorchTransformer, Transformer
 from schemas.config.run_spec import AnyTrained
 from schemas.config.task import AnyTask, Translation
 from transformer_core.certify.number_formats import Format
+from transformer_core.certify.replay import Drops
 from transformer_core.certify.tensors import trained_names
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.objective import objective
@@ -38,13 +39,16 @@ EPSILON = 1e-5
 SCORES_AT_ONCE = 2**26
 """Maximum number of logits at a time: a batch is processed in slices of rows."""
 
+NONE_DROPPED = Drops(0.0)
+
 Weights = Mapping[str, Tensor]
 Tokens = tuple[Tensor, Tensor, Tensor]
 """source [b, s], target input [b, t] and labels [b, t]."""
 
 
 class Plain:
-    """Loss and gradients of a model without dropout, whose logits are computed by a subclass."""
+    """Loss and gradients of a model, whose logits are computed by a subclass; without dropout,
+    unless the elements to drop are given."""
 
     embedding: str
     """Canonical name of a matrix with one row per token."""
@@ -54,23 +58,34 @@ class Plain:
         self.published_loss = published_loss
         self.nearest = math.inf
         """The ReLU input closest to 0 in the last pass, relative to the size of all inputs."""
+        self._drops = NONE_DROPPED
 
     def loss_and_gradients(
-        self, weights: Weights, batches: Iterable[Tokens], number_format: Format
+        self,
+        weights: Weights,
+        batches: Iterable[Tokens],
+        number_format: Format,
+        drops: Drops = NONE_DROPPED,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits."""
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits.
+
+        ``drops`` has the masks of a single batch.
+        """
         own = {
             name: w.detach().to(number_format.base).requires_grad_() for name, w in weights.items()
         }
         self.nearest = math.inf
         slices = [part for tokens in batches for part in self._slices(tokens, own)]
         count = sum(int((labels != PADDING).sum()) for _, _, labels in slices)
-        total = 0.0
+        total, row = 0.0, 0
         for part in slices:
+            self._drops = drops.rows(row, row + len(part[0]))
+            row += len(part[0])
             used = {name: number_format.weight(w) for name, w in own.items()}
             loss = self.loss_sum(used, *part, number_format)
             (loss * (number_format.loss_scale / count)).backward()
             total += float(loss.detach())
+        self._drops = NONE_DROPPED
         gradients = {
             name: torch.zeros_like(w, dtype=torch.float64)
             if w.grad is None
@@ -89,6 +104,21 @@ class Plain:
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
         """source [b, s], target [b, t] -> [b, t, v]."""
         raise NotImplementedError
+
+    def dropped(self, place: str, x: Tensor, form: Format) -> Tensor:
+        """x after the dropout of ``place``."""
+        factor = self._drops.factor(place)
+        return x if isinstance(factor, float) else form.between(x * factor.to(x.dtype))
+
+    def attended(
+        self, place: str, scores: Tensor, hidden: Tensor, v: Tensor, form: Format
+    ) -> Tensor:
+        """:class:`Shared` of scores [b, h, n, m] without those ``hidden``, and v [b, h, m, k]."""
+        factor = self._drops.factor(place)
+        if not isinstance(factor, float):
+            factor = factor.to(v.dtype)
+        result: Tensor = Shared.apply(scores.masked_fill(hidden, -math.inf), v, factor, form)
+        return result
 
     def _slices(self, tokens: Tokens, weights: Weights) -> list[Tokens]:
         source, target, labels = tokens
@@ -116,6 +146,7 @@ class PlainModel(Plain):
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
         """source [b, s], target [b, t] -> [b, t, v]."""
         memory = self._embedded(weights, "source_embedding", source, form)
+        memory = self.dropped("source_embedding", memory, form)
         hidden = (source == PADDING)[:, None, None, :]
         for layer in range(self.spec.encoder_layers):
             at = _Layer(self, weights, f"encoder.{layer}.", form)
@@ -127,6 +158,7 @@ class PlainModel(Plain):
         x = self._embedded(
             weights, "source_embedding" if tied else "target_embedding", target, form
         )
+        x = self.dropped("target_embedding", x, form)
         length = target.size(1)
         place = torch.arange(length, device=target.device)
         later = place[None, :] > place[:, None]
@@ -185,13 +217,13 @@ class _Layer:
         self.weights, self.prefix, self.form = weights, prefix, form
 
     def residual(self, number: int, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        norm = f"{self.prefix}residuals.{number}.norm"
+        place = f"{self.prefix}residuals.{number}"
+        normalised = partial(self.model.normalised, self.weights, f"{place}.norm", form=self.form)
         if self.spec.norm == "pre":
-            inner = sublayer(self.model.normalised(self.weights, norm, x, self.form))
+            inner = self.model.dropped(place, sublayer(normalised(x=x)), self.form)
             return self.form.between(x + inner)
-        return self.model.normalised(
-            self.weights, norm, self.form.between(x + sublayer(x)), self.form
-        )
+        inner = self.model.dropped(place, sublayer(x), self.form)
+        return normalised(x=self.form.between(x + inner))
 
     def self_attention(self, x: Tensor, hidden: Tensor) -> Tensor:
         project = "self_attention.project."
@@ -212,11 +244,12 @@ class _Layer:
             size = inner.square().mean().sqrt()
             self.model.nearest = min(self.model.nearest, float(inner.abs().min() / size))
             opened = inner > self.form.gate * size
-        return self._linear("feed_forward.outer", inner * opened)
+        inner = self.model.dropped(f"{self.prefix}feed_forward", inner * opened, self.form)
+        return self._linear("feed_forward.outer", inner)
 
     def _attended(self, name: str, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
         scores = self.form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
-        heads = Shared.apply(scores.masked_fill(hidden, -math.inf), v, self.form)
+        heads = self.model.attended(f"{self.prefix}{name}", scores, hidden, v, self.form)
         b, h, n, width = q.shape
         return self._linear(f"{name}.output", heads.transpose(1, 2).reshape(b, n, h * width))
 
@@ -232,30 +265,33 @@ class _Layer:
 
 
 class Shared(torch.autograd.Function):
-    """softmax(scores [b, h, n, m]) v [b, h, m, k] -> [b, h, n, k].
+    """softmax(scores [b, h, n, m]) v [b, h, m, k] -> [b, h, n, k]; shares are multiplied by a factor
+    (a mask of dropout over the probability to keep, or 1).
 
     Backward follows FlashAttention (arXiv 2205.14135, algorithm 4), which takes the sum over P dP
     from the output: of all ways to compute it, the most sensitive to an output with few bits.
     """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, v: Tensor, form: Format) -> Tensor:
+    def forward(
+        ctx: Any, scores: Tensor, v: Tensor, factor: Tensor | float, form: Format
+    ) -> Tensor:
         # Shifted by the largest score, so that none overflows.
         powers = (scores - scores.amax(-1, keepdim=True)).exp()
         shares = powers / powers.sum(-1, keepdim=True)
-        result = form.rounded(form.rounded(shares) @ form.rounded(v), result=True)
+        result = form.rounded(form.rounded(shares * factor) @ form.rounded(v), result=True)
         ctx.save_for_backward(shares, v, result)
-        ctx.form = form
+        ctx.form, ctx.factor = form, factor
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         shares, v, result = ctx.saved_tensors
         form, grad = ctx.form, ctx.form.rounded(grad)
-        of_v = form.rounded(shares).transpose(-1, -2) @ grad
-        of_shares = grad @ form.rounded(v).transpose(-1, -2)
+        of_v = form.rounded(shares * ctx.factor).transpose(-1, -2) @ grad
+        of_shares = (grad @ form.rounded(v).transpose(-1, -2)) * ctx.factor
         of_scores = shares * (of_shares - (grad * result).sum(-1, keepdim=True))
-        return form.rounded(of_scores, result=True), form.rounded(of_v, result=True), None
+        return form.rounded(of_scores, result=True), form.rounded(of_v, result=True), None, None
 
 
 BEGIN = 1
@@ -292,6 +328,7 @@ class PlainDecoder(Plain):
             # The column where each token's text begins: the last such column so far.
             place = column - (column * begins).cummax(1).values
         x = form.between(self._embedded(weights, target, place, form))
+        x = self.dropped("embedding", x, form)
         for layer in range(self.spec.layers):
             at = f"layers.{layer}."
             attended = self._attention(
@@ -302,9 +339,10 @@ class PlainDecoder(Plain):
                 hidden,
                 form,
             )
-            x = form.between(x + attended)
+            x = form.between(x + self.dropped(f"{at}residuals.0", attended, form))
             inner = self._norm(weights, f"{at}feed_forward_norm", x, form)
-            x = form.between(x + self._feed_forward(weights, at, inner, form))
+            inner = self._feed_forward(weights, at, inner, form)
+            x = form.between(x + self.dropped(f"{at}residuals.1", inner, form))
         x = self._norm(weights, "norm", x, form)
         output = weights["embedding.weight" if self.spec.tied_embeddings else "output.weight"]
         return form.product(x, output.T)
@@ -349,7 +387,7 @@ class PlainDecoder(Plain):
         serving = torch.arange(heads, device=x.device) // (heads // kv_heads)
         k, v = k[:, serving], v[:, serving]
         scores = form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
-        seen = Shared.apply(scores.masked_fill(hidden[:, None], -math.inf), v, form)
+        seen = self.attended(f"{at}self_attention", scores, hidden[:, None], v, form)
         together = seen.transpose(1, 2).flatten(2)
         return self._linear(weights, f"{at}self_attention.output", together, form)
 
@@ -418,9 +456,16 @@ class OwnModel:
         self.trained = trained_names(self.model)
 
     def loss_and_gradients(
-        self, weights: Weights, batches: Iterable[Tokens], number_format: Format
+        self,
+        weights: Weights,
+        batches: Iterable[Tokens],
+        number_format: Format,
+        drops: Drops = NONE_DROPPED,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits."""
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits.
+
+        There are no ``drops``: only the model knows its places of dropout.
+        """
         batches = list(batches)
         device = batches[0][0].device
         model = self.model.to(device, number_format.base).train()

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import safetensors.numpy
 
+from schemas.base import Schema, Steps
 from schemas.config.run_spec import RunSpec
+from schemas.config.training import AnySchedule
 from schemas.results import Trajectory
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.files import atomic_path, write_text
@@ -21,6 +23,14 @@ from transformer_core.run.job import TrainingJob
 from transformer_core.run.order import TrainingOrder, shard_manifests
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, lend_processes
+
+
+class LateSteps(Schema):
+    """The schedule of the timed run, for steps that are looked at with dropout on."""
+
+    schedule: AnySchedule
+    steps: Steps
+    """Steps of the timed run."""
 
 
 class ShortRunOrder(TrainingOrder):
@@ -46,6 +56,9 @@ class ShortRunOrder(TrainingOrder):
 
     dropout: float = 0.0
     """Dropout of the timed run, whose places are checked; 0 checks none."""
+
+    late: LateSteps | None = None
+    """The timed run's schedule; null for that of the spec."""
 
     @property
     def title(self) -> str:
@@ -106,9 +119,11 @@ class ShortRun(TrainingJob):
     """Seconds for further seeds."""
     dropout: float = 0.0
     """Dropout of the timed run."""
+    late: LateSteps | None = None
+    """Schedule and steps of the timed run."""
 
     def run(self, log_file: Path | None) -> None:
-        settings = ("seeds", "first_look", "reference", "margin", "budget", "dropout")
+        settings = ("seeds", "first_look", "reference", "margin", "budget", "dropout", "late")
         order = ShortRunOrder(
             spec=read_record(self.spec, RunSpec),
             data=self.data,

@@ -3,10 +3,13 @@
 Started by :mod:`transformer_core.certify.short_run`, not by hand.
 """
 
+import contextlib
 import hashlib
 import math
 import os
+import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from schemas.config.decoder_only import DecoderOnly
 from schemas.config.equivalence import REFERENCE
 from schemas.config.run_spec import RunSpec
 from schemas.results import SeedTrajectory, Trajectory
@@ -29,23 +33,33 @@ from transformer_core.certify.dropout import (
     readable_vocabulary,
 )
 from transformer_core.certify.final_losses import compare_final_losses
-from transformer_core.certify.short_run import ShortRunOrder
+from transformer_core.certify.replay import NotReplayed, Replay, observed, obstacle
+from transformer_core.certify.short_run import LateSteps, ShortRunOrder
 from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.common.records import read_record
-from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.data.batching.epoch_plan import plan_epoch
+from transformer_core.data.sharding.shard_store import PairStore, first_pairs
 from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
 from transformer_core.run.worker import Program
+from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup, assemble
-from transformer_core.training.loop import Diverged, train
+from transformer_core.training.loop import Diverged, optimizer_step, train
 from transformer_core.training.observer import Observer
+from transformer_core.training.precision import ScaledAutocast
 
 STEPS_AS_TIMED = 3
+STEPS_REPLAYED = 2
+"""Steps with dropout on: the last of an epoch, and the first of the next."""
+LATE = 20
+"""Steps done before them, unless the schedule rises longer."""
+OVERFLOWING = 2.0**100
+"""A loss scale that makes any gradient overflow."""
 
 
 class Recorder(Observer):
@@ -152,6 +166,7 @@ def record(
     save_weights: bool,
     dropout: float = 0.0,
     checked: bool = True,
+    late: LateSteps | None = None,
 ) -> Recorded:
     """Train ``spec`` on the first of ``stores``; the second is for validation.
 
@@ -183,16 +198,121 @@ def record(
     if dropout:
         with_dropout = spec.model.model_copy(update={"dropout": dropout})
         dropping = spec.model_copy(update={"model": with_dropout})
-        looked_at = assemble(dropping, process, vocabulary, *stores)
-        known["moments"] = dropout_moments(looked_at)
-        fewer = readable_vocabulary(spec, vocabulary) if checked else None
+        known["dropout_probability"] = dropout
+        why = None
+        if checked:
+            try:
+                known |= _replayed(dropping, late, process, vocabulary, stores, output)
+            except NotReplayed as error:
+                known["not_replayed"] = why = str(error)
+        if not checked or why is not None:
+            known["moments"] = dropout_moments(assemble(dropping, process, vocabulary, *stores))
+        fewer = readable_vocabulary(spec, vocabulary) if why is not None else None
         if fewer is not None:
             read = assemble(readable(dropping), process, fewer, *stores)
             known["dropout"] = known_dropout(read, fewer)
-        known["dropout_probability"] = dropout
     if seen.deterministic and checked:
         known["as_timed"] = _as_timed(spec, process, vocabulary, stores, output)
     return Recorded(trajectory.model_copy(update=known), setup.strategy, seen)
+
+
+def _replayed(
+    spec: RunSpec,
+    late: LateSteps | None,
+    process: Process,
+    vocabulary: int,
+    stores: tuple[PairStore, PairStore],
+    output: Path,
+) -> dict[str, Any]:
+    """A few steps with dropout on, the schedule of the timed run and, in between, an end of an
+    epoch; every quantity is compared with the masks that were drawn.
+
+    The training resumes from a checkpoint, as an interrupted one does. Raises NotReplayed.
+    """
+    training = spec.training
+    if late is not None:
+        training = training.model_copy(update={"schedule": late.schedule, "steps": late.steps})
+    warmup = getattr(training.schedule, "warmup", 0)
+    done = max(0, min(max(LATE, warmup // 10), training.steps - STEPS_REPLAYED))
+    spec = spec.model_copy(update={"training": training})
+    probe = assemble(spec, process, vocabulary, *stores)
+    if (why := obstacle(probe)) is not None:
+        raise NotReplayed(why)
+    store, last = _near_the_end(probe)
+    setup = assemble(spec, process, vocabulary, store, stores[1])
+    folder = output / "replayed"
+    if last is not None:
+        steps = [{"step": done, "epoch": last[0], "batch": last[1]}]
+        state = {"history": {"steps": steps, "validations": [], "resumed_at": []}, "observer": {}}
+        checkpoint.save(folder / "checkpoints", setup, done, state)
+    else:
+        done = 0
+    replay = Replay(setup, folder)
+    checker = Checker(setup, vocabulary, folder, replay, done, last, STEPS_REPLAYED)
+    progress = RunProgress(f"{spec.variant}, with dropout", STEPS_REPLAYED, show=False)
+    recorder = Recorder(setup.strategy, progress, checker)
+    stop = StopAfter(recorder, done + STEPS_REPLAYED)
+    with contextlib.suppress(Enough):
+        train(setup, stop, folder / "checkpoints", validate_last=False)
+    progress.close()
+    setup.strategy.synchronise()
+    checks = checker.read()
+    if process.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+    if checks is None:
+        return {}
+    if isinstance(setup.precision, ScaledAutocast) and not _skips_overflow(setup):
+        checks.not_resumed.append("the weights before a step whose gradient overflows")
+    return {"replayed": checks, "dropout": observed(replay.steps, _causal(spec))}
+
+
+def _skips_overflow(setup: Setup) -> bool:
+    """Whether a step whose gradient overflows changes nothing. Every rank must call this."""
+    before = [p.detach().clone() for p in setup.module.parameters()]
+    scaler = setup.precision.scaler  # type: ignore[attr-defined]
+    state = scaler.state_dict()
+    scaler.load_state_dict(state | {"scale": OVERFLOWING})
+    with contextlib.closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
+        optimizer_step(setup, next(batches), 1e-3)
+    scaler.load_state_dict(state)
+    after = setup.module.parameters()
+    return all(torch.equal(mine, then) for mine, then in zip(after, before, strict=True))
+
+
+def _causal(spec: RunSpec) -> Callable[[str], bool]:
+    texts = isinstance(spec.model, DecoderOnly)
+    return lambda place: "self_attention" in place and (texts or place.startswith("decoder."))
+
+
+def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:
+    """The first pairs of the training store, some two batches and a half, and the position of the
+    last batch but one of their epoch; None if the epoch has a single batch."""
+    with contextlib.closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
+        pairs = next(batches).pairs
+    store = first_pairs(setup.train_store, pairs * 5 // 2)
+    windows = plan_epoch(store, setup.spec.batching, setup.spec.training.seed, 0, 0)
+    count = sum(len(window) for window in windows)
+    return store, (0, count - 2) if count > 1 else None
+
+
+class Enough(Exception):
+    """The steps that were wanted are done."""
+
+
+class StopAfter(Observer):
+    """Ends a training after the step ``last``."""
+
+    def __init__(self, recorder: Recorder, last: int) -> None:
+        self.recorder, self.last = recorder, last
+
+    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
+        self.recorder.updated(step, target_tokens, loss_sum, norm)
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        if step >= self.last:
+            raise Enough
 
 
 def _as_timed(
@@ -246,6 +366,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
                 order.dropout,
                 # The reference needs no certificate: others are compared with it.
                 checked=spec.variant != REFERENCE,
+                late=order.late,
             )
         )
         if _enough(order, [each.trajectory for each in found], found[-1].strategy, began):

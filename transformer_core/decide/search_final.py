@@ -15,7 +15,7 @@ from schemas.results.search import BASELINE, BEST, Stage
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.kernels import sessions_otherwise, uncertified
-from transformer_core.certify.short_run import ShortRun
+from transformer_core.certify.short_run import LateSteps, ShortRun
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log as progress_log
 from transformer_core.common.records import read_record
@@ -210,6 +210,7 @@ def _certificate(bench: Bench, trial: Trial, reference: Path) -> Certificate:
         spec=folder / "spec.json",
         seeds=getattr(equivalence, "seeds", 1),
         dropout=bench.study.model.dropout,
+        late=LateSteps(schedule=trial.spec.training.schedule, steps=trial.spec.training.steps),
         data=bench.data,
         output=folder,
     )

@@ -10,7 +10,16 @@ from schemas.config.measurement import Measurement
 from schemas.config.model import ReferenceAttention, SeparateQkv, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp32, WholeLoss
+from schemas.config.training import (
+    Accumulation,
+    AdamW,
+    AnySchedule,
+    Constant,
+    Evaluation,
+    Fp16,
+    Fp32,
+    WholeLoss,
+)
 from schemas.config.variants import Variant
 from transformer_core.study.compositions import with_compositions
 from transformer_core.study.resolve import VARIANTS_FILE, spec_of
@@ -18,6 +27,10 @@ from transformer_core.study.resolve import VARIANTS_FILE, spec_of
 NEXT_TO_NONE = 1e-9
 """A dropout rate that drops nothing. With 0, some kernels would differ from the timed ones: torch's
 fused attention on CPUs cannot drop anything."""
+
+
+NO_OVERFLOW = 1024.0
+"""A loss scale at which gradients of 16 bits do not overflow in the first steps."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,11 @@ class ShortRun:
     margin: float
     """Margin of that comparison."""
     dropout: float
-    """Dropout of the study, with which its places are looked at."""
+    """Dropout of the study, with which some steps are trained."""
+    schedule: AnySchedule
+    """Learning rate of the timed run, which these steps have."""
+    steps: int
+    """Steps of the timed run."""
 
 
 def compared_with(variant: Variant) -> str | None:
@@ -73,24 +90,25 @@ def short_runs(
     runs = {}
     for name, needed in seeds.items():
         look = looks.get(name)
+        timed = specs.get(name)
         if name == REFERENCE:
-            spec = reference_spec(study)
-        elif name in specs:
-            spec = short_spec(study, specs[name])
-        else:
-            spec = short_spec(study, spec_of(study, name, variants, study_file, variants_file))
+            timed = reference_spec(study)
+        elif timed is None:
+            timed = spec_of(study, name, variants, study_file, variants_file)
         runs[name] = ShortRun(
-            spec=spec,
+            spec=short_spec(study, timed),
             seeds=needed,
             first_look=look.seeds if look else 0,
             margin=look.loss if look else 0.0,
             dropout=study.model.dropout,
+            schedule=timed.training.schedule,
+            steps=timed.training.steps,
         )
     return runs
 
 
 def reference_spec(study: Study) -> RunSpec:
-    """The short run of the study's model as plain as it can be: see :data:`REFERENCE`."""
+    """The study's model as plain as it can be: see :data:`REFERENCE`."""
     model, training = study.model, study.training
     if isinstance(model, Transformer | DecoderOnly):
         plain = {
@@ -115,8 +133,7 @@ def reference_spec(study: Study) -> RunSpec:
         for name in RunSpec.model_fields
         if name in Study.model_fields and name not in ("model", "training")
     }
-    spec = RunSpec(variant=REFERENCE, model=model, training=training, **shared)
-    return short_spec(study, spec)
+    return RunSpec(variant=REFERENCE, model=model, training=training, **shared)
 
 
 def short_spec(study: Study, spec: RunSpec) -> RunSpec:
@@ -135,6 +152,11 @@ def short_spec(study: Study, spec: RunSpec) -> RunSpec:
     if training.schedule == study.training.schedule:
         constant = Constant(kind="constant", peak=settings.learning_rate)
         training = training.model_copy(update={"schedule": constant})
+    if isinstance(training.precision, Fp16):
+        # A step that is rightly skipped would shift the course of so few. Skipping is tried apart.
+        scale = min(training.precision.initial_scale, NO_OVERFLOW)
+        precision = training.precision.model_copy(update={"initial_scale": scale})
+        training = training.model_copy(update={"precision": precision})
     parallel = spec.parallel
     if (hook := parallel.message_hook) is not None:
         # Within the few steps there are: plain gradients would certify nothing.

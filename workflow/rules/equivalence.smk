@@ -53,6 +53,8 @@ rule short_run:
         asked=lambda wildcards: as_json(
             [
                 SHORT_RUNS[wildcards.run].dropout,
+                SHORT_RUNS[wildcards.run].schedule,
+                SHORT_RUNS[wildcards.run].steps,
                 seeds_until_decided(SHORT_RUNS[wildcards.run], "reference"),
             ]
         ),
@@ -62,6 +64,10 @@ rule short_run:
             data=data_of(input),
             output=Path(output.trajectory).parent,
             dropout=SHORT_RUNS[wildcards.run].dropout,
+            late={
+                "schedule": SHORT_RUNS[wildcards.run].schedule,
+                "steps": SHORT_RUNS[wildcards.run].steps,
+            },
             **seeds_until_decided(SHORT_RUNS[wildcards.run], input.reference),
         ),
     message:

@@ -25,6 +25,8 @@ class Fault:
     ranks: int = 1
     dropout: float = 0.0
     """Dropout of the study."""
+    late: Change | None = None
+    """Schedule and steps of the timed run, for the steps with dropout."""
     missed: str = ""
     """Why no certificate can show it, where none can."""
 

@@ -184,6 +184,20 @@ class PairStore:
         return _split(self.target.gather(np.asarray(rows, np.int64)))
 
 
+def first_pairs(store: PairStore, count: int) -> PairStore:
+    """The first ``count`` pairs of ``store``, or fewer if its first shard has fewer."""
+    batch = store.batches[0].slice(0, count)
+    few = PairStore(store.manifest, [batch])
+    every = np.array([[0, len(batch)]])
+    lengths = LengthHistogram(
+        unit="tokens",
+        source=count_lengths(few.source.lengths(every)),
+        target=count_lengths(few.target.lengths(every)),
+    )
+    few.manifest = store.manifest.model_copy(update={"pairs": len(batch), "lengths": lengths})
+    return few
+
+
 def open_shards(manifest_path: str | Path) -> PairStore:
     """Memory-map the shards of a manifest, after checking their sizes.
 

@@ -1,0 +1,116 @@
+"""Masks of dropout are read from any variant, and with them the plain model gives the same gradients."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.base import merge
+from tests.attacks.planted.fault import TEXTS, UNPADDED, WIDE
+from tests.attacks.short_trainings import recorded, spec_of
+from tests.training.small_training import small_setup, small_store
+from transformer_core.certify.replay import (
+    OtherSentences,
+    Replay,
+    Step,
+    _flat,
+    _structured,
+    obstacle,
+    places_of,
+)
+from transformer_core.data.sharding.shard_store import first_pairs
+from transformer_core.training.loop import optimizer_step
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "torch's own dropout": {"model": {"dropout_method": {"kind": "torch"}}},
+    "one compiled pass": {"model": {"dropout_method": {"kind": "fused"}}},
+    "with the softmax": {"model": {"attention": {"kind": "fused_softmax"}}},
+    "without padding": UNPADDED,
+    "several pairs in a row": {"batching": {"rows": {"kind": "packed"}}},
+    "layers computed again": {"model": {"checkpoint": "layers"}},
+    "micro-batches": {"training": {"accumulation": {"micro_batches": 2}}},
+    "normalization after": {"model": {"norm": "post"}},
+}
+
+
+@pytest.mark.parametrize("change", VARIANTS.values(), ids=list(VARIANTS))
+def test_gradients_agree_with_dropout_on(change: dict[str, Any]) -> None:
+    _, (found,), _ = recorded(spec_of(change, WIDE), dropout=0.2)
+    assert found.not_replayed is None
+    assert found.replayed is not None
+    assert len(found.replayed.points) == 2
+    compared = [g for g in found.replayed.gradients if not g.tensor.endswith("key.bias")]
+    assert max(g.error for g in compared) < 1e-4
+    assert all(abs(p.loss / p.expected_loss - 1) < 1e-5 for p in found.replayed.points)
+    assert not found.replayed.not_resumed
+
+
+def test_language_models_too() -> None:
+    _, (found,), _ = recorded(spec_of({}, TEXTS), dropout=0.2)
+    assert found.replayed is not None
+    assert max(g.error for g in found.replayed.gradients) < 1e-4
+
+
+def test_a_model_that_is_not_ours_says_why_it_cannot_be_read() -> None:
+    spec = spec_of({}, merge(WIDE, {"model": {"kind": "torch_nn", "dropout": 0.2}}))
+    assert obstacle(small_setup(spec)) == "the model is not the project's own"
+
+
+def drawn() -> tuple[Any, Step]:
+    """A batch that was trained on, and its masks."""
+    spec = spec_of({"model": {"dropout": 0.2}}, WIDE)
+    setup = small_setup(spec)
+    replay = Replay(setup, Path("nowhere"))
+    batch = next(setup.feed.batches())
+    optimizer_step(setup, batch, 1e-3)
+    step = replay.collect(1)
+    assert step is not None
+    return batch.micro_batches[0], step
+
+
+def test_all_places_are_read_and_share_out_as_asked() -> None:
+    micro, step = drawn()
+    drops = step.imposed(micro.source, micro.target_input)
+    assert set(drops.masks) == set(places_of(spec_of({}, WIDE).model))
+    assert drops.factor("a place that drops nothing") == 1.0
+    factor = drops.factor("encoder.0.feed_forward")
+    assert isinstance(factor, torch.Tensor)
+    assert factor.unique().tolist() == [0.0, pytest.approx(1.25)]
+
+
+def test_masks_follow_their_sentences_in_any_order() -> None:
+    micro, step = drawn()
+    order = torch.randperm(len(micro.source))
+    one = step.imposed(micro.source, micro.target_input)
+    other = step.imposed(micro.source[order], micro.target_input[order])
+    for place, mask in one.masks.items():
+        assert torch.equal(mask[order], other.masks[place]), place
+
+
+def test_other_sentences_are_refused() -> None:
+    micro, step = drawn()
+    changed = micro.target_input.clone()
+    changed[0, 1] += 1
+    with pytest.raises(OtherSentences):
+        step.imposed(micro.source, changed)
+    with pytest.raises(OtherSentences):
+        step.imposed(micro.source[1:], micro.target_input[1:])
+
+
+def test_masks_survive_the_way_through_a_file() -> None:
+    micro, step = drawn()
+    again = Step(step.p, [_structured(_flat(step.ranks[0]))])
+    one, other = (each.imposed(micro.source, micro.target_input) for each in (step, again))
+    for place, mask in one.masks.items():
+        assert torch.equal(mask, other.masks[place]), place
+
+
+def test_the_first_pairs_of_a_store_are_a_store() -> None:
+    store = small_store()
+    few = first_pairs(store, 7)
+    assert len(few) == 7
+    assert few.source_rows([6])[0].tolist() == store.source_rows([6])[0].tolist()
+    assert sum(few.manifest.lengths.source.values()) == 7
+    assert len(first_pairs(store, 1_000)) == len(store)

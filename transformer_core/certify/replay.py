@@ -1,0 +1,540 @@
+"""Masks of dropout, read while a training draws them, and imposed on the plain model.
+
+With the same elements dropped, loss, gradients and updates can be compared with dropout on, as they
+are in training. A mask is read by calling the place that drops once more, from the same state of the
+random numbers, with inputs that reveal it: ones for elements, and for attention equal scores and
+the identity in place of the values. So any kernel can be read that draws by shape alone.
+
+Sentences are found in the plain model's batch by their tokens: how a variant divides a batch among
+ranks, micro-batches, rows or lists of tokens makes no difference.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from schemas.config.decoder_only import DecoderOnly
+from schemas.config.model import SdpaAttention, Transformer
+from schemas.results.equivalence import Agreement, DropoutPlace
+from transformer_core.common.files import atomic_path
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.models.dropout import Dropout
+from transformer_core.models.sublayers import Attention
+from transformer_core.models.unpadded import Blocks, Sentences, source_sentences, target_sentences
+from transformer_core.training.assemble import Setup
+
+Key = tuple[bytes, bytes]
+"""Source and target tokens of a sentence."""
+Sentence = dict[str, Tensor]
+"""The masks of a sentence by place."""
+Masks = dict[str, Tensor]
+"""By place, True where an element is kept: [b, n, d], or [b, h, n, m] of attention weights."""
+COMPARED = 256
+"""Tokens of a place whose masks are compared with each other."""
+FIRST = 4096
+"""Elements of a mask, in the order in which they are drawn, that are compared between draws."""
+
+
+class NotReplayed(Exception):
+    """The masks of a training cannot be read; the message says why."""
+
+
+class OtherSentences(Exception):
+    """The ranks trained on other sentences than those of the global batch."""
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Dropout with known masks."""
+
+    p: float
+    masks: Masks = field(default_factory=dict)
+
+    def factor(self, place: str) -> Tensor | float:
+        """What the elements of ``place`` are multiplied by."""
+        mask = self.masks.get(place)
+        return 1.0 if mask is None else mask / (1 - self.p)
+
+    def rows(self, start: int, stop: int) -> "Drops":
+        """The masks of these rows of the batch."""
+        return Drops(self.p, {name: mask[start:stop] for name, mask in self.masks.items()})
+
+
+def obstacle(setup: Setup) -> str | None:
+    """Why the masks of a training cannot be read; None if they can."""
+    model = setup.spec.model
+    if not isinstance(model, Transformer | DecoderOnly):
+        return "the model is not the project's own"
+    if setup.spec.parallel.kind in ("central", "data_parallel"):
+        return "one process hands out the rows of all replicas"
+    if model.compile != "none":
+        return "compiled layers draw inside their kernels"
+    if setup.device.type != "cpu" and isinstance(model.attention, SdpaAttention):
+        return "the device's attention kernels draw by themselves"
+    return None
+
+
+def _side(place: str) -> str:
+    return "source" if place.startswith(("encoder.", "source")) else "target"
+
+
+@dataclass
+class _Micro:
+    """A micro-batch with the masks drawn in its forward pass."""
+
+    tokens: dict[str, list[Tensor]]
+    """The sentences of each side."""
+    places: dict[str, Sentences | None]
+    """Where they stand in the micro-batch; None if each row is one."""
+    masks: dict[str, list[Tensor]] = field(default_factory=dict)
+    """Per place, the mask of each sentence: [n, d] or [h, n, m]."""
+    draws: Sentence = field(default_factory=dict)
+    """Per place, the first elements in the order in which they were drawn; -1 if unknown."""
+
+
+class MaskReader:
+    """Reads the masks of every forward pass of a training. Every rank has one."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.spec = setup, setup.spec
+        self.micros: list[_Micro] = []
+        self._micro: _Micro | None = None
+        self._calls: dict[str, int] = {}
+        self._lists = self.texts = False
+        model: Any = setup.model
+        self.texts = isinstance(self.spec.model, DecoderOnly)
+        self._lists = bool(getattr(model, "blocks", 0))
+        self._packed = bool(getattr(model, "packed", False))
+        for name, module in model.named_modules():
+            if isinstance(module, Dropout):
+                self._watch_elements(name, module)
+            elif isinstance(module, Attention):
+                self._watch_attention(name, module)
+        setup.module.register_forward_pre_hook(self._begin)
+        setup.module.register_forward_hook(self._end)
+
+    def take(self) -> list[_Micro]:
+        """The micro-batches since the last call. Raises NotReplayed if a place was not seen."""
+        taken, self.micros = self.micros, []
+        expected = set(places_of(self.spec.model))
+        for micro in taken:
+            if lacking := sorted(expected - micro.masks.keys()):
+                raise NotReplayed(f"the masks of {lacking[0]} were not drawn where they are read")
+        return taken
+
+    def _begin(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        source, target = given[0], given[1]
+        tokens: dict[str, list[Tensor]] = {}
+        places: dict[str, Sentences | None] = {}
+        for side, found in (("source", source), ("target", target)):
+            if self.texts:
+                places[side] = None
+                tokens[side] = [row[row != PAD] for row in found.cpu()]
+                continue
+            divide = source_sentences if side == "source" else target_sentences
+            where = divide(found, self._packed)
+            places[side] = where
+            rows = found.flatten()[where.places].cpu()
+            tokens[side] = list(rows.split(where.lengths.tolist()))
+        self._micro, self._calls = _Micro(tokens, places), {}
+
+    def _end(self, module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        if self._micro is not None:
+            self.micros.append(self._micro)
+        self._micro = None
+
+    def _watch_elements(self, name: str, module: Dropout) -> None:
+        """Reads ``module`` wherever it is called: alone, after a ReLU or before a sum."""
+        reads: list[tuple[str, Callable[[Any, Tensor], Tensor]]] = [
+            ("forward", lambda real, x: real(torch.ones_like(x))),
+            ("of_relu", lambda real, x: real(torch.ones_like(x))),
+        ]
+        for method, read in reads:
+            real = getattr(module, method)
+
+            def watched(x: Tensor, real: Any = real, read: Any = read) -> Tensor:
+                with self._reading(module) as micro:
+                    if micro is not None:
+                        self._keep(micro, self._place(name), read(real, x) != 0)
+                with self._pausing():
+                    result: Tensor = real(x)
+                return result
+
+            setattr(module, method, watched)
+        real_added = module.added
+
+        def added(residual: Tensor, x: Tensor) -> Tensor:
+            with self._reading(module) as micro:
+                if micro is not None:
+                    kept = real_added(torch.zeros_like(residual), torch.ones_like(x)) != 0
+                    self._keep(micro, self._place(name), kept)
+            with self._pausing():
+                return real_added(residual, x)
+
+        module.added = added  # type: ignore[method-assign]
+
+    def _watch_attention(self, name: str, module: Attention) -> None:
+        real, attention = module.attend, module.attention
+        blocks: list[Blocks | None] = [None]
+        found: list[Tensor] = []
+        seen: list[Tensor] = []
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, *more: Any) -> Tensor:
+            with self._reading(module) as micro:
+                if micro is not None:
+                    read = partial(real, torch.zeros_like(q), torch.zeros_like(k))
+                    m = v.size(-2)
+                    identity = torch.eye(m, dtype=v.dtype, device=v.device)
+                    identity = identity.expand(*v.shape[:-2], m, m)
+                    weights = read(identity, mask, causal, *more)
+                    found.append(weights != 0)
+                    seen.append(read(identity, mask, causal, 0.0, *more[1:]) != 0)
+            with self._pausing():
+                return real(q, k, v, mask, causal, *more)
+
+        def attention_with(
+            q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool = False
+        ) -> Tensor:
+            micro = self._micro
+            blocks[0] = mask if isinstance(mask, Blocks) else None
+            found.clear()
+            seen.clear()
+            result: Tensor = attention(q, k, v, mask, causal)
+            if micro is not None and self._micro is micro and found:
+                micro.masks[name] = self._of_attention(micro, name, list(found), blocks[0])
+                drawn = found[0].to(torch.int8).masked_fill(~seen[0], -1)
+                micro.draws[name] = drawn.flatten()[:FIRST].cpu()
+            return result
+
+        module.attend = attend
+        module.attention = attention_with  # type: ignore[method-assign]
+
+    @contextmanager
+    def _reading(self, module: nn.Module) -> Iterator[_Micro | None]:
+        """The micro-batch whose masks are read now, if any; random numbers that are drawn here are
+        drawn again afterwards."""
+        micro = self._micro if module.training else None
+        if micro is None:
+            yield None
+            return
+        state = self._random()
+        self._micro = None
+        with torch.no_grad():
+            yield micro
+        self._micro = micro
+        self._random(state)
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        """Calls inside a place that is read already are no places."""
+        micro, self._micro = self._micro, None
+        yield
+        self._micro = micro
+
+    def _random(self, state: Any = None) -> Any:
+        cuda = self.setup.device.type == "cuda"
+        if state is None:
+            own = torch.cuda.get_rng_state(self.setup.device) if cuda else None
+            return torch.get_rng_state(), own
+        torch.set_rng_state(state[0])
+        if cuda:
+            torch.cuda.set_rng_state(state[1], self.setup.device)
+        return None
+
+    def _place(self, name: str) -> str:
+        """The plain model's name of the next call of a module."""
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        if name == "dropout":
+            return "embedding" if self.texts else ("source_embedding", "target_embedding")[call]
+        stem = name.removesuffix(".dropout")
+        return f"{stem}.residuals.{call}" if self.texts else stem
+
+    def _keep(self, micro: _Micro, place: str, kept: Tensor) -> None:
+        """Divides the mask of a place, [b, n, d] or [1, tokens, d], among sentences."""
+        side = _side(place)
+        where, kept = micro.places[side], kept.cpu()
+        micro.draws[place] = kept.flatten()[:FIRST].to(torch.int8)
+        if where is None:
+            parts = [row[: len(t)] for row, t in zip(kept, micro.tokens[side], strict=True)]
+        elif self._lists:
+            parts = list(kept[0, : len(where.places)].split(where.lengths.tolist()))
+        else:
+            parts = list(kept.flatten(0, 1)[where.places.cpu()].split(where.lengths.tolist()))
+        micro.masks[place] = parts
+
+    def _of_attention(
+        self, micro: _Micro, name: str, found: list[Tensor], blocks: Blocks | None
+    ) -> list[Tensor]:
+        """Divides masks of attention weights, [b, h, n, m] or one [h, b, n, m] of each block, among
+        sentences."""
+        keys = "source" if "cross" in name else _side(name)
+        of_queries, of_keys = micro.tokens[_side(name)], micro.tokens[keys]
+        parts: list[Tensor | None] = [None] * len(of_queries)
+        if blocks is not None:
+            starts = blocks.sentences[0].starts.tolist()
+            number = {start: i for i, start in enumerate(starts)}
+            for grid, masks in zip(blocks._grids.queries, found, strict=True):
+                for row, first in enumerate(grid[:, 0].tolist()):
+                    i = number[first]
+                    parts[i] = masks[:, row, : len(of_queries[i]), : len(of_keys[i])].cpu()
+        else:
+            (masks,) = found
+            masks = masks.cpu()
+            queries = self._corners(micro, _side(name))
+            for i, ((row, at), (_, to)) in enumerate(
+                zip(queries, self._corners(micro, keys), strict=True)
+            ):
+                n, m = len(of_queries[i]), len(of_keys[i])
+                parts[i] = masks[row, :, at : at + n, to : to + m]
+        return [part for part in parts if part is not None]
+
+    @staticmethod
+    def _corners(micro: _Micro, side: str) -> list[tuple[int, int]]:
+        """Row and first column of every sentence."""
+        where = micro.places[side]
+        if where is None:
+            return [(row, 0) for row in range(len(micro.tokens[side]))]
+        firsts = where.places[where.starts[:-1].long()].tolist()
+        width = where.shape[1]
+        return [divmod(first, width) for first in firsts]
+
+
+def places_of(spec: Transformer | DecoderOnly | Any) -> Iterator[str]:
+    """The places of a model that drop, by the plain model's names."""
+    if isinstance(spec, DecoderOnly):
+        yield "embedding"
+        for layer in range(spec.layers):
+            yield f"layers.{layer}.self_attention"
+            yield from (f"layers.{layer}.residuals.{number}" for number in range(2))
+        return
+    yield from ("source_embedding", "target_embedding")
+    for stack, layers, parts in (
+        ("encoder", spec.encoder_layers, ("self_attention", "feed_forward")),
+        ("decoder", spec.decoder_layers, ("self_attention", "cross_attention", "feed_forward")),
+    ):
+        for layer in range(layers):
+            yield from (f"{stack}.{layer}.{part}" for part in parts)
+            yield from (f"{stack}.{layer}.residuals.{number}" for number in range(len(parts)))
+
+
+class Replay:
+    """Brings the masks that all ranks drew in a step to the main rank."""
+
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        self.reader, self.setup, self.folder = MaskReader(setup), setup, folder
+        self.p = setup.spec.model.dropout
+        self.steps: list[Step] = []
+        """Every step so far, on the main rank."""
+
+    def collect(self, step: int) -> "Step | None":
+        """The masks of the step that was just done; None on ranks other than the main one. Raises
+        NotReplayed, on all ranks alike, if a place was not seen."""
+        found = self._collected(step)
+        if found is not None:
+            self.steps.append(found)
+        return found
+
+    def _collected(self, step: int) -> "Step | None":
+        world, rank = self.setup.process.world_size, self.setup.process.rank
+        mine = [(_sentences(micro), micro.draws) for micro in self.reader.take()]
+        if world == 1:
+            return Step(self.p, [mine])
+        files = [self.folder / f"masks-{step}-{number}.safetensors" for number in range(world)]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(files[rank]) as temporary:
+            save_file(_flat(mine), temporary)
+        self.setup.strategy.synchronise()
+        found = None
+        if self.setup.process.is_main:
+            found = Step(self.p, [_structured(load_file(file)) for file in files])
+        self.setup.strategy.synchronise()
+        files[rank].unlink()
+        return found
+
+
+def _sentences(micro: _Micro) -> list[tuple[Key, Sentence]]:
+    found = []
+    for i, target in enumerate(micro.tokens["target"]):
+        key = _key(micro.tokens["source"][i]), _key(target)
+        found.append((key, {place: parts[i] for place, parts in micro.masks.items()}))
+    return found
+
+
+def _key(tokens: Tensor) -> bytes:
+    return tokens.to(torch.int64).numpy().tobytes()
+
+
+Micros = list[tuple[list[tuple[Key, Sentence]], Sentence]]
+"""The sentences of each micro-batch, and the first elements of each mask as they were drawn."""
+
+
+def _flat(micros: Micros) -> dict[str, Tensor]:
+    """As named tensors, which a file can hold."""
+    found: dict[str, Tensor] = {}
+    for m, (sentences, draws) in enumerate(micros):
+        found |= {f"{m}/draws/{place}": drawn for place, drawn in draws.items()}
+        for i, ((source, target), masks) in enumerate(sentences):
+            for name, key in (("source", source), ("target", target)):
+                found[f"{m}/{i}/{name}"] = torch.frombuffer(
+                    bytearray(key + b"."), dtype=torch.uint8
+                )
+            for place, mask in masks.items():
+                found[f"{m}/{i}/mask/{place}"] = mask.to(torch.uint8).contiguous()
+    return found
+
+
+def _structured(tensors: Mapping[str, Tensor]) -> Micros:
+    """The micro-batches that :func:`_flat` named."""
+    draws: dict[int, Sentence] = {}
+    keys: dict[tuple[int, int], dict[str, bytes]] = {}
+    masks: dict[tuple[int, int], Sentence] = {}
+    for name, tensor in tensors.items():
+        m, i, what = name.split("/", 2)
+        if i == "draws":
+            draws.setdefault(int(m), {})[what] = tensor
+        elif what.startswith("mask/"):
+            place = what.removeprefix("mask/")
+            masks.setdefault((int(m), int(i)), {})[place] = tensor.bool()
+        else:
+            keys.setdefault((int(m), int(i)), {})[what] = tensor.numpy().tobytes()[:-1]
+    found: Micros = [([], draws[m]) for m in sorted(draws)]
+    for at in sorted(keys):
+        found[at[0]][0].append(((keys[at]["source"], keys[at]["target"]), masks[at]))
+    return found
+
+
+@dataclass
+class Step:
+    """All masks of a step, by rank and micro-batch."""
+
+    p: float
+    ranks: list[Micros]
+
+    def imposed(self, source: Tensor, target: Tensor) -> Drops:
+        """The masks for source [b, s] and target input [b, t] of the whole batch. Raises
+        OtherSentences if the ranks have had others."""
+        waiting: dict[Key, list[Sentence]] = {}
+        for micros in self.ranks:
+            for sentences, _ in micros:
+                for key, masks in sentences:
+                    waiting.setdefault(key, []).append(masks)
+        rows = []
+        for mine, theirs in zip(source, target, strict=True):
+            key = _key(mine[mine != PAD]), _key(theirs[theirs != PAD])
+            if not waiting.get(key):
+                raise OtherSentences
+            rows.append(waiting[key].pop())
+        if any(waiting.values()):
+            raise OtherSentences
+        lengths = {"source": source.size(1), "target": target.size(1)}
+        return Drops(self.p, {place: _padded(place, rows, lengths) for place in rows[0]})
+
+
+def _padded(place: str, rows: Sequence[Sentence], lengths: Mapping[str, int]) -> Tensor:
+    first, n = rows[0][place], lengths[_side(place)]
+    if first.dim() == 2:
+        whole = torch.ones(len(rows), n, first.size(1), dtype=torch.bool)
+        for row, masks in zip(whole, rows, strict=True):
+            row[: len(masks[place])] = masks[place]
+        return whole
+    m = lengths["source" if "cross" in place else _side(place)]
+    whole = torch.ones(len(rows), first.size(0), n, m, dtype=torch.bool)
+    for row, masks in zip(whole, rows, strict=True):
+        mask = masks[place]
+        row[:, : mask.size(1), : mask.size(2)] = mask
+    return whole
+
+
+def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[DropoutPlace]:
+    """The masks of every place beside each other: how many elements were dropped, and whether
+    masks that must be independent are. ``causal`` says where a query sees only what precedes it."""
+    found: list[DropoutPlace] = []
+    before: dict[int, Tensor] = {}
+    for place, first in steps[0].ranks[0][0][1].items():
+        mine = [
+            _visible(masks[place], key[1], causal(place))
+            for step in steps
+            for sentences, _ in step.ranks[0]
+            for key, masks in sentences
+        ]
+        some = torch.cat(mine)[:COMPARED]
+        near = [_alike(one, other) for one, other in pairwise(mine)]
+        again = [draws[place] for step in steps for _, draws in step.ranks[0]][1:]
+        others = [micros[0][1][place] for micros in steps[0].ranks[1:]]
+        width = some.size(1)
+        neighbours = [_alike(some[1:], some[:-1])]
+        if steps[0].ranks[0][0][0][0][1][place].dim() == 3:
+            neighbours.append(_between_queries(steps[0], place, causal(place)))
+        found.append(
+            DropoutPlace(
+                place=place,
+                dropped=sum(int((~mask).sum()) for mask in mine),
+                of=sum(mask.numel() for mask in mine),
+                factor=None,
+                dropped_in_evaluation=None,
+                steps=max((_alike(first, other) for other in again), key=_share),
+                rows=Agreement(same=sum(a.same for a in near), of=sum(a.of for a in near)),
+                layers=_alike(first, before[width]) if width in before else None,
+                ranks=max((_alike(first, other) for other in others), key=_share, default=None),
+                tokens=max(neighbours, key=_share),
+                elements=_between_elements(some),
+            )
+        )
+        before[width] = first
+    return found
+
+
+def _visible(mask: Tensor, target: bytes, causal: bool) -> Tensor:
+    """[n, d] as it is; of attention weights [h, n, m], those of visible keys as [weights, h]."""
+    return mask if mask.dim() == 2 else mask[:, _seen(mask, target, causal)].T
+
+
+def _seen(mask: Tensor, target: bytes, causal: bool) -> Tensor:
+    """[n, m] which keys a query sees, given the target's tokens."""
+    seen = torch.ones(mask.shape[1:], dtype=torch.bool)
+    if causal:
+        tokens = torch.frombuffer(bytearray(target), dtype=torch.int64)
+        text = (tokens == BOS).cumsum(0)
+        seen = seen.tril() & (text[:, None] == text[None, :])
+    return seen
+
+
+def _alike(one: Tensor, other: Tensor) -> Agreement:
+    """Of the rows or elements that both have, unless they are unknown (-1)."""
+    count = min(len(one), len(other))
+    one, other = one[:count].to(torch.int8), other[:count].to(torch.int8)
+    known = (one >= 0) & (other >= 0)
+    return Agreement(same=int((one == other)[known].sum()), of=int(known.sum()))
+
+
+def _share(agreement: Agreement) -> float:
+    return agreement.same / agreement.of if agreement.of else 0.0
+
+
+def _between_queries(step: Step, place: str, causal: bool) -> Agreement:
+    """Of the weights with which neighbouring queries see a key."""
+    same = of = 0
+    for sentences, _ in step.ranks[0]:
+        for key, masks in sentences:
+            mask = masks[place]
+            seen = _seen(mask, key[1], causal)
+            both = seen[1:] & seen[:-1]
+            same += int((mask[:, 1:] == mask[:, :-1])[:, both].sum())
+            of += mask.size(0) * int(both.sum())
+    return Agreement(same=same, of=of)
+
+
+def _between_elements(mask: Tensor) -> Agreement | None:
+    """Of elements, or heads, at the distance at which most agree."""
+    found = [_alike(mask[:, lag:], mask[:, :-lag]) for lag in range(1, mask.size(1))]
+    most = max((a.of for a in found), default=0)
+    return max((a for a in found if a.of >= most / 8), key=_share, default=None)
