@@ -1,7 +1,5 @@
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, proce
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import PIECES, adversarial_lines
-from transformer_core.data.arrays import evenly_spaced, ranges, utf8
+from transformer_core.data.arrays import evenly_spaced, ranges
 from transformer_core.data.tokenizing.encoding import (
     Encoded,
     Encoder,
@@ -21,9 +19,7 @@ from transformer_core.data.tokenizing.encoding import (
 )
 from transformer_core.data.tokenizing.existing import Described
 from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.data.tokenizing.word_table import WordTable
 from transformer_core.data.tokenizing.words import (
-    distinct_words,
     punctuation_is_independent,
     words_are_independent,
 )
@@ -81,41 +77,6 @@ def test_equals_the_tokenizer_id_for_id(bpe, shared, values):
     assert lists(encoded) == expected(bpe, values)
     assert encoded.offsets[0] == 0
     assert encoded.offsets[-1] == len(encoded.ids)
-
-
-@steady
-@given(values=st.lists(texts | punctuated), start=st.integers(0, 2))
-def test_words_that_are_not_kept_have_the_same_ids(bpe, shared, values, start):
-    column_of_all = column(values)[start:]
-    found = Encoder(bpe, keep=False).encode(column_of_all)
-    kept = shared.encode(column_of_all)
-    assert found.ids.tolist() == kept.ids.tolist()
-    assert found.offsets.tolist() == kept.offsets.tolist()
-    assert found.ids.dtype == kept.ids.dtype
-
-
-@pytest.mark.parametrize("kind", BY_WORD)
-def test_other_tokenizers_are_equalled_without_a_table(kind):
-    values = adversarial_lines(300)
-    assert lists(Encoder(tokenizer(kind), keep=False).encode(column(values))) == expected(
-        tokenizer(kind), values
-    )
-
-
-@steady
-@given(values=st.lists(texts | punctuated, min_size=1), punctuation=st.booleans())
-def test_distinct_words_are_those_of_the_table(values, punctuation):
-    if not any(values):
-        return
-    data, limits = utf8(column(values))
-    table = WordTable(1 << 10, 1 << 16, np.dtype(np.uint16), punctuation)
-    entries = table.find(data, limits)
-    words = table.add(data, entries).to_pylist()
-    found = distinct_words(data, limits, punctuation)
-    by_number = found.words.to_pylist()
-    assert len(set(by_number)) == len(by_number)
-    assert [by_number[n] for n in found.numbers] == [words[n] for n in entries.entries]
-    assert found.firsts.tolist() == entries.firsts.tolist()
 
 
 @pytest.mark.slow
@@ -176,14 +137,12 @@ def test_a_small_table_changes_nothing(bpe, values, words, size):
         assert lists(encoder.encode(column(part))) == expected(bpe, part)
 
 
-def test_table_is_bounded_and_used(bpe, monkeypatch):
+def test_known_words_are_bounded_and_used(bpe, monkeypatch):
     encoder = Encoder(bpe, words=10)
     encoded = []
-    encode = encoder._new_words.encode
+    encode = encoder._encode
     monkeypatch.setattr(
-        encoder._new_words,
-        "encode",
-        lambda words: encoded.extend(words.to_pylist()) or encode(words),
+        encoder, "_encode", lambda words: encoded.extend(words.to_pylist()) or encode(words)
     )
     encoder.encode(column(["a b b b", "a c"]))
     assert sorted(encoded) == [" b", " c", "a"]
@@ -193,12 +152,12 @@ def test_table_is_bounded_and_used(bpe, monkeypatch):
     assert sorted(encoded[4:]) == ["!", ",", ".", "5."]
     for number in range(50):
         encoder.encode(column([f"a {number}"]))
-        assert encoder._table.count <= 10
+        assert len(encoder._known._numbers) <= 10
     assert encoded.count("a") > 1
 
 
 @pytest.mark.slow
-def test_threads_share_one_table(bpe):
+def test_threads_share_known_words(bpe):
     lines = adversarial_lines(3_000, seed=2)
     pieces = [lines[start : start + 40] for start in range(0, len(lines), 40)]
     wanted = [expected(bpe, piece) for piece in pieces]
@@ -210,80 +169,13 @@ def test_threads_share_one_table(bpe):
 
 def test_a_failure_of_the_tokenizer_leaves_no_half_words(bpe, monkeypatch):
     encoder = Encoder(bpe)
-    encode = encoder._new_words.encode
-    monkeypatch.setattr(encoder._new_words, "encode", lambda words: 1 / 0)
+    encode = encoder._encode
+    monkeypatch.setattr(encoder, "_encode", lambda words: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         encoder.encode(column(["some words"]))
-    monkeypatch.setattr(encoder._new_words, "encode", encode)
+    monkeypatch.setattr(encoder, "_encode", encode)
     values = ["some other words", "words some"]
     assert lists(encoder.encode(column(values))) == expected(bpe, values)
-
-
-def test_a_failure_in_one_thread_does_not_hold_up_others(bpe, monkeypatch):
-    encoder = Encoder(bpe)
-    encode = encoder._new_words.encode
-    begun, both = Event(), Event()
-
-    def fail_late(words):
-        if "bad" in words.to_pylist():
-            begun.set()
-            assert both.wait(10)
-            raise ZeroDivisionError
-        result = encode(words)
-        both.set()
-        return result
-
-    monkeypatch.setattr(encoder._new_words, "encode", fail_late)
-    with ThreadPoolExecutor(2) as pool:
-        failing = pool.submit(encoder.encode, column(["bad words"]))
-        assert begun.wait(10)
-        # Its ids must wait for those of the words that were added before.
-        values = ["good words", "words"]
-        waiting = pool.submit(encoder.encode, column(values))
-        with pytest.raises(ZeroDivisionError):
-            failing.result(10)
-        assert lists(waiting.result(10)) == expected(bpe, values)
-    monkeypatch.undo()
-    assert lists(encoder.encode(column(["bad words"]))) == expected(bpe, ["bad words"])
-
-
-def test_threads_that_need_the_same_new_words(bpe, monkeypatch):
-    encoder = Encoder(bpe)
-    encode = encoder._new_words.encode
-    first, asked = Event(), []
-
-    def slow(words):
-        asked.append(words.to_pylist())
-        if len(asked) == 1:
-            first.set()
-            time.sleep(0.2)
-        return encode(words)
-
-    monkeypatch.setattr(encoder._new_words, "encode", slow)
-    values = ["some new words"]
-    with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(encoder.encode, column(values))
-        assert first.wait(10)
-        other = pool.submit(encoder.encode, column(values))
-        assert lists(one.result(10)) == lists(other.result(10)) == expected(bpe, values)
-    assert asked == [["some", " new", " words"], []]
-
-
-def test_equal_hashes_are_told_apart(bpe, monkeypatch):
-    values = ["a b c d", "d c b a", "ab ba abab", "a b"]
-    table = WordTable(100, 1_000, np.dtype(np.uint16))
-    table._slots = table._slots[:16].copy()  # crowded: every search meets other words
-    encoder = Encoder(bpe)
-    encoder._table = table
-    for _ in range(2):
-        assert lists(encoder.encode(column(values))) == expected(bpe, values)
-    assert encoder._table is table
-
-
-def test_little_text_takes_the_plain_path(bpe):
-    encoder = Encoder(bpe, by_word=False)
-    assert not encoder.by_word
-    assert lists(encoder.encode(column(["a b", ""]))) == expected(bpe, ["a b", ""])
 
 
 def test_slices_other_string_types_and_empty_texts(bpe, shared):

@@ -12,34 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_core.data.grammar.clauses import Clause, make_clause
-from transformer_core.data.grammar.phrases import (
+from transformer_core.data.grammar.clauses import (
     Case,
+    Clause,
     Phrase,
-    counted_phrases,
-    definite_phrases,
-    indefinite_phrases,
-    names,
-    no_phrases,
+    make_clause,
     person_object,
-    the_phrases,
+    phrases,
 )
-from transformer_core.data.grammar.sentences import pattern_table
+from transformer_core.data.grammar.sentences import PATTERNS
 from transformer_core.data.grammar.stream import CHUNK, draw_names, generate, invented_names, rename
 from transformer_core.data.grammar.words import (
     ADJECTIVES,
     FIRST_NAMES,
-    NOUNS,
     Adjective,
     Tense,
     Verb,
     clock_times,
-    counts,
-    decimal,
     english_number,
     german_number,
-    grouped,
-    third_person,
     verbs,
 )
 
@@ -111,12 +102,7 @@ def test_lengths_are_spread(pairs: list[tuple[str, str]]) -> None:
     assert 35 <= lengths[-1] <= 60
 
 
-def test_vocabulary_is_small(pairs: list[tuple[str, str]]) -> None:
-    words = Counter(word for english, _ in pairs for word in re.findall(r"\b[a-z]+\b", english))
-    assert 300 < len([word for word, count in words.items() if count > 3]) < 900
-
-
-@pytest.mark.parametrize("pattern", list(dict.fromkeys(pattern_table())))
+@pytest.mark.parametrize("pattern", list(dict.fromkeys(PATTERNS)))
 def test_spacing_punctuation_and_capitals_of_every_pattern(pattern) -> None:  # type: ignore[no-untyped-def]
     random = Random(7).random
     for _ in range(300):
@@ -189,22 +175,6 @@ def test_numbers_in_words(number: int, english: str, german: str) -> None:
     assert (english_number(number), german_number(number)) == (english, german)
 
 
-def test_numbers_in_words_are_all_different() -> None:
-    assert len({english_number(n) for n in range(1000)}) == 1000
-    assert len({german_number(n) for n in range(1000)}) == 1000
-
-
-def test_counting_words_never_end_in_one() -> None:
-    assert not [german for _, german in counts() if german.endswith("eins")]
-
-
-def test_digits_change_point_and_comma() -> None:
-    assert grouped(1_234_000) == ("1,234,000", "1.234.000")
-    assert grouped(950) == ("950", "950")
-    assert decimal(350) == ("3.50", "3,50")
-    assert decimal(1905) == ("19.05", "19,05")
-
-
 def test_times_of_day() -> None:
     table = dict(clock_times())
     assert table["at half past eight"] == "um halb neun"
@@ -223,7 +193,7 @@ def german_of(english: str, table: list[Phrase]) -> str:
 
 
 AGREEMENT = {
-    definite_phrases: {
+    "definite": {
         ("the old man", "persons"): "der alte Mann|den alten Mann|dem alten Mann",
         ("the old woman", "persons"): "die alte Frau|die alte Frau|der alten Frau",
         ("the old child", "persons"): "das alte Kind|das alte Kind|dem alten Kind",
@@ -236,14 +206,14 @@ AGREEMENT = {
         ("the boy", "persons"): "der Junge|den Jungen|dem Jungen",
         ("her neighbour", "persons"): "ihr Nachbar|ihren Nachbarn|ihrem Nachbarn",
     },
-    indefinite_phrases: {
+    "indefinite": {
         ("an old man", "persons"): "ein alter Mann|einen alten Mann|einem alten Mann",
         ("a tired singer", "persons"): "eine müde|eine müde|einer müden Sängerin",
         ("an egg", "food"): "ein Ei|ein Ei|einem Ei",
         ("cold water", "drinks"): "kaltes Wasser|kaltes Wasser|kaltem Wasser",
         ("hot coffee", "drinks"): "heißer Kaffee|heißen Kaffee|heißem Kaffee",
     },
-    counted_phrases: {
+    "counted": {
         ("many old books", "writings"): "viele alte Bücher|viele alte Bücher|vielen alten Büchern",
         ("some cars", "machines"): "einige Autos|einige Autos|einigen Autos",
         (
@@ -256,43 +226,11 @@ AGREEMENT = {
 }
 
 
-@pytest.mark.parametrize("phrases", AGREEMENT, ids=lambda phrases: phrases.__name__)
-def test_phrases_agree(phrases) -> None:  # type: ignore[no-untyped-def]
-    for (english, group), forms in AGREEMENT[phrases].items():
+@pytest.mark.parametrize("kind", AGREEMENT)
+def test_phrases_agree(kind: str) -> None:
+    for (english, group), forms in AGREEMENT[kind].items():
         for case, form in zip(get_args(Case), forms.split("|"), strict=True):
-            assert german_of(english, phrases(group, case)).startswith(form), (english, case)
-
-
-@pytest.mark.parametrize("group", NOUNS)
-@pytest.mark.parametrize("case", ["nominative", "accusative", "dative"])
-def test_kein_stands_beside_its_phrase_with_ein(group: str, case: Case) -> None:
-    indefinite, without = indefinite_phrases(group, case), no_phrases(group, case)
-    assert len(indefinite) == len(without)
-    for positive, negative in zip(indefinite, without, strict=True):
-        assert positive.english == negative.english
-        if group == "drinks":
-            assert negative.german.split()[-1] == positive.german.split()[-1]
-        else:
-            assert negative.german == f"k{positive.german}"
-
-
-@pytest.mark.parametrize("group", NOUNS)
-def test_an_stands_before_vowels_only(group: str) -> None:
-    for english, _, _ in indefinite_phrases(group, "nominative"):
-        article, _, rest = english.partition(" ")
-        if group != "drinks":
-            assert article == ("an" if rest[0] in "aeiou" else "a"), english
-
-
-def test_drinks_have_no_plural_and_no_owner() -> None:
-    assert {phrase.gender for phrase in definite_phrases("drinks", "accusative")} == set("mfn")
-    assert not any("-" in phrase.german for phrase in the_phrases("drinks", "dative"))
-
-
-def test_mister_is_inflected() -> None:
-    assert ("Mr Klein", "Herr Klein") in names("nominative")
-    assert ("Mr Klein", "Herrn Klein") in names("accusative")
-    assert ("Mr Klein", "Herrn Klein") in names("dative")
+            assert german_of(english, phrases(kind, group, case)).startswith(form), (english, case)
 
 
 def test_every_adjective_has_both_comparatives_or_none() -> None:
@@ -348,11 +286,6 @@ def test_separable_prefix_goes_to_the_end_or_stays() -> None:
     assert verb("buy").to_infinitive == "zu kaufen"
 
 
-def test_sein_and_haben() -> None:
-    assert clause(WE, "go", "past", ("", "", "", "")).main() == ("we went", "wir sind gegangen")
-    assert clause(WE, "sleep", "past", ("", "", "", "")).main()[1] == "wir haben geschlafen"
-
-
 def test_modal_verbs_send_the_infinitive_to_the_end() -> None:
     found = [
         Clause(ANNA, form, BOOK, TOMORROW).main() for form in verb("buy").forms["modal"][ANNA[2]]
@@ -379,51 +312,6 @@ def test_negation_needs_an_auxiliary_in_english() -> None:
         ("Anna will not buy the book", "Anna wird das Buch nicht kaufen"),
         ("Anna cannot buy the book", "Anna kann das Buch nicht kaufen"),
     ]
-
-
-def test_time_comes_before_or_after_what_is_known() -> None:
-    piece = (" me the book", " mir", " das Buch", "")
-    late = clause(ANNA, "give", "past", piece, time=YESTERDAY)
-    early = clause(ANNA, "give", "past", piece, time=YESTERDAY, time_first=True)
-    assert late.main()[1] == "Anna hat mir das Buch gestern gegeben"
-    assert early.main()[1] == "Anna hat mir gestern das Buch gegeben"
-
-
-def test_adverbs_stand_before_the_english_verb() -> None:
-    never = Clause(ANNA, verb("buy").forms["past"][2][0], BOOK, ("", "nie"), " never")
-    assert never.main() == ("Anna never bought the book", "Anna hat das Buch nie gekauft")
-
-
-@pytest.mark.parametrize(
-    ("name", "forms"),
-    [
-        ("buy", "kaufe kaufst kauft kaufen kaufen"),
-        ("read", "lese liest liest lesen lesen"),
-        ("feed", "füttere fütterst füttert füttern füttern"),
-        ("remember", "erinnere erinnerst erinnert erinnern erinnern"),
-        ("work", "arbeite arbeitest arbeitet arbeiten arbeiten"),
-        ("rest", "ruhe ruhst ruht ruhen ruhen"),
-    ],
-)
-def test_present_tense_by_person(name: str, forms: str) -> None:
-    found = [person[0].finite for person in verb(name).forms["habit"]]
-    assert found == forms.split()
-
-
-@pytest.mark.parametrize(
-    ("infinitive", "third"),
-    [
-        ("buy", "buys"),
-        ("carry", "carries"),
-        ("wash", "washes"),
-        ("go", "goes"),
-        ("look for", "looks for"),
-        ("watch television", "watches television"),
-        ("play", "plays"),
-    ],
-)
-def test_english_third_person(infinitive: str, third: str) -> None:
-    assert third_person(infinitive) == third
 
 
 def test_reflexive_pronouns_follow_the_subject() -> None:
@@ -459,7 +347,7 @@ def test_owners_have_no_ambiguous_genitive() -> None:
     # German writes Thomas' where English writes Thomas's.
     owners = {
         phrase.english.split("'s ")[0]
-        for phrase in definite_phrases("persons", "nominative")
+        for phrase in phrases("definite", "persons", "nominative")
         if "'s " in phrase.english
     }
     assert owners <= set(FIRST_NAMES)
@@ -517,14 +405,6 @@ def test_few_names_are_frequent_and_most_are_rare(renamed) -> None:
     first = [counts[name] for name in invented_names(3)]
     assert first == sorted(first, reverse=True)
     assert sum(count == 1 for count in counts.values()) > len(counts) / 2
-
-
-def test_the_vocabulary_grows(plain, renamed) -> None:
-    sizes = [
-        len({w for pair in pairs for text in pair for w in words(text)})
-        for pairs in (plain, renamed)
-    ]
-    assert sizes[1] > 1.3 * sizes[0]
 
 
 def test_every_name_of_both_sentences_is_replaced_by_the_next_one() -> None:

@@ -1,10 +1,12 @@
 """Corpora from strangers: broken on purpose or by accident, they are refused by name."""
 
+import contextlib
 import gzip
 import http.server
 import io
 import lzma
 import os
+import socketserver
 import struct
 import subprocess
 import sys
@@ -312,12 +314,37 @@ def test_a_length_of_5000_digits(tmp_path: Path, serve: Any) -> None:
     assert fetch(f"http://{here}/train.en", tmp_path).read_bytes() == CONTENT
 
 
+ENDLESS = {
+    "headers": (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"a"),
+    "informational": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "chunk_lengths": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+    "redirects": (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/", b"a"),
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n", b"a"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
 def test_a_download_takes_a_limited_time(
-    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(download, "_LONGEST", -1.0)
-    here = serve(lambda path: (200, {"Content-Length": "2"}, CONTENT))
-    refused(lambda: fetch(f"http://{here}/train.en", tmp_path), "is not there after")
+    """A server that never stops sending, a little at a time."""
+    monkeypatch.setattr(download, "_LONGEST", 0.3)
+    first, again = ENDLESS[kind]
+    ended = threading.Event()
+
+    class Endless(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4_096)
+            with contextlib.suppress(OSError):
+                self.request.sendall(first)
+                while not ended.wait(0.01):
+                    self.request.sendall(again)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        refused(lambda: fetch(f"http://127.0.0.1:{server.server_address[1]}/a", tmp_path), "hours")
+        ended.set()
+        server.shutdown()
 
 
 def test_passwords_are_not_shown(

@@ -7,10 +7,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
+from threading import Thread
 from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
@@ -64,7 +66,9 @@ def fetch(
             LOG.warning("%s does not have its checksum any more: it is downloaded again", final)
         resumed = part.exists()
         end = time.monotonic() + _LONGEST
-        receive = partial(_receive, file.url, part, timeout, most, end)
+        receive = partial(
+            _within, end, file.url, partial(_receive, file.url, part, timeout, most, end)
+        )
         _transfer(file.url, receive, retries, sleep)
         found = sha256_of(part)
         if found != file.sha256 and resumed:
@@ -160,6 +164,24 @@ def _transfer(
     )
 
 
+def _within(end: float, url: str, receive: Callable[[], None]) -> None:
+    """Calls ``receive`` in a thread that is given up at ``end``: a server may send its headers, or
+    the length of a chunk, byte by byte, and requests limits only the time of each."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(receive())
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    wait([done], max(end - time.monotonic(), 0))
+    if not done.done():
+        raise _too_late(url)
+    done.result()
+
+
 def _receive(url: str, part: Path, timeout: float, most: int, end: float) -> None:
     """One request, which goes on at the end of ``part``."""
     offset = part.stat().st_size if part.exists() else 0
@@ -181,7 +203,8 @@ def _receive(url: str, part: Path, timeout: float, most: int, end: float) -> Non
             with part.open(mode) as stream, Progress(shown(url), "bytes", total) as progress:
                 for block in response.raw.stream(_BLOCK, decode_content=False):
                     _check_size(url, part, offset + received + len(block), most)
-                    _check_time(url, end)
+                    if time.monotonic() > end:
+                        raise _too_late(url)
                     stream.write(block)
                     received += len(block)
                     progress.update(len(block))
@@ -234,13 +257,10 @@ def _refused(url: str, message: str) -> CorpusError:
     return CorpusError(message, file=shown(url), remedy=remedy)
 
 
-def _check_time(url: str, end: float) -> None:
-    if time.monotonic() > end:
-        message = f"is not there after {_LONGEST / 3_600:g} hours"
-        remedy = (
-            "give the same command again, which goes on, or set corpus.folder to a folder that "
-        )
-        raise CorpusError(message, file=shown(url), remedy=f"{remedy}holds the files")
+def _too_late(url: str) -> CorpusError:
+    remedy = "give the same command again, which goes on, or set corpus.folder to a folder that "
+    message = f"is not there after {_LONGEST / 3_600:g} hours"
+    return CorpusError(message, file=shown(url), remedy=f"{remedy}holds the files")
 
 
 def _check_size(url: str, part: Path, size: int, most: int) -> None:

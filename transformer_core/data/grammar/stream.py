@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.config.corpus import Split
-from transformer_core.data.grammar.phrases import Random as Draw
-from transformer_core.data.grammar.sentences import capital, pattern_table
+from transformer_core.data.grammar.clauses import Random as Draw
+from transformer_core.data.grammar.sentences import PATTERNS, capital
 from transformer_core.data.grammar.words import CITIES, FIRST_NAMES, Pair, words
 
 CHUNK = 1_000
@@ -40,13 +40,12 @@ def generate(seed: int, split: Split, count: int, names: int = 0) -> Iterator[Pa
 
 def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[Pair]:
     """The pairs ``chunk * CHUNK`` … ``(chunk + 1) * CHUNK - 1`` of ``split``."""
-    patterns = pattern_table()
     # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
     random = Random(f"{seed}/{split}/{chunk}").random
     new_names = draw_names(Random(f"{seed}/{split}/{chunk}/names").random, names)
     pairs = []
     for _ in range(CHUNK):
-        pair = capital(patterns[int(random() * len(patterns))](random))
+        pair = capital(PATTERNS[int(random() * len(PATTERNS))](random))
         pairs.append(rename(pair, new_names) if names else pair)
     return pairs
 

@@ -62,6 +62,14 @@ OBJECT_PRONOUNS = {case: _lines(text) for case, text in _WORDS["object_pronouns"
 
 FIRST_NAMES, SURNAMES = words("first_names"), words("surnames")
 CITIES: list[Pair] = [*((name, name) for name in words("same_cities")), *pairs("other_cities")]
+
+
+@cache
+def cities() -> list[tuple[str, str, str, str]]:
+    """Local and directional phrases of cities: English, German, English, German."""
+    return [(f"in {name}", f"in {ort}", f"to {name}", f"nach {ort}") for name, ort in CITIES]
+
+
 PLACES: list[Pair] = pairs("places")
 """Where something happens."""
 DIRECTIONS: list[Pair] = pairs("directions")

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 from pydantic import Field, field_validator
-from tokenizers import Tokenizer
 
 from schemas.config.corpus import Filter
 from schemas.results.data import CorpusSplit, LengthHistogram, ShardManifest, TextRows
@@ -40,10 +39,6 @@ from transformer_core.data.tokenizing.job import load_tokenizer
 PAIRS_PER_SHARD = 500_000
 _PIECE = 1 << 22
 """Bytes of text that a thread works on at a time."""
-_LITTLE = 1 << 22
-"""Bytes of pairs that are encoded before words are told apart."""
-_MUCH = 1 << 25
-"""Bytes of pairs from which on the table of words, which is compiled code, is worth its import."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def write_shards(
     manifest_path.unlink(missing_ok=True)
     description = pairs.description()
     tokenizer = load_tokenizer(tokenizer_path)
-    encoder = _encoder(tokenizer, description.bytes // part.of)
+    encoder = Encoder(tokenizer)
     first, end = part.pairs(len(pairs))
     vocabulary = tokenizer.get_vocab_size()
     nothing = _empty_manifest(description, encoder, vocabulary, tokenizer_path, context)
@@ -113,11 +108,6 @@ def write_shards(
         check_any_left(manifest, pairs.path, rules)
     write_manifest(manifest, manifest_path)
     return manifest
-
-
-def _encoder(tokenizer: Tokenizer, size: int) -> Encoder:
-    """The encoder that is fastest for so many bytes of pairs."""
-    return Encoder(tokenizer, by_word=size >= _LITTLE, keep=size >= _MUCH)
 
 
 def _empty_manifest(

@@ -1,39 +1,27 @@
 """Text to token ids, each distinct word encoded once.
 
-Where the words of a text are independent
-(:mod:`transformer_core.data.tokenizing.words`), one that was met
-before needs no tokenizer. Words are found in the raw UTF-8 bytes by
-:mod:`transformer_core.data.tokenizing.word_table`, or by
-:mod:`transformer_core.data.tokenizing.words`; new ones alone reach the tokenizer
-(:mod:`transformer_core.data.tokenizing.words`).
+Where the words of a text are independent (:mod:`transformer_core.data.tokenizing.words`), they are
+found in its UTF-8 bytes, and only those that were not met before reach the tokenizer.
 """
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from transformer_core.data.arrays import ranges, utf8
+from transformer_core.data.arrays import arrow_array, ranges, utf8
 from transformer_core.data.tokenizing.existing import Described
 from transformer_core.data.tokenizing.words import (
-    NewWords,
+    Ids,
     distinct_words,
     encode_texts,
     punctuation_is_independent,
     words_are_independent,
 )
-
-if TYPE_CHECKING:
-    from transformer_core.data.tokenizing.word_table import Found, WordTable
-
-
-_TRIES = 3
-"""Tables to try before a text is encoded without one: the first may be full already, and others may
-fill the second."""
 
 
 class Encoded(NamedTuple):
@@ -66,6 +54,47 @@ def concatenate(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(np.concatenate([part.ids for part in parts]), _offsets(lengths))
 
 
+class KnownWords:
+    """Words with their ids, up to a fixed number.
+
+    Any number of threads may look up and add: what was added never moves, and a word that two
+    threads add at the same time has the same ids twice.
+    """
+
+    def __init__(self, words: int, size: int, id_type: np.dtype) -> None:
+        """At most so many ``words``, with at most ``size`` bytes and ids together."""
+        self.starts = np.empty(words, np.int64)
+        """[words] where the ids of each word begin in ``ids``."""
+        self.lengths = np.empty(words, np.int64)
+        # Unused memory is never taken: the system gives pages as they are touched.
+        self.ids = np.empty(size, id_type)
+        self._numbers: dict[bytes, int] = {}
+        self._count = self._used = self._bytes = 0
+        self._lock = threading.Lock()
+
+    def find(self, words: list[bytes]) -> NDArray[np.int64]:
+        """[words] number of each; -1 where it is not known."""
+        numbers = self._numbers
+        return np.array([numbers.get(word, -1) for word in words], np.int64)
+
+    def add(
+        self, words: list[bytes], ids: NDArray[Any], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Numbers of ``words``, which are known from now on; None if they are too many."""
+        with self._lock:
+            first, end = self._used, self._used + len(ids)
+            numbers = np.arange(self._count, self._count + len(words))
+            self._bytes += sum(map(len, words))
+            if max(self._bytes, end) > len(self.ids) or len(words) + self._count > len(self.starts):
+                return None
+            self.ids[first:end] = ids
+            self.lengths[numbers] = lengths
+            self.starts[numbers] = first + np.cumsum(lengths) - lengths
+            self._count, self._used = self._count + len(words), end
+            self._numbers.update(zip(words, numbers.tolist(), strict=True))
+            return numbers
+
+
 class Encoder:
     """Encodes texts exactly as ``tokenizer.encode_batch(texts, add_special_tokens=False)``.
 
@@ -73,102 +102,56 @@ class Encoder:
 
     Args:
         tokenizer: any tokenizer; where its configuration does not let words be encoded by
-            themselves, it is used as it is, without the table of words.
-        by_word: False for little text, where finding the words takes longer than encoding them.
-        keep: whether words are kept from one call of :meth:`encode` to the next, in a table of
-            compiled code, which takes its time to import.
-        words: most words that are kept; the table is emptied when it is full.
-        size: most bytes of all words that are kept, and most of their ids.
+            themselves, it is used as it is.
+        words: most words that are kept; they are forgotten when there are more.
+        size: most bytes, and most ids, of all words that are kept.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        by_word: bool = True,
-        words: int = 1 << 20,
-        size: int = 1 << 24,
-        keep: bool = True,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, words: int = 1 << 19, size: int = 1 << 24) -> None:
         self._tokenizer = tokenizer
         described = Described.of(tokenizer)
         self.id_type = np.min_scalar_type(max(described.vocabulary.values(), default=0))
-        self.by_word = by_word and words_are_independent(described)
-        self._keep = keep
-        if self.by_word:
-            self._punctuation = punctuation = punctuation_is_independent(described)
-            self._new_words = NewWords(described, self.id_type)
-        if self.by_word and keep:
-            from transformer_core.data.tokenizing.word_table import WordTable
-
-            self._new_table = lambda: WordTable(words, size, self.id_type, punctuation)
-            self._table = self._new_table()
-            self._changed = threading.Condition()
+        self.by_word = words_are_independent(described)
+        self._punctuation = punctuation_is_independent(described)
+        self._limits = words, size
+        self._known = KnownWords(words, size, self.id_type)
 
     def encode(self, texts: pa.Array) -> Encoded:
         """The ids (:attr:`id_type`) of a string array without nulls."""
         if texts.null_count:
             raise ValueError("a text is null; every pair must have both sides")
-        if not self.by_word or not len(texts):
-            return self._encode_plainly(texts.to_pylist())
+        if not self.by_word:
+            ids, lengths = self._encode(texts)
+            return Encoded(ids, _offsets(lengths))
         data, limits = utf8(texts.cast(pa.large_string()))
-        if not self._keep:
-            return self._encode_distinct(data, limits)
-        for _ in range(_TRIES):
-            table = self._table
-            found = table.find(data, limits)
-            if not len(found.missing) or self._learn(table, data, found):
-                return Encoded(*table.gather(found))
-        return self._encode_plainly(texts.to_pylist())
-
-    def _encode_distinct(self, data: NDArray[np.uint8], limits: NDArray[np.int64]) -> Encoded:
-        """The ids of texts without the table: text i is ``data[limits[i]:limits[i + 1]]``."""
         if limits[0] == limits[-1]:
             return Encoded(np.empty(0, self.id_type), np.zeros(len(limits), np.int64))
         found = distinct_words(data, limits, self._punctuation)
-        ids, lengths = self._new_words.encode(found.words)
-        starts = np.cumsum(lengths) - lengths
+        ids, starts, lengths = self._ids_of(found.words)
         of_words = lengths[found.numbers]
         places = ranges(starts[found.numbers], of_words)
         return Encoded(ids[places], _offsets(of_words)[found.firsts])
 
-    def _learn(self, table: "WordTable", data: NDArray[np.uint8], found: "Found") -> bool:
-        """Enter all words of ``found`` into the table, with their ids.
+    def _ids_of(
+        self, words: pa.LargeStringArray
+    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """Ids, and [words] where those of each word begin in them, and how many there are."""
+        known = self._known
+        texts = words.cast(pa.large_binary()).to_pylist()
+        numbers = known.find(texts)
+        missing = np.flatnonzero(numbers < 0)
+        if len(missing):
+            new = self._encode(words.take(arrow_array(missing)))
+            added = known.add([texts[place] for place in missing.tolist()], *new)
+            if added is None:
+                self._known = KnownWords(*self._limits, self.id_type)
+                ids, lengths = self._encode(words)
+                return ids, np.cumsum(lengths) - lengths, lengths
+            numbers[missing] = added
+        return known.ids, known.starts[numbers], known.lengths[numbers]
 
-        Threads encode their words at the same time, and enter the ids in the order in which they
-        added the words. False if the table is full: there is then a new one, here and for all that
-        still wait.
-        """
-        with self._changed:
-            if table is not self._table:
-                return False
-            first = table.added
-            words = table.add(data, found)
-            if words is None:
-                self._give_up(table)
-                return False
-        try:
-            new = self._new_words.encode(words)
-        except BaseException:
-            with self._changed:
-                self._give_up(table)
-            raise
-        with self._changed:
-            self._changed.wait_for(lambda: table.count >= first or table is not self._table)
-            learned = table is self._table and table.learn(*new)
-            if not learned:
-                self._give_up(table)
-            self._changed.notify_all()
-        return learned
-
-    def _give_up(self, table: "WordTable") -> None:
-        """Replace a table that is full, or lacks ids, by a new one."""
-        if table is self._table:
-            self._table = self._new_table()
-        self._changed.notify_all()
-
-    def _encode_plainly(self, texts: list[str]) -> Encoded:
-        ids, lengths = encode_texts(self._tokenizer, texts, self.id_type)
-        return Encoded(ids, _offsets(lengths))
+    def _encode(self, texts: pa.Array) -> Ids:
+        return encode_texts(self._tokenizer, texts.to_pylist(), self.id_type)
 
 
 def _offsets(lengths: NDArray[np.integer]) -> NDArray[np.int64]:

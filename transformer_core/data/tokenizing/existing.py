@@ -298,20 +298,3 @@ class Described:
     def normalizer(self) -> str | None:
         """Type of what changes a text before that, or None."""
         return (self.settings["normalizer"] or {"type": None})["type"]
-
-    def without_added_tokens(self) -> Tokenizer:
-        """A tokenizer with the same model and the same stages before it, without a copy of the
-        vocabulary."""
-        other = Tokenizer(self.tokenizer.model)
-        for stage in ("normalizer", "pre_tokenizer"):
-            if self.settings[stage] is not None:
-                setattr(other, stage, getattr(self.tokenizer, stage))
-        return other
-
-
-def pre_tokenizer_of(settings: dict[str, Any]) -> Any:
-    """The stage that settings describe, as an object for :class:`tokenizers.Tokenizer`."""
-    empty = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
-    return Tokenizer.from_str(
-        json.dumps({"version": "1.0", "model": empty, "pre_tokenizer": settings})
-    ).pre_tokenizer
