@@ -171,7 +171,8 @@ def _within(end: float, url: str, receive: Callable[[], None]) -> None:
 
     def run() -> None:
         try:
-            done.set_result(receive())
+            receive()
+            done.set_result(None)
         except BaseException as error:
             done.set_exception(error)
 
