@@ -27,6 +27,21 @@ class AnswerStage(Schema):
     """Verdict on the interval."""
 
 
+class AnswerTechnique(Schema):
+    """A technique by itself: as one change beside the baseline, and as one change less, or more,
+    beside the recommendation."""
+
+    technique: str
+    """Variant whose change it is."""
+    taken: bool
+    """Whether the recommendation has it."""
+    alone: Interval | None
+    """Throughput of the baseline with it, over that of the baseline; null if not measured."""
+    beside: Interval | None
+    """Throughput of the recommendation without it, or with it if it lacks it, over that of the
+    recommendation; null if not measured."""
+
+
 class AnswerVariant(Schema):
     """A variant against the baseline."""
 
@@ -169,6 +184,8 @@ class Answer(Schema):
     """Settings in its run spec that differ from the baseline's, nested as in the run spec."""
     stages: list[AnswerStage]
     """The steps from the baseline to the recommendation, one technique at a time."""
+    techniques: list[AnswerTechnique] = Field(default_factory=list)
+    """Each technique by itself, those of the recommendation first."""
     variants: list[AnswerVariant]
     """Every variant, in the order of the study."""
     fastest_change: AnswerChange | None = None

@@ -60,24 +60,27 @@ class SearchResult(Schema):
     """The baseline of the study."""
     eligible: list[str]
     """Variants whose certificates allow them to be combined."""
-    considered: Many
+    considered: Many = 0
     """Number of their combinations in which no two parts set a field differently."""
-    contenders: list[Contender]
+    contenders: list[Contender] = Field(default_factory=list)
     """The combinations measured, best first."""
-    parts: list[str]
+    parts: list[str] = Field(default_factory=list)
     """Parts of the recommended combination; empty for the baseline."""
     spec: RunSpec
     """Its run spec, as in results/recommended.yaml."""
-    certificate: Certificate | None
+    certificate: Certificate | None = None
     """Its certificate; null if only the baseline is recommended."""
-    waterfall: list[Stage]
+    waterfall: list[Stage] = Field(default_factory=list)
     """The steps from the baseline to the combination, one technique at a time."""
-    left_out: list[Stage]
+    left_out: list[Stage] = Field(default_factory=list)
     """The combination without each of its parts."""
     beyond: list[Stage] = Field(default_factory=list)
     """Additional techniques, one at a time, that did not make it faster."""
-    sessions: list[Session]
+    sessions: list[Session] = Field(default_factory=list)
     """Sessions of the final comparison, in which all stages took turns."""
+    beside: dict[str, Interval] = Field(default_factory=dict)
+    """By technique: throughput of the recommended combination without it, or with it added where it
+    lacks it, over the recommended one, from all sessions in which both took turns."""
     regret: Interval | None = None
     """How many times as fast any other combination could still be, judging by what each
     technique added or removed showed beside the recommended one; null if only the baseline is

@@ -166,7 +166,7 @@ def run(
     statuses = dict.fromkeys(VARIANTS, "equivalent") | dict(certified or {})
     verdicts = {tuple(sorted(k)): v for k, v in (combined or {}).items()}
 
-    def certify(bench: Any, trial: Any, reference: Any) -> Certificate:
+    def certify(bench: Any, trial: Any) -> Certificate:
         status = verdicts.get(tuple(sorted(trial.parts)), "equivalent")
         return certificate_of(trial.spec, "recommended", status)
 

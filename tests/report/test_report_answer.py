@@ -153,6 +153,25 @@ def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison
     assert "in the same turns as the recommendation it ran at 1.02×" in brief(answer)
 
 
+def test_each_technique_is_one_change_beside_the_baseline_and_one_less_beside_the_recommendation(
+    study_folder: Path, tmp_path: Path
+) -> None:
+    without = {
+        name: Interval(median=ratio, low=ratio - 0.02, high=ratio + 0.02, samples=4)
+        for name, ratio in {"amp_bf16": 0.7, "qkv_separate": 1.0, "accum4_sync": 0.9}.items()
+    }
+    answer = searched(study_folder, tmp_path / "results", beside=without)
+    found = {one.technique: one for one in answer.techniques}
+    assert [*found] == ["amp_bf16", "qkv_separate", "accum4_sync"]
+    assert [one.taken for one in found.values()] == [True, False, False]
+    assert {name: one.beside for name, one in found.items()} == without
+    rows = {variant.variant: variant.speedup for variant in answer.variants}
+    assert found["amp_bf16"].alone == rows["amp_bf16"]
+    # Its row is a bundle: two devices, and what they do.
+    assert found["accum4_sync"].alone is None
+    assert "| not taken: `accum4_sync` | – | 0.90× [0.88, 0.92] |" in brief(answer)
+
+
 def test_the_fastest_change_is_a_single_one(answer: Answer, study_folder: Path) -> None:
     results = StudyResults(study_folder)
     assert answer.fastest_change is not None

@@ -10,12 +10,11 @@ the fastest of these, and says how much faster any other combination could still
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -24,8 +23,8 @@ from schemas.config.model import UnpaddedTokens
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from schemas.results import Certificate, Comparison, Interval, Pair
-from schemas.results.search import BASELINE, Contender, SearchResult
+from schemas.results import Certificate, Comparison, Pair
+from schemas.results.search import BASELINE, SearchResult
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
@@ -42,6 +41,7 @@ from transformer_core.decide.search_final import (
 from transformer_core.decide.search_moves import (
     NAME,
     Exploration,
+    beside,
     considered,
     eligible,
     own_effects,
@@ -98,35 +98,6 @@ class SearchJob(Job):
         log.info("recommended: %s (%s)", " + ".join(result.parts) or result.baseline, result.reason)
 
 
-@dataclass
-class Record:
-    """State of a search, until it ends with a result."""
-
-    baseline: RunSpec
-    command: str
-    started: datetime
-    began: float
-    known: dict[str, Any]
-
-    def ended(self, status: str, reason: str, **more: object) -> SearchResult:
-        """The result; unknown fields are empty, and the baseline is recommended."""
-        nothing = {"considered": 0, "contenders": [], "parts": [], "spec": self.baseline}
-        nothing |= {
-            "certificate": None,
-            "regret": None,
-            "waterfall": [],
-            "left_out": [],
-            "beyond": [],
-            "sessions": [],
-        }
-        seconds = time.monotonic() - self.began
-        origin = collect(self.baseline, self.command, self.started)
-        return SearchResult.model_validate(
-            {**nothing, **self.known, **more, "status": status, "reason": reason}
-            | {"seconds": seconds, "provenance": origin}
-        )
-
-
 def search(
     study: Study,
     variants: Mapping[str, Variant],
@@ -141,79 +112,61 @@ def search(
     started, began = datetime.now(UTC), time.monotonic()
     baseline = combine(study, variants, (), NAME)
     assert baseline is not None, "the baseline is a variant of the study"
-    asked = study.search
     parts = eligible(study, certificates)
-    known = {"baseline": study.baseline, "eligible": parts}
-    record = Record(baseline, command, started, began, known)
+
+    def ended(status: Literal["found", "baseline", "not_searched"], **more: Any) -> SearchResult:
+        return SearchResult(
+            status=status,
+            baseline=study.baseline,
+            eligible=parts,
+            seconds=time.monotonic() - began,
+            provenance=collect(baseline, command, started),
+            **{"spec": baseline} | more,
+        )
+
+    asked = study.search
     if asked is None or not asked.budget:
-        return record.ended("not_searched", "the study gives no time for it (search.budget)")
+        return ended("not_searched", reason="the study gives no time for it (search.budget)")
     if certificates[study.baseline].status != "equivalent":
         reason = f"the baseline {study.baseline} has no certificate"
-        return record.ended("not_searched", reason)
+        return ended("not_searched", reason=reason)
     if not parts:
-        return record.ended("not_searched", "no variant of the study has a certificate")
+        return ended("not_searched", reason="no variant of the study has a certificate")
     effects = own_effects(study, variants, comparisons)
-    deadline = began + asked.budget
     bench = Bench(
-        *(study, variants, effects, baseline, data, folder, command, started, deadline),
-        certificates,
+        *(study, variants, effects, baseline, data, folder, command, started),
+        deadline=began + asked.budget,
+        certificates=certificates,
+        reference=reference,
     )
     space = space_of(study, variants, parts, effects)
     exploration = Exploration(space, bench.measure, bench.room, bench.more)
     exploration.run(starts(space, effects, asked.candidates))
     trials = sorted(bench.trials.values(), key=lambda trial: -exploration.rank(trial.parts))
-    best = certified(bench, [trial for trial in trials if trial.status == "ok"], reference)
-    record.known["considered"] = considered(space)
-    record.known["contenders"] = [_contender(trial) for trial in trials]
+    best = certified(bench, [trial for trial in trials if trial.status == "ok"])
+    tried = {"considered": considered(space), "contenders": [trial.record for trial in trials]}
     if best is None:
-        return record.ended("baseline", "no certified combination was faster than the baseline")
-    return _compared(bench, exploration, best, comparisons, reference, record)
-
-
-def _contender(trial: Trial) -> Contender:
-    """The record of a combination that was tried."""
-    return Contender(
-        parts=sorted(trial.parts),
-        predicted=trial.predicted,
-        rounds=trial.rounds,
-        status=trial.status,
-        reason=trial.reason,
-        certificate=trial.certificate.status if trial.certificate else None,
-    )
-
-
-def _compared(
-    bench: Bench,
-    exploration: Exploration,
-    best: Trial,
-    comparisons: Sequence[Comparison],
-    reference: Path,
-    record: Record,
-) -> SearchResult:
-    """The result after comparing the best combination, its stages and the fastest variants with the
-    baseline.
-
-    The fastest of them is recommended, so that the report shows no faster one: if the last
-    techniques seem to cost time, they are left out. The intervals hold for all at once, so the one
-    chosen for its ratio keeps its interval.
-    """
+        reason = "no certified combination was faster than the baseline"
+        return ended("baseline", reason=reason, **tried)
     final = compare_stages(bench, best, comparisons)
-    winner = final.fastest(bench, reference, best)
-    shown = final.shown_for(winner)
+    # The intervals hold for all at once, so the one chosen for its ratio keeps its interval.
+    winner = final.fastest(bench, best)
+    shown = final.shown_for(winner) | tried
     if final.of(winner).verdict != "FASTER":
         reason = "the best combination of the search is not shown to be faster than the baseline"
-        return record.ended("baseline", reason, **shown)
+        return ended("baseline", reason=reason, **shown)
     if otherwise := timed_otherwise(bench, final.sessions, final.side(winner), winner.certificate):
-        return record.ended("baseline", otherwise, **shown)
-    chosen = {
-        "parts": sorted(winner.parts),
-        "spec": winner.spec,
-        "certificate": winner.certificate,
-        "profile": profile_of(bench, winner.spec),
-        "regret": _regret(bench, exploration, final, winner, comparisons),
-    }
-    reason = "the fastest certified combination of the search"
-    return record.ended("found", reason, **shown, **chosen)
+        return ended("baseline", reason=otherwise, **shown)
+    return ended(
+        "found",
+        reason="the fastest certified combination of the search",
+        parts=sorted(winner.parts),
+        spec=winner.spec,
+        certificate=winner.certificate,
+        profile=profile_of(bench, winner.spec),
+        **_regret(bench, exploration, final, winner, comparisons),
+        **shown,
+    )
 
 
 def _regret(
@@ -222,11 +175,11 @@ def _regret(
     final: FinalComparison,
     winner: Trial,
     comparisons: Sequence[Comparison],
-) -> Interval | None:
-    """How much faster anything else could still be; None if the winner is a variant whose change
-    is not to the baseline."""
+) -> dict[str, Any]:
+    """Each technique's effect beside the winner, and how much faster anything else could still be;
+    nothing if the winner is a variant whose change is not to the baseline."""
     if not winner.parts <= {*exploration.space.parts}:
-        return None
+        return {}
     ratios = [[s.ratio(Pair(side, BASELINE)) for s in final.sessions] for side in final.sides]
     exploration.seen += [
         {trial.parts: s.ratio(Pair(side, BASELINE)).estimate for side, trial in final.sides.items()}
@@ -237,7 +190,10 @@ def _regret(
     high = own_effects(bench.study, bench.variants, comparisons, "high")
     # Ends of simultaneous intervals are about three standard errors away.
     single = {part: (effect, (high[part] - effect) / 3) for part, effect in bench.effects.items()}
-    return regret(exploration, winner.parts, single, deviation)
+    return {
+        "beside": beside(exploration, winner.parts, deviation),
+        "regret": regret(exploration, winner.parts, single, deviation),
+    }
 
 
 def pads(spec: RunSpec) -> bool:

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from schemas.config.equivalence import Different
 from schemas.config.run_spec import RunSpec
@@ -56,7 +56,7 @@ class FinalComparison:
         """The effect of ``trial`` against the baseline."""
         return self.effects[self.side(trial)]
 
-    def fastest(self, bench: Bench, reference: Path, best: Trial) -> Trial:
+    def fastest(self, bench: Bench, best: Trial) -> Trial:
         """The trial with the highest ratio among those that train the same model, which ``best``
         does."""
 
@@ -67,9 +67,9 @@ class FinalComparison:
         ordered = sorted(self.sides, key=ratio, reverse=True)
         faster = ordered[: ordered.index(self.side(best))][:MOST_CERTIFIED]
         alike = (self.sides[side] for side in faster)
-        return next((trial for trial in alike if holds(bench, trial, reference)), best)
+        return next((trial for trial in alike if holds(bench, trial)), best)
 
-    def shown_for(self, winner: Trial) -> dict[str, object]:
+    def shown_for(self, winner: Trial) -> dict[str, Any]:
         """The stages shown in a result that recommends ``winner``: those leading to it, those
         beyond it, and it without its parts."""
         steps = self._stages(self.steps)
@@ -155,16 +155,16 @@ def _sessions(bench: Bench, specs: Mapping[str, RunSpec]) -> list[Session]:
     return done
 
 
-def certified(bench: Bench, trials: Sequence[Trial], reference: Path) -> Trial | None:
+def certified(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
     """The first trial that beats the baseline and trains the same model; None if none does."""
     better = [trial for trial in trials if trial.rounds and fmean(trial.rounds) > 1]
-    alike = (trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial, reference))
+    alike = (trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial))
     return next(alike, None)
 
 
-def holds(bench: Bench, trial: Trial, reference: Path) -> bool:
+def holds(bench: Bench, trial: Trial) -> bool:
     """Whether a combination trains the same model, as timed; its certificate is stored with it."""
-    held = trial.certificate or _certificate(bench, trial, reference)
+    held = trial.certificate or _certificate(bench, trial)
     trial.certificate = _of_its_turns(trial, held)
     return trial.certificate.status == "equivalent"
 
@@ -199,7 +199,7 @@ def timed_otherwise(
     return "; ".join(found) or None
 
 
-def _certificate(bench: Bench, trial: Trial, reference: Path) -> Certificate:
+def _certificate(bench: Bench, trial: Trial) -> Certificate:
     """The certificate of a combination, from its own short run."""
     equivalence = equivalence_of(bench.variants, sorted(trial.parts))
     assert not isinstance(equivalence, Different), "only certified variants are combined"
@@ -218,11 +218,11 @@ def _certificate(bench: Bench, trial: Trial, reference: Path) -> Certificate:
     return certify(
         equivalence,
         read_record(folder / "trajectory.json", Trajectory),
-        read_record(reference / "trajectory.json", Trajectory),
+        read_record(bench.reference / "trajectory.json", Trajectory),
         Weights(
             run=read_tensors(folder / "final.safetensors"),
-            reference=read_tensors(reference / "final.safetensors"),
-            initial=read_tensors(reference / "initial.safetensors"),
+            reference=read_tensors(bench.reference / "final.safetensors"),
+            initial=read_tensors(bench.reference / "initial.safetensors"),
         ),
     )
 

@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Literal
 
 import numpy as np
+from scipy import stats
 
 from schemas.config.study import Study
 from schemas.config.variants import Variant
@@ -37,6 +38,8 @@ SIMPLER = 0.001
 """Minimum gain, as a logarithm, for a technique to stay: among equals the simpler one is better."""
 UNTRIED = 0.05
 """Standard deviation of the effect beside others of a technique measured only alone."""
+FREEDOM = 5
+"""Degrees of freedom of the variance between sessions of a search, about."""
 DRAWS = 4_000
 MOST_COUNTED = 16
 
@@ -211,48 +214,70 @@ class Exploration:
 
     def _climb(self, standing: Parts) -> None:
         """Move from a combination to faster ones, until no step helps or time runs out."""
-        been = {standing}
-        known: dict[str, float] = {}
+        been = {standing, frozenset[str]()}
         while self.more():
             steps = self.space.steps(standing)
-            here = {part: self.gains(step, standing) for part, step in steps.items()}
-            known |= {part: fmean(gains) for part, gains in here.items() if gains}
-            better = [p for p in steps if here[p] and known[p] > LEAST_GAIN]
-            better.sort(key=lambda part: -known[part])
-            # Untried steps first, then those that gained most before.
-            untried = sorted(
-                (part for part in steps if not here[part]),
-                key=lambda part: (part in known, -known.get(part, 0.0)),
+            gains = {part: self._gain(step, standing) for part, step in steps.items()}
+            better = sorted((p for p in steps if gains[p] > LEAST_GAIN), key=lambda p: -gains[p])
+            # All better steps at once, as far as they fit together; the best; those not yet tried.
+            together = self.space.filled(
+                (part for part in better if part not in standing), standing - {*better}
             )
-            asked = [self._at_once(standing, better), *(steps[part] for part in better[:1])]
-            asked = [parts for parts in asked if parts not in been]
-            asked += [steps[part] for part in untried]
-            rivals = [parts for parts in dict.fromkeys(asked) if parts not in self.ended]
-            rivals = [parts for parts in rivals if parts and len(self.gains(parts, standing)) < 2]
+            asked = [together, *(steps[part] for part in better[:1])]
+            asked += [steps[part] for part in steps if gains[part] == -np.inf]
+            rivals = [
+                parts
+                for parts in dict.fromkeys(asked)
+                if parts not in been | self.ended and len(self.gains(parts, standing)) < 2
+            ]
             if not rivals:
                 return
             self._play([standing, *rivals[: self.room - 1]])
             if standing in self.ended:
                 return
-            ahead = {
-                p: fmean(g) for p in rivals if p not in been and (g := self.gains(p, standing))
-            }
-            top = max(ahead, key=lambda parts: ahead[parts], default=standing)
-            if ahead.get(top, 0.0) > LEAST_GAIN and len(self.gains(top, standing)) > (
-                top in steps.values() and len(better) > 0
-            ):
-                standing = top
-                been.add(top)
+            ahead = max(rivals, key=lambda parts: self._gain(parts, standing))
+            if self._gain(ahead, standing) > LEAST_GAIN * (1 if ahead == together else 2):
+                standing = ahead
+                been.add(ahead)
 
-    def _at_once(self, standing: Parts, better: Sequence[str]) -> Parts:
-        """The combination with all ``better`` steps applied, as far as they fit together."""
-        found = standing - {*better}
-        return self.space.filled((p for p in better if p not in standing), found)
+    def _gain(self, parts: Parts, over: Parts) -> float:
+        """Mean of their gains; minus infinity if they never took turns."""
+        gains = self.gains(parts, over)
+        return fmean(gains) if gains else -np.inf
 
     def _play(self, combinations: Sequence[Parts]) -> None:
         found = self.measure(combinations)
         self.ended |= {parts for parts in combinations if parts not in found}
         self.seen.append(found)
+
+
+def _gains(
+    exploration: Exploration, best: Parts, deviation: float
+) -> dict[str, tuple[float, float]]:
+    """By technique, the mean gain of its step from ``best`` and its standard error, from the
+    sessions in which both took turns, whose ratios vary between sessions by ``deviation``."""
+    steps = exploration.space.steps(best)
+    found = {part: exploration.gains(step, best) for part, step in steps.items()}
+    return {
+        part: (fmean(gains), deviation * (2 / len(gains)) ** 0.5)
+        for part, gains in found.items()
+        if gains
+    }
+
+
+def beside(exploration: Exploration, best: Parts, deviation: float) -> dict[str, Interval]:
+    """By technique, the throughput of its step from ``best`` over that of ``best``, with its 95 %
+    interval."""
+    reach = float(stats.t.ppf(0.975, FREEDOM))
+    return {
+        part: Interval(
+            median=exp(gain),
+            low=exp(gain - reach * error),
+            high=exp(gain + reach * error),
+            samples=len(exploration.gains(exploration.space.steps(best)[part], best)),
+        )
+        for part, (gain, error) in _gains(exploration, best, deviation).items()
+    }
 
 
 def regret(
@@ -263,26 +288,20 @@ def regret(
 ) -> Interval:
     """How much faster than ``best`` any other combination could still be, with a 95 % interval.
 
-    The gain of each step comes from the sessions in which both took turns, whose ratios vary
-    between sessions by ``deviation``; for an untried step, ``single`` gives the logarithm of the
-    technique's own effect and its standard error. Steps from the best are assumed to multiply; of
-    mutually exclusive techniques only one contributes.
+    For an untried step, ``single`` gives the logarithm of the technique's own effect and its
+    standard error. Steps from the best are assumed to multiply; of mutually exclusive techniques
+    only one contributes.
     """
     random = np.random.default_rng(20_170_612)
-    steps = exploration.space.steps(best)
+    tried = _gains(exploration, best, deviation)
     drawn: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
-    tried = 0
-    for part, step in steps.items():
+    for part, step in exploration.space.steps(best).items():
         if step in exploration.ended:
             continue
-        if gains := exploration.gains(step, best):
-            center, error = fmean(gains), deviation * (2 / len(gains)) ** 0.5
-            tried += 1
-        else:
-            alone, error = single.get(part, (0.0, UNTRIED))
-            center = -alone if part in best else alone
-            error = float(np.hypot(error, UNTRIED))
-        drawn[part] = np.maximum(0.0, center + error * random.standard_t(5, size=DRAWS))
+        alone, error = single.get(part, (0.0, UNTRIED))
+        untried = (-alone if part in best else alone, float(np.hypot(error, UNTRIED)))
+        center, error = tried.get(part, untried)
+        drawn[part] = np.maximum(0.0, center + error * random.standard_t(FREEDOM, size=DRAWS))
     total = np.zeros(DRAWS)
     waiting = [*drawn]
     while waiting:
@@ -292,7 +311,7 @@ def regret(
             waiting = [part for part in waiting if part not in group]
         total += np.max([drawn[part] for part in group], axis=0)
     low, middle, high = np.exp(np.quantile(total, [0.025, 0.5, 0.975]))
-    return Interval(median=float(middle), low=float(low), high=float(high), samples=tried)
+    return Interval(median=float(middle), low=float(low), high=float(high), samples=len(tried))
 
 
 def stages(

@@ -12,7 +12,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Pair, Session
-from schemas.results.search import BASELINE
+from schemas.results.search import BASELINE, Contender
 from transformer_core.common.progress import SessionLines
 from transformer_core.decide.search_moves import NAME, Parts, predicted
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side
@@ -45,6 +45,18 @@ class Trial:
         """Identity of its training, regardless of its name."""
         return self.spec.digest()
 
+    @property
+    def record(self) -> Contender:
+        """It as the result of a search names it."""
+        return Contender(
+            parts=sorted(self.parts),
+            predicted=self.predicted,
+            rounds=self.rounds,
+            status=self.status,
+            reason=self.reason,
+            certificate=self.certificate.status if self.certificate else None,
+        )
+
 
 @dataclass
 class Bench:
@@ -62,6 +74,8 @@ class Bench:
     deadline: float
     certificates: Mapping[str, Certificate]
     """Certificates of the study's variants."""
+    reference: Path
+    """Folder of the short run of the reference."""
     trials: dict[Parts, Trial] = field(default_factory=dict)
     """Trials measured so far."""
     spent: float = 0.0

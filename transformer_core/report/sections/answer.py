@@ -14,6 +14,7 @@ from schemas.results import (
     AnswerQuality,
     AnswerRival,
     AnswerStage,
+    AnswerTechnique,
     AnswerTime,
     AnswerVariant,
     CertificateStatus,
@@ -164,6 +165,7 @@ def read_answer(results: StudyResults) -> Answer:
             AnswerStage(change=s.change, speedup=s.effect.ratio, verdict=s.effect.verdict)
             for s in found.waterfall
         ],
+        techniques=techniques(results) if choice.searched else [],
         variants=variants,
         fastest_change=_fastest_change(results),
         rivals=rivals,
@@ -216,6 +218,31 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
         key=lambda one: (len(one.changes) == 1, one.reference == baseline, one.speedup.median),
         default=None,
     )
+
+
+def techniques(results: StudyResults) -> list[AnswerTechnique]:
+    """Each technique beside the baseline and beside what the search found."""
+    found = results.search
+    alone = {
+        stage.change: stage.effect.ratio
+        for stage in found.waterfall[:1]
+        if stage.parts == [stage.change] and not stage.uncertified
+    }
+    alone |= {
+        name: comparison.speedup
+        for name, comparison in results.comparisons.items()
+        if comparison.counts and _changes_alike(results, name)
+    }
+    names = [*found.parts, *(name for name in found.beside if name not in found.parts)]
+    return [
+        AnswerTechnique(
+            technique=name,
+            taken=name in found.parts,
+            alone=alone.get(name),
+            beside=found.beside.get(name),
+        )
+        for name in names
+    ]
 
 
 def _quality(results: StudyResults) -> AnswerQuality | None:
