@@ -47,7 +47,7 @@ class Comparing(Schema):
     """Minimum duration of a side's steps in a turn, in seconds; each side takes as many steps as
     the reference needs for it. Many short windows are less affected by machine drift than a few
     long ones."""
-    window_steps: Steps = 1
+    window_steps: Steps = 2
     """Minimum number of timed steps per turn."""
     lead_steps: Annotated[int, Field(ge=0, le=10_000), Unit("steps")] = 1
     """Untimed steps at the start of a turn, while caches and clocks still reflect the previous
@@ -56,11 +56,11 @@ class Comparing(Schema):
     """Minimum values of these settings on GPUs."""
     pairs: Annotated[int, Field(ge=5, le=100_000)] = 5
     """Minimum turns per side in a session."""
-    sessions_least: Count = 4
+    sessions_least: Count = 5
     """Sessions of each comparison, each in fresh processes. A single one cannot show how much
     processes differ: its verdict is UNDECIDED. Two sessions give an interval of 12.7 times the
-    error, four of 3.2 times (Student's t): several short ones tell more than two long ones."""
-    sessions_most: Count = 6
+    error, five of 2.8 times (Student's t): several short ones tell more than two long ones."""
+    sessions_most: Count = 8
     """Maximum number of sessions, however wide the interval still is."""
     precision: Annotated[float, Field(ge=1e-6, lt=1.0)] = 0.01
     """A comparison is precise enough once twice the standard error of its ratio, from the

@@ -60,12 +60,12 @@ UNLIKE = [0.03] * 7 + [0.06] * 6
     [
         (ALIKE, 0.0, 2, 6),
         (ALIKE, 0.01, 2, 8),
-        (ALIKE, 0.03, 2, 8),
+        (ALIKE, 0.03, 5, 5),
         (UNLIKE, 0.01, 2, 6),
         (UNLIKE, 0.01, 4, 12),
         ([0.03] * 12 + [0.12], 0.01, 2, 8),
         ([0.03] * 3, 0.01, 3, 8),
-        ([0.03], 0.02, 4, 8),
+        ([0.03], 0.02, 5, 5),
     ],
 )
 def test_all_intervals_of_a_study_hold_at_once(
@@ -79,6 +79,20 @@ def test_all_intervals_of_a_study_hold_at_once(
         intervals = simultaneous_ratios(study(random, noise, between, sessions, pairs))
         failed += any(interval.low > 1 or interval.high < 1 for interval in intervals)
     assert failed <= stats.binom.ppf(0.99, studies, 1 - CONFIDENCE)
+
+
+def test_many_short_sessions_tell_more_than_few_long_ones() -> None:
+    random = np.random.default_rng(9)
+
+    def width(sessions: int, pairs: int) -> float:
+        found = [
+            np.log(interval.high / interval.low)
+            for _ in range(20)
+            for interval in simultaneous_ratios(study(random, [0.05] * 7, 0.02, sessions, pairs))
+        ]
+        return float(np.median(found))
+
+    assert width(2, 30) > 1.5 * width(3, 20) > 1.5 * width(5, 12)
 
 
 def test_a_real_difference_is_found() -> None:

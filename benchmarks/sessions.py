@@ -1,0 +1,57 @@
+"""How wide intervals are, and how often all of a study hold, by number of sessions and of rounds.
+
+    python benchmarks/sessions.py --between 0.03 --noise 0.08
+
+Simulated studies with the same number of windows, judged as real ones are.
+"""
+
+import argparse
+
+import numpy as np
+
+from schemas.results import LogRatio, Pair
+from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.measure.session_ratio import log_ratio_of
+
+DESIGNS = ((2, 40), (3, 24), (4, 16), (5, 12), (6, 8), (8, 5))
+
+
+def study(
+    random: np.random.Generator,
+    variants: int,
+    sessions: int,
+    rounds: int,
+    between: float,
+    noise: float,
+) -> list[list[LogRatio]]:
+    """Equal sides in shared sessions; half of the variance between sessions is the reference's."""
+    reference = random.normal(size=(1, sessions))
+    spread = between * (random.normal(size=(variants, sessions)) - reference) / np.sqrt(2)
+    windows = noise * random.standard_t(4, size=(variants, sessions, rounds)) / np.sqrt(2)
+    logs = spread[..., None] + windows
+    return [[log_ratio_of(Pair(str(n), "reference"), s) for s in one] for n, one in enumerate(logs)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--between", type=float, default=0.03, help="deviation between sessions")
+    parser.add_argument("--noise", type=float, default=0.08, help="deviation between windows")
+    parser.add_argument("--studies", type=int, default=200)
+    given = parser.parse_args()
+    random = np.random.default_rng(1)
+    for variants in (1, 16):
+        for sessions, rounds in DESIGNS:
+            widths, held = [], 0
+            for _ in range(given.studies):
+                made = study(random, variants, sessions, rounds, given.between, given.noise)
+                found = simultaneous_ratios(made)
+                held += all(interval.low <= 1 <= interval.high for interval in found)
+                widths += [np.log(interval.high / interval.low) / 2 for interval in found]
+            print(
+                f"{variants} comparisons, {sessions} x {rounds}: +- {np.median(widths):.1%}, "
+                f"all hold in {held / given.studies:.0%} of studies"
+            )
+
+
+if __name__ == "__main__":
+    main()
