@@ -21,7 +21,6 @@ ROOMS = (
     "measure",
     "certify",
     "decide",
-    "own_training",
     "tune",
     "report",
 )

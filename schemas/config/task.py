@@ -7,8 +7,7 @@ from pydantic import Field
 
 from schemas.base import Schema
 from schemas.config.decoder_only import Sampling
-from schemas.config.own_training import ImportedTask
-from schemas.config.script import ScriptTask
+from schemas.config.script import ImportedTask, ScriptTask
 
 MOST_CHARACTERS = 10_000_000
 """Default maximum length of a text: long ones are cut into rows."""

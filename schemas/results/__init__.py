@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from schemas.results.links import *
     from schemas.results.machine import *
     from schemas.results.memory import *
-    from schemas.results.own_training import *
     from schemas.results.predicted_memory import *
     from schemas.results.profile_details import *
     from schemas.results.profiles import *

@@ -36,7 +36,7 @@ def written_rules() -> dict[str, str]:
     return {name: body for text in texts for name, body in RULE.findall(text)}
 
 
-FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.tune\.side$"
+FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.tune\.(side|factory)$"
 
 
 def test_the_table_names_the_programs_that_the_rules_start() -> None:

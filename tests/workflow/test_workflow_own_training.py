@@ -7,26 +7,20 @@ from pathlib import Path
 import pytest
 from project import ROOT, Project
 
-from schemas.results.own_training import OwnProfiles, OwnTrainingResult
+from transformer_core.tune.flow import Answer
 
 STUDY = {
     "name": "mine",
+    "time": "30s",
     "task": {
         "kind": "import",
         "factory": "docs.examples.my_training:build",
         "options": {"width": 24},
         "head": "head",
         "techniques": ["fused_optimizer", "bf16", "tf32", "ddp"],
-        "steps": 6,
+        "steps": 3,
     },
     "machine": {"device": "cpu", "devices_per_node": 2, "threads": 1},
-    "comparison": {
-        "warmup_steps": 1,
-        "pairs": 5,
-        "budget": 0,
-        "sessions_least": 2,
-        "sessions_most": 2,
-    },
     "variants": ["single"],
 }
 
@@ -38,43 +32,45 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-def test_a_script_is_certified_timed_and_reported(project: Project) -> None:
+def test_a_function_is_certified_timed_and_reported(project: Project) -> None:
     code, output = project.snakemake()
     assert code == 0, output
-    folder = project.folder / "results/own_training"
-    found = OwnTrainingResult.model_validate_json((folder / "results.json").read_text())
-    assert (found.status, found.reason) == ("ok", None)
-    assert found.own_rounding is not None
-    assert 0 < found.own_rounding < 1e-2
-    by_name = {tuple(one.techniques): one for one in found.tried}
+    found = Answer.read(project.folder / "results/tune/answer.json")
+    assert (found.status, found.reproducible) == ("ok", True)
+    by_name = {each.name: each for each in found.tried}
     for name in ("fused_optimizer", "ddp"):
-        assert by_name[name,].certificate.word == "same", by_name[name,]
-        assert by_name[name,].speed is not None
-    assert by_name["tf32",].status == "unsupported"
-    assert "this run is on a CPU" in str(by_name["tf32",].reason)
-    assert by_name["bf16",].certificate.word in ("same", "undecided")
-    page = (folder / "report.md").read_text()
-    assert "## What to change in the script" in page
-    answer = (project.folder / "results/report.html").read_text()
-    for words in (
-        "<code>fused_optimizer</code>",
-        str(by_name["tf32",].reason),
-        'id="figure-own_partition"',
-    ):
-        assert words in answer, words
-    profiles = OwnProfiles.model_validate_json((folder / "profiles.json").read_text()).profiles
-    assert [(profile.status, profile.reason) for profile in profiles] == [("ok", None)] * len(
-        profiles
-    )
-    assert len(profiles) == (2 if found.recommended else 1)
+        assert by_name[name].certificate is not None, by_name[name]
+        assert by_name[name].certificate["word"] == "same", by_name[name]
+        assert by_name[name].screened is not None
+    assert by_name["tf32"].status == "unsupported"
+    assert found.memory is not None
+    assert 0 < found.memory["gradients"] == found.memory["weights"] < found.memory["peak"]
+    (own, *_) = found.profiles
+    assert own.breakdown is not None, own.reason
+    phases = {use["phase"] for use in own.breakdown["summary"]["phases"]}
+    assert {"forward", "loss", "backward", "optimizer"} <= phases
+    page = (project.folder / "results/report.html").read_text()
+    for words in ("<code>fused_optimizer</code>", "TensorFloat-32 needs a GPU", 'id="profiles"'):
+        assert words in page, words
     # All of it is there; and the script that is read is a part of what it comes from.
     code, output = project.snakemake("-n")
     assert "Nothing to be done" in output
     script = project.folder / "docs/examples/byte_gpt.py"
     script.write_text(script.read_text().replace("4, 3e-4", "4, 2e-4"))
     code, output = project.snakemake("-n")
-    assert "own_training" in output
+    assert "tune" in output
     assert "Nothing to be done" not in output
+
+
+def test_a_function_that_fails_ends_with_file_and_line(project: Project) -> None:
+    (project.folder / "broken.py").write_text("def build(**_):\n    return 1 / 0\n")
+    task = json.dumps({"kind": "import", "factory": "broken:build"})
+    code, output = project.snakemake("--config", f"task={task}")
+    assert code != 0
+    assert "broken.py, line 2: ZeroDivisionError" in output
+    failed = json.loads((project.folder / "results/tune/failed.json").read_text())
+    assert failed["status"] == "failed"
+    assert not (project.folder / "results/report.html").exists()
 
 
 def test_a_dry_run_runs_nothing_of_the_users(project: Project) -> None:

@@ -3,11 +3,12 @@
 import resource
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from schemas.results import RankMemory
-from transformer_core.parallel import nvml
+if TYPE_CHECKING:
+    from schemas.results import RankMemory
 
 _STATUS = Path("/proc/self/status")
 
@@ -32,8 +33,12 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def rank_memory(rank: int, device: torch.device) -> RankMemory:
+def rank_memory(rank: int, device: torch.device) -> "RankMemory":
     """Peaks of this process, whose global rank is ``rank``, and of its ``device``."""
+    # Observers of scripts need only the functions above, and start quickly.
+    from schemas.results import RankMemory
+    from transformer_core.parallel import nvml
+
     if device.type != "cuda":
         return RankMemory(
             rank=rank,

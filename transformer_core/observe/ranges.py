@@ -8,14 +8,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 
-from transformer_core.data.batching.feeding import Feed, GlobalBatch
-from transformer_core.models.objective import Objective
 from transformer_core.observe.nsys import DOMAIN
 from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.phases import (
@@ -28,7 +25,10 @@ from transformer_core.trace.events.phases import (
     OPTIMIZER,
     label,
 )
-from transformer_core.training.assemble import Setup
+
+if TYPE_CHECKING:
+    from transformer_core.data.batching.feeding import Feed, GlobalBatch
+    from transformer_core.training.assemble import Setup
 
 Mark = Callable[[str], contextlib.AbstractContextManager[Any]]
 """Makes a range by its name, or that of a phase, which its :func:`label` names."""
@@ -51,13 +51,15 @@ def of_phases(range_named: Mark) -> Mark:
     return lambda phase: range_named(label(phase))
 
 
-def mark_phases(setup: Setup, mark: Mark) -> None:
+def mark_phases(setup: "Setup", mark: Mark) -> None:
     """Let every phase of ``setup``'s training lie in a range of its own.
 
     The loss lies within the forward pass, or is a part of it where it is computed in chunks. A
     reduction of gradients outside the backward pass proper belongs to the backward phase, and
     gradient clipping to the optimizer.
     """
+    from transformer_core.models.objective import Objective
+
     strategy, precision = setup.strategy, setup.precision
     replace(strategy, "batches", _in_data(strategy.batches, mark))
     replace(strategy, "sync_context", leaving_in_backward(strategy.sync_context, mark))
@@ -87,9 +89,9 @@ def within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[...
 
 
 def _in_data(
-    batches: Callable[[Feed, int, int], Generator[GlobalBatch, None, None]], mark: Mark
-) -> Callable[[Feed, int, int], Generator[GlobalBatch, None, None]]:
-    def wrapped(feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
+    batches: "Callable[[Feed, int, int], Generator[GlobalBatch, None, None]]", mark: Mark
+) -> "Callable[[Feed, int, int], Generator[GlobalBatch, None, None]]":
+    def wrapped(feed: "Feed", epoch: int, batch: int) -> "Generator[GlobalBatch, None, None]":
         with contextlib.closing(batches(feed, epoch, batch)) as endless:
             while True:
                 with mark(DATA):
@@ -176,7 +178,7 @@ def _modules(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     if module._compiled_call_impl is not None:
         return
     yield path, module
-    if isinstance(module, OptimizedModule):
+    if hasattr(module, "_orig_mod"):  # torch.compile(module)
         return
     for name, child in module.named_children():
         yield from _modules(child, f"{path}{SEPARATOR}{name}")

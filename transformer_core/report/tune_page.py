@@ -4,21 +4,33 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import seaborn as sns
+from markupsafe import Markup
+
 from schemas.config.study import Study
+from schemas.results.profiles import Breakdown
 from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
+from transformer_core.report.kit import svg
 from transformer_core.report.page import environment
+from transformer_core.report.sections.profile_figures import partitions, timelines
+from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.tune import terminal
 from transformer_core.tune.flow import Answer, Tried, useful
 
+OWN = "as it is"
+MEMORY = ("libraries", "weights", "gradients", "optimizer", "rest")
+"""Parts of the peak memory, in the order of the table."""
 
-def render(answer: Answer, study: Study, origin: dict[str, Any]) -> str:
-    """The page as HTML."""
+
+def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -> str:
+    """The page as HTML; event tables of the profiles lie below ``folder``."""
     timed = [each for each in answer.tried if each.ratio is not None]
     rows = sorted(answer.tried, key=lambda each: (each.ratio is None, -(each.ratio or 0)))
     return (
@@ -36,8 +48,55 @@ def render(answer: Answer, study: Study, origin: dict[str, Any]) -> str:
             same=terminal.same,
             words=terminal.words,
             origin=origin,
+            profiles=(found := breakdowns(answer)),
+            pictures=pictures(found, folder) if found else {},
+            failed=[each for each in answer.profiles if each.reason],
+            per_step=per_step,
+            memory=memory(answer),
+            parts=MEMORY,
         )
     )
+
+
+def breakdowns(answer: Answer) -> dict[str, Breakdown]:
+    """The profiles in which a device did something, by what was changed."""
+    found = {}
+    for profile in answer.profiles:
+        if profile.breakdown and profile.breakdown["devices"]:
+            name = " + ".join(profile.techniques) or OWN
+            found[name] = Breakdown.model_validate(profile.breakdown)
+    return found
+
+
+def per_step(breakdown: Breakdown, nanoseconds: int) -> float:
+    """Milliseconds of a step, mean over steps and devices, from a time summed over them."""
+    return nanoseconds / 1e6 / sum(max(1, len(device.steps)) for device in breakdown.devices)
+
+
+def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Markup]:
+    """Where the time of a step goes, and one step of each profile."""
+    steps = {}
+    for name, breakdown in found.items():
+        events = folder / "profiles" / breakdown.name / "events.parquet"
+        if events.exists() and (timeline := read_timeline(events)):
+            steps[name] = timeline
+    with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
+        drawings = {"partition": partitions(found), "timelines": timelines(steps)}
+        return {
+            name: Markup(svg.render(drawn.figure, name, drawn.title, drawn.description))
+            for name, drawn in drawings.items()
+        }
+
+
+def memory(answer: Answer) -> dict[str, dict[str, int]]:
+    """Peak memory and its parts, of the script itself and of what was tried."""
+    known = {OWN: answer.memory} | {each.name: each.memory for each in answer.tried}
+    found = {}
+    for name, parts in known.items():
+        if parts:
+            rest = parts["peak"] - sum(parts[part] for part in MEMORY[:-1])
+            found[name] = parts | {"rest": max(0, rest)}
+    return found
 
 
 def bar(tried: Tried, timed: Sequence[Tried]) -> dict[str, Any]:
@@ -69,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answer = Answer.read(given.answer)
     origin = json.loads(given.answer.read_text(encoding="utf-8")).get("provenance", {})
     write_text(given.brief, terminal.markdown(answer))
-    write_text(given.output, render(answer, read_record(given.study, Study), origin))
+    write_text(
+        given.output, render(answer, read_record(given.study, Study), origin, given.answer.parent)
+    )
     return 0
 
 

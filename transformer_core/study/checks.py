@@ -19,10 +19,9 @@ from schemas.config.model import (
     Transformer,
     UnpaddedTokens,
 )
-from schemas.config.own_training import ImportedTask
 from schemas.config.parallel import Ddp, Single
 from schemas.config.run_spec import RunSpec
-from schemas.config.script import ScriptTask
+from schemas.config.script import ImportedTask, ScriptTask
 from schemas.config.study import Study
 from schemas.config.task import LanguageModel
 from schemas.errors import ConfigProblem
@@ -374,16 +373,13 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
 
 _NOT_USED = ("corpus", "filter", "tokenizer", "batching", "model", "evaluation")
 REPORT = "results/report.html"
-_FILES = ("report.md", "results.json", "changes.diff", "profiles.json")
-OWN_TARGETS = (REPORT, *(f"results/own_training/{file}" for file in _FILES))
-"""Targets of a study whose task is a function of the user's (task.kind = import)."""
-SCRIPT_TARGETS = (
+OWN_TARGETS = (
     REPORT,
     "results/report.md",
     "results/tune/answer.json",
     "results/tune/changes.diff",
 )
-"""Targets of a study whose task is a script of the user's (task.kind = script)."""
+"""Targets of a study of your own training: a script or a function (task.kind = script, import)."""
 
 
 def of_imported(spec: RunSpec) -> Iterator[Violation]:
@@ -420,8 +416,7 @@ def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
 
 def own_targets(study: Study) -> tuple[str, ...]:
     """Targets of a study of your own training; none for other studies."""
-    kind = study.task.kind
-    return OWN_TARGETS if kind == "import" else SCRIPT_TARGETS if kind == "script" else ()
+    return OWN_TARGETS if isinstance(study.task, ImportedTask | ScriptTask) else ()
 
 
 def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:

@@ -52,12 +52,10 @@ PROGRAMS = MappingProxyType(
         "quality": (_JOB, "transformer_core.measure.quality"),
         "tune": (
             *("transformer_core.tune.job", "transformer_core.tune.side"),
+            "transformer_core.tune.factory",
             *_modules("tune/techniques"),
         ),
         "tune_page": ("transformer_core.report.tune_page", *_modules("tune/techniques")),
-        "own_training": ("transformer_core.own_training.job",),
-        "own_profiles": ("transformer_core.own_training.profiled.job",),
-        "own_page": ("transformer_core.report.own_training.own_page",),
         "link_trial": (_JOB, "transformer_core.measure.turns"),
         "link_error": (_JOB, "transformer_core.decide.link_error"),
         "compute_times": (_JOB, "transformer_core.measure.compute"),

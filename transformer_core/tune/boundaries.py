@@ -223,7 +223,7 @@ def _mark(parameter: nn.Parameter) -> float:
 def _plain(name: str) -> str:
     """A parameter's name without what wrappers and compilers put before it."""
     for prefix in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
-        name = name.removeprefix(prefix).replace(f".{prefix}", ".")
+        name = f".{name}".replace(f".{prefix}", ".").removeprefix(".")
     return name
 
 

@@ -116,6 +116,13 @@ class Record:
             for one, two in zip(self.ranks, other.ranks, strict=True)
         )
 
+    def together(self) -> "Record":
+        """Ranks and micro-batches as one: their losses added up or averaged, tensors as rank 0 has
+        them, which are the same or whole on all."""
+        first = {name: value for name, value in self.ranks[0].items() if name != "inputs"}
+        losses = np.nansum(self.losses(), axis=2).mean(axis=0)[:, None]
+        return Record([first | {"losses": losses}])
+
     def losses(self) -> Sketch:
         """[ranks, steps, backward passes], NaN where a step had fewer."""
         tables = [each["losses"] for each in self.ranks]
@@ -129,21 +136,30 @@ class Record:
 
 
 def certify(
-    found: Record, own: Record, floor: Record, rounding: Rounding, dropout: bool = True
+    found: Record,
+    own: Record,
+    floor: Record,
+    rounding: Rounding,
+    dropout: bool = True,
+    divided: bool = False,
 ) -> Certificate:
     """Compare what a changed script ``found`` with the script's ``own`` record.
 
     ``floor`` is the record of the script with its weights disturbed by the ``rounding`` of the
-    change.
+    change. Of a ``divided`` one, all ranks and micro-batches together are compared.
     """
     common: dict[str, Any] = {"dropout": dropout}
+    if divided:
+        if reason := _other_parts(found, own):
+            return Certificate("different", reason, **_size(own), **common)
+        found, own, floor = (each.together() for each in (found, own, floor))
     if len(found.ranks) != len(own.ranks):
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return Certificate("same", "equal to the last bit", identical=True, **_size(own), **common)
-    reason = _other_rates(found, own) or _other_batches(found, own, floor)
+    reason = _other_rates(found, own) or ("" if divided else _other_batches(found, own, floor))
     if reason or (reason := _other_tensors(found, own)):
-        if _other_batches(floor, own, floor) or _other_tensors(floor, own):
+        if not divided and (_other_batches(floor, own, floor) or _other_tensors(floor, own)):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
             reason = f"{reason}; so does the script itself after rounding, and nothing can be told"
             return Certificate("undecided", reason, **_size(own), **common)
@@ -226,6 +242,40 @@ def _other_batches(found: Record, own: Record, floor: Record) -> str:
             data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
             if not np.allclose(a[data], b[data], rtol=1e-6, atol=1e-9):
                 return f"the model gets other numbers in step {step + 1}"
+    return ""
+
+
+def _other_parts(found: Record, own: Record) -> str:
+    """How the parts of a batch differ from the whole, if they do: some tensors are divided among
+    ranks and micro-batches, into equal parts that have the same sum as the whole."""
+    steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
+    for step in range(steps):
+        mine, theirs = (
+            [
+                row[~np.isnan(row)].reshape(-1, 3)
+                for row in (r["inputs"][step] for r in record.ranks)
+            ]
+            for record in (found, own)
+        )
+        whole, parts = np.concatenate(theirs), np.concatenate(mine)
+        if not len(whole) or len(parts) % len(whole):
+            return f"the model is called with other batches in step {step + 1}"
+        parts = parts.reshape(-1, *whole.shape)
+        total = parts.sum(0)
+        shared = total[:, 0] == whole[:, 0]
+        times = total[0, 0] / whole[0, 0]
+        if not shared.any():
+            return (
+                f"ranks together get {times:.4g} times the batch in step {step + 1}; remedy: let "
+                "the function give each rank its own rows, batch[rank::world_size]"
+            )
+        if not np.allclose(total[shared, 1], whole[shared, 1], rtol=1e-6, atol=1e-6):
+            return f"ranks together get other numbers in step {step + 1}"
+        if (parts[:, shared, 0] != parts[:1, shared, 0]).any():
+            return (
+                f"the ranks do not divide the batch of step {step + 1} into equal parts, so the mean "
+                "of their gradients is not that of the batch; remedy: a batch that the devices divide"
+            )
     return ""
 
 

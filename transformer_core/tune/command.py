@@ -22,7 +22,7 @@ from schemas.config.script import ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
-from transformer_core.tune.job import program_of
+from transformer_core.tune.job import FAILED, program_of
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:
@@ -128,8 +128,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nStopped. The same command goes on from here.", file=sys.stderr)
         return 130
-    file = folder / "results/tune/answer.json"
-    if code or not file.is_file():
+    file, failed = (folder / "results/tune" / name for name in ("answer.json", FAILED))
+    if code and failed.is_file():
+        file = failed
+    elif code or not file.is_file():
         print(
             f"The workflow ended with exit code {code}: see {folder}/results/logs", file=sys.stderr
         )

@@ -5,6 +5,7 @@ Then all do the same steps: first those that the certificate compares, then roun
 every side trains for a few steps while the others wait, blocked in the kernel.
 """
 
+import json
 import os
 import signal
 import socket
@@ -25,7 +26,10 @@ from transformer_core.tune.techniques.technique import Rounding
 
 HELLO_SECONDS = 120.0
 """Seconds that a process may take to import torch."""
+PATIENCE = 15.0
+"""Seconds after which a session says for whom it waits."""
 LAUNCHERS = ("torchrun", "accelerate")
+DRIVER = "transformer_core.tune.factory"
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,51 @@ class Program:
     launcher: tuple[str, ...] = ()
     """``torchrun`` and its options, if the script has several ranks."""
     boundary: Boundary = "optimizer"
+    factory: Mapping[str, Any] | None = None
+    """Settings of :mod:`transformer_core.tune.factory` for a function that hands over the parts of
+    a training. The command is then its name."""
+    devices: int = 1
+    """Devices that a factory may be spread over."""
+    head: str | None = None
+    """Name of the output layer, where the study gives it."""
+    applied: tuple[str, ...] = ()
+    """Techniques that all sides have, the unchanged one too."""
 
     @property
     def title(self) -> str:
         """The command on one line."""
         return " ".join([*self.launcher, *self.command])
+
+    @property
+    def script(self) -> Path:
+        """The file that a diff changes: the script, that of ``-m``, or that of the factory."""
+        if self.command[0] != "-m" and self.factory is None:
+            return self.directory / self.command[0]
+        name = self.command[1] if self.factory is None else self.command[0].partition(":")[0]
+        module = self.directory.joinpath(*name.split("."))
+        return module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
+
+    @property
+    def ranks(self) -> int:
+        """Processes, by the options of its launcher."""
+        options = list(self.launcher)
+        for number, option in enumerate(options):
+            name, _, value = option.partition("=")
+            if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes"):
+                return int(value or options[number + 1])
+        return 1
+
+    def started(self, techniques: Sequence[str], shift: int) -> "Program":
+        """How its process starts with ``techniques`` and seeds moved by ``shift``: a factory in
+        the loop that they ask for, a script as it is."""
+        if self.factory is None:
+            return self
+        settings = dict(self.factory) | {"shift": shift}
+        for name in techniques:
+            settings |= TECHNIQUES[name].settings
+        over = ("torchrun", "--standalone", f"--nproc-per-node={self.devices}")
+        launcher = over if "over" in settings else ()
+        return replace(self, command=("-m", DRIVER, json.dumps(settings)), launcher=launcher)
 
 
 @dataclass(frozen=True)
@@ -58,6 +102,8 @@ class Side:
     files: Mapping[Path, str] = field(default_factory=dict)
     """Files of the program, relative to its folder, with the text that this side has instead."""
     dropout: bool = True
+    profiled: bool = False
+    """Whether it may be asked for a profile."""
 
     @property
     def rounding(self) -> Rounding | None:
@@ -68,6 +114,11 @@ class Side:
         order: tuple[Rounding, ...] = ("exact", "float32", "tf32", "bfloat16")
         found = (order.index(TECHNIQUES[name].rounding) for name in self.techniques)
         return order[max(found, default=0)]
+
+    @property
+    def divided(self) -> bool:
+        """Whether its ranks or micro-batches share the batch of the script."""
+        return any(TECHNIQUES[name].divides for name in self.techniques)
 
 
 class SideEnded(Exception):
@@ -81,9 +132,9 @@ class SideEnded(Exception):
 class Session:
     """The processes of one session. Use :func:`session` to start and end them."""
 
-    def __init__(self, sides: Sequence[Side], lines: dict[str, list[Line]], folder: Path) -> None:
-        self.sides, self.folder = sides, folder
-        self._lines = lines
+    def __init__(self, sides: Sequence[Side], folder: Path, say: Callable[[str], None]) -> None:
+        self.sides, self.folder, self.say = sides, folder, say
+        self._lines: dict[str, list[Line]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.failed: dict[str, SideEnded] = {}
         """Sides that ended early, by name."""
@@ -95,7 +146,13 @@ class Session:
 
     def steps(self, side: str, count: int, record: bool = False) -> float:
         """Let a side train for ``count`` steps; seconds of its slowest rank."""
-        return max(done["seconds"] for done in self._ask(side, None, turn=count, record=record))
+        answers = self._ask(side, None, turn=count, record=record, profile=False)
+        return max(done["seconds"] for done in answers)
+
+    def profile(self, side: str, count: int) -> list[Path]:
+        """Let a side train for ``count`` steps under torch.profiler; the trace of each rank."""
+        answers = self._ask(side, None, turn=count, record=False, profile=True)
+        return [Path(done["trace"]) for done in answers]
 
     def records(self, side: str) -> list[Path]:
         """Files of what a side recorded, one for each rank."""
@@ -129,7 +186,8 @@ class Session:
             except OSError:
                 continue
         answers = []
-        end = None if timeout is None else time.monotonic() + timeout
+        began = said = time.monotonic()
+        end = None if timeout is None else began + timeout
         for line in lines:
             while True:
                 try:
@@ -141,6 +199,11 @@ class Session:
                         ) from None
                     if self.processes[side].poll() is not None:
                         raise self._ended(side, self._how(side), {}) from None
+                    if time.monotonic() > said + PATIENCE:
+                        said = time.monotonic()
+                        self.say(
+                            f"waiting for {side}, {said - began:.0f} s so far{self._last(side)}"
+                        )
                     continue
                 except EOFError:
                     raise self._ended(side, self._how(side), {}) from None
@@ -149,6 +212,15 @@ class Session:
                 raise self._ended(side, answer["ended"], answer)
             answers.append(answer)
         return answers
+
+    def _last(self, side: str) -> str:
+        """The last line that a side printed."""
+        with suppress(OSError):
+            text = (self.folder / side / "output.txt").read_text(encoding="utf-8", errors="replace")
+            if lines := text.split("\n")[-20:]:
+                words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+                return f"; its last words: {words[:120]}" if words else "; it has printed nothing"
+        return ""
 
     def _how(self, side: str) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -171,9 +243,11 @@ def session(
     logs: Path,
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Session]:
     """Fresh processes of ``sides``, which run to their first boundary; they end with the block.
 
+    ``say`` is told now and then for whom the session waits.
     What their scripts print goes to ``logs``/<side>/output.txt. Sides that cannot start are in
     ``failed``. Raises TooLarge where the folder would have to be copied.
     """
@@ -186,18 +260,19 @@ def session(
         listener.bind(str(exchange / "socket"))
         listener.listen(256)
         stack.callback(listener.close)
-        made = Session(sides, {}, logs)
+        made = Session(sides, logs, say)
         stack.callback(_stop, made)
         for side in sides:
             made.processes[side.name] = _start(program, side, exchange, logs, seed, facts or {})
-        _welcome(made, listener, _ranks(program))
+        _welcome(made, listener, {side.name: ranks_of(program, side) for side in sides})
         yield made
 
 
 def _start(
     program: Program, side: Side, exchange: Path, logs: Path, seed: int, facts: Mapping[str, Any]
 ) -> subprocess.Popen[bytes]:
-    program = side.program or program
+    techniques = (*program.applied, *side.techniques)
+    program = (side.program or program).started(techniques, seed)
     home = exchange / side.name
     home.mkdir()
     order = Order(
@@ -206,12 +281,14 @@ def _start(
         directory=str(program.directory),
         socket=str(exchange / "socket"),
         record=str(home / "record"),
-        techniques=side.techniques,
+        techniques=techniques,
         seed=seed,
         facts=dict(facts),
         boundary=program.boundary,
         noise=side.noise,
         dropout=side.dropout,
+        profiled=side.profiled,
+        whole=program.factory is not None,
     )
     module = "transformer_core.tune.side"
     start = (
@@ -233,7 +310,7 @@ def _start(
         return subprocess.Popen(
             command,
             cwd=home,
-            env=_environment(side),
+            env=_environment(techniques),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -248,7 +325,7 @@ def _own_port(options: tuple[str, ...]) -> list[str]:
     return list(options) if placed else ["--standalone", *options]
 
 
-def _environment(side: Side) -> dict[str, str]:
+def _environment(techniques: tuple[str, ...]) -> dict[str, str]:
     """As the user's, with what the techniques set, and hashes of texts that are always the same."""
     ours = str(Path(__file__).resolve().parents[2])
     paths = os.environ.get("PYTHONPATH", "")
@@ -256,25 +333,21 @@ def _environment(side: Side) -> dict[str, str]:
     if "site-packages" not in ours:
         found["PYTHONPATH"] = f"{paths}{os.pathsep}{ours}" if paths else ours
     offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
-    return offline | dict(os.environ) | found | environment_of(side.techniques)
+    return offline | dict(os.environ) | found | environment_of(techniques)
 
 
-def _ranks(program: Program) -> int:
-    """Processes of a side, by the options of its launcher."""
-    options = list(program.launcher)
-    for number, option in enumerate(options):
-        name, _, value = option.partition("=")
-        if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes"):
-            return int(value or options[number + 1])
-    return 1
+def ranks_of(program: Program, side: Side) -> int:
+    """Processes of a side."""
+    own = side.program or program
+    return own.started((*program.applied, *side.techniques), 0).ranks
 
 
-def _welcome(made: Session, listener: socket.socket, ranks: int) -> None:
+def _welcome(made: Session, listener: socket.socket, ranks: Mapping[str, int]) -> None:
     """Wait until every process of every side has connected."""
     arrived: dict[str, dict[int, Line]] = {side.name: {} for side in made.sides}
     end = time.monotonic() + HELLO_SECONDS
     listener.settimeout(0.5)
-    while missing := [name for name, lines in arrived.items() if len(lines) < ranks]:
+    while missing := [name for name, lines in arrived.items() if len(lines) < ranks[name]]:
         for name in missing:
             if made.processes[name].poll() is not None:
                 made.failed[name] = made._ended(name, made._how(name), {})

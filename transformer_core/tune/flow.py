@@ -10,17 +10,21 @@
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from schemas.errors import ConfigError
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
+from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.events.arrow import write_events
 from transformer_core.tune.certificate import Record, trust
-from transformer_core.tune.coordinator import Program, Side, SideEnded, session
+from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.order import UNOBSERVED
 from transformer_core.tune.sessions import (
     AGAIN,
@@ -30,6 +34,7 @@ from transformer_core.tune.sessions import (
     Plan,
     Sessions,
     floors,
+    status_of,
 )
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
@@ -55,12 +60,24 @@ class Tried:
     low: float | None = None
     high: float | None = None
     verdict: str = ""
-    peak_memory: int | None = None
+    memory: dict[str, int] | None = None
+    """Bytes: the peak of its steps, and what of it is known."""
 
     @property
     def name(self) -> str:
         """Its name among the sides."""
         return "+".join(self.techniques)
+
+
+@dataclass
+class Profiled:
+    """A few steps under a profiler."""
+
+    techniques: tuple[str, ...]
+    breakdown: dict[str, Any] | None = None
+    """Its :class:`Breakdown`; None if nothing was recorded."""
+    reason: str = ""
+    """Why there is no breakdown."""
 
 
 @dataclass
@@ -84,6 +101,10 @@ class Answer:
     lines: list[str] = field(default_factory=list)
     patched: Tried | None = None
     """The changed script against the original."""
+    memory: dict[str, int] | None = None
+    """Memory of the script itself."""
+    profiles: list[Profiled] = field(default_factory=list)
+    """The script itself, and what is recommended."""
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -108,6 +129,10 @@ class Answer:
         found["tried"] = [_tried_of(each) for each in found["tried"]]
         found["recommended"] = tuple(found["recommended"])
         found["patched"] = _tried_of(found["patched"]) if found["patched"] else None
+        found["profiles"] = [
+            Profiled(**each | {"techniques": tuple(each["techniques"])})
+            for each in found["profiles"]
+        ]
         return cls(**found)
 
 
@@ -137,13 +162,23 @@ class Tuning:
         budget: float = 300.0,
         techniques: Sequence[str] | None = None,
         verify: bool = True,
+        record: int | None = None,
     ) -> None:
         self.program, self.folder, self.say = program, folder, say
         self.budget, self.verify = budget, verify
-        self.names = list(techniques) if techniques else list(TECHNIQUES)
+        # A script has no seams for changes of the loop itself.
+        fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.settings]
+        self.names = list(techniques or (name for name in fits if TECHNIQUES[name].usual))
+        self.facts_given = {
+            "devices": program.devices,
+            "head": program.head and f"0:{program.head}",
+            "named": list(techniques or ()),
+        }
         self.began = time.monotonic()
         self.start_seconds = 5.0
+        self.asked_record = record
         self.record = 6
+        """Steps that certificates compare: as many as were asked for, or few seconds' worth."""
         self.steps: int | None = None
         """Steps after which the script ends, if observed."""
 
@@ -156,6 +191,8 @@ class Tuning:
         if candidates:
             self._compare(answer, candidates)
             self._change(answer)
+        if answer.recommended:
+            self._profile(answer)
         answer.seconds = time.monotonic() - self.began
         return answer
 
@@ -187,8 +224,9 @@ class Tuning:
     def _why(self, error: SideEnded) -> str:
         output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
         tail = "\n".join(f"    {line}" for line in output)
+        what = "factory" if self.program.factory is not None else "script"
         if error.why.startswith(UNOBSERVED):
-            return f"the script {error.why}"
+            return f"the {what} {error.why}"
         if "EOFError" in error.why:
             return (
                 "the script reads from standard input, which is empty here; remedy: give it its "
@@ -207,12 +245,15 @@ class Tuning:
                 "some hundreds; remedy: "
                 f"let it train longer (more steps, epochs or samples)\n{tail}"
             )
-        return f"the script itself fails: {error.why}; its last words, from {error.log}:\n{tail}"
+        place = f"{error.said['place']}: " if error.said.get("place") else ""
+        why = f"{place}{error.why}"
+        return f"the {what} itself fails: {why}; its last words, from {error.log}:\n{tail}"
 
     def _run_twice(self) -> Answer:
         began = time.monotonic()
-        sides = [Side(OWN), Side("twin")]
-        with session(self.program, sides, self.folder / "sessions" / "trust") as run:
+        self.say("run twice: starting")
+        sides = [Side(OWN), Side("twin", profiled=True)]
+        with session(self.program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
             for side in sides:
                 if side.name in run.failed:
                     raise run.failed[side.name]
@@ -220,19 +261,19 @@ class Tuning:
                 run.facts(side.name)
             self.start_seconds = time.monotonic() - began
             first = run.steps(OWN, 1, record=True)
-            # A few seconds of steps, and at most six steps.
-            count = max(2, min(6, 1 + int(10 / max(first, 1e-3))))
+            count = self.asked_record or max(2, min(self.record, 1 + int(10 / max(first, 1e-3))))
             if self.steps is not None:
                 count = min(count, self.steps // 4)
             run.steps("twin", 1, record=True)
             for side in sides:
                 run.steps(side.name, count - 1, record=True)
             records = [Record.read(run.records(side.name)) for side in sides]
-            facts = run.facts(OWN)
             timed = max(2, min(10, int(2 / max(first, 1e-3))))
             if self.steps is not None:
                 timed = min(timed, self.steps // 4)
             step_seconds = run.steps(OWN, timed) / timed
+            facts = run.facts(OWN) | self.facts_given
+            profile = self._profiled(run, "twin", (), first)
         same, words = trust(*records)
         self.record = count
         self.facts, self.step_seconds = facts, step_seconds
@@ -250,13 +291,49 @@ class Tuning:
             trust=words,
             facts=facts,
             step_seconds=step_seconds,
+            memory=facts["memory"],
+            profiles=[profile],
         )
+
+    def _profile(self, answer: Answer) -> None:
+        """Profiles what is recommended, in a process of its own."""
+        self.say("profiling what is recommended")
+        names = answer.recommended
+        side = Side("recommended", names, profiled=True)
+        logs = self.folder / "sessions" / "profile"
+        try:
+            with session(self.program, [side], logs, 0, self.facts, self.say) as run:
+                run.facts(side.name)
+                run.steps(side.name, 3)
+                found = self._profiled(run, side.name, names, answer.step_seconds)
+        except SideEnded as error:
+            found = Profiled(names, reason=status_of(error)[1])
+        answer.profiles.append(found)
+
+    def _profiled(
+        self, run: Session, side: str, techniques: tuple[str, ...], step_seconds: float
+    ) -> Profiled:
+        """Records a few steps of a side; they are kept below ``profiles``."""
+        count = 3 if step_seconds < 2 else 1
+        if self.steps is not None:
+            count = 1
+        try:
+            traces = run.profile(side, count)
+            folder = self.folder / "profiles" / ("recommended" if techniques else "own")
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            kept = [Path(shutil.move(trace, folder)) for trace in traces]
+            breakdown, events = breakdown_of_files(kept, folder.name)
+            write_events(folder / "events.parquet", events)
+        except (SideEnded, ConfigError, OSError) as error:
+            return Profiled(techniques, reason=str(error))
+        return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
 
     def _sources(self) -> list[tuple[str, str]]:
         """Names and digests of the Python files of the program's folder: what the sessions that
         are kept were made with."""
         folder = self.program.directory
-        paths = {*folder.glob("*.py"), *(folder / self.program.command[0]).parent.glob("*.py")}
+        paths = {*folder.glob("*.py"), *self.program.script.parent.glob("*.py")}
         found = []
         for path in sorted(paths)[:500]:
             found.append((str(path), hashlib.sha256(path.read_bytes()).hexdigest()))
@@ -265,9 +342,12 @@ class Tuning:
     def _screen(self, answer: Answer) -> None:
         """Try every technique that can be tried, each by itself."""
         usable: list[Side] = []
+        has = {TECHNIQUES[name].group for name in self.program.applied}
         for name in self.names:
             technique = TECHNIQUES[name]
             why = technique.obstacle(answer.facts)
+            if technique.group in has:
+                why = "the training has this or another of its kind already: task.applied"
             if why is None:
                 usable.append(Side(name, (name,)))
             else:
@@ -316,7 +396,7 @@ class Tuning:
         """Sides that fit into the memory of the machine beside the script and its floors."""
         import psutil
 
-        peak = answer.facts["peak_memory"]
+        peak = answer.facts["memory"]["peak"]
         if answer.facts["device"] == "cuda":
             import torch
 
@@ -328,7 +408,7 @@ class Tuning:
     def _tried(self, side: Side, outcome: Outcome) -> Tried:
         measured = outcome.sides.get(side.name, Measured("failed", "did not run"))
         tried = Tried(side.techniques, measured.status, measured.reason, measured.certificate)
-        tried.peak_memory = measured.peak_memory
+        tried.memory = measured.memory
         if measured.seconds and outcome.sides[OWN].seconds:
             ratio = log_ratio_of(Pair(side.name, OWN), outcome.log_ratios(side.name))
             tried.screened = float(2.718281828459045**ratio.estimate)
@@ -430,9 +510,11 @@ class Tuning:
         """Applies the answer to the script, and runs the changed script against the original."""
         if not answer.recommended:
             return
-        script = self.program.command[0]
-        path = self.program.directory / script
-        source = Source(self.program.directory, path, answer.facts["places"])
+        places, script = answer.facts["places"], self.program.script
+        if self.program.factory is not None and "call" in places:
+            # The file that calls the model is the user's script; the factory only hands it over.
+            script = Path(places["call"][0])
+        source = Source(self.program.directory, script, places)
         in_diff = []
         for name in answer.recommended:
             if TECHNIQUES[name].edit(source, answer.facts):

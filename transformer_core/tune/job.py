@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schemas.base import seconds_of
 from schemas.config.run_spec import RunSpec
-from schemas.config.script import ScriptTask
+from schemas.config.script import ImportedTask, ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
 from transformer_core.common.endings import program, reproducing_command
@@ -23,6 +23,8 @@ from transformer_core.tune.coordinator import LAUNCHERS, Program
 from transformer_core.tune.flow import Answer, CannotTune, Tuning
 from transformer_core.tune.isolation import TooLarge
 
+FAILED = "failed.json"
+"""The answer where there is none: it says why."""
 SECONDS = 300.0
 """Seconds to spend where the study sets no time."""
 
@@ -56,26 +58,54 @@ def program_of(task: ScriptTask) -> Program:
     return Program(tuple(command), folder, tuple(launcher))
 
 
-def find_out(study: Study, task: ScriptTask, folder: Path) -> Answer:
-    """The answer for the script of a study. What is needed to go on lies below ``folder``."""
+def factory_of(task: ImportedTask, spec: RunSpec, devices: int) -> Program:
+    """The program around the factory that a study names, on a machine with so many devices."""
+    settings = {
+        "factory": task.factory,
+        "options": task.options,
+        "layers": task.layers,
+        "seed": spec.training.seed,
+        "device": spec.machine.device,
+        "threads": spec.machine.threads,
+    }
+    return Program(
+        (task.factory,),
+        Path.cwd(),
+        factory=settings,
+        devices=devices,
+        head=task.head,
+        applied=task.applied,
+    )
+
+
+def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
+    """The answer for the script or factory of a study. What is needed to go on lies below
+    ``folder``. Raises CannotTune if it cannot be observed."""
+    task = study.task
+    assert isinstance(task, ScriptTask | ImportedTask)
     began = time.monotonic()
 
     def say(text: str) -> None:
         log.info("%4.0f s  %s", time.monotonic() - began, text)
 
     budget = seconds_of(study.time) if study.time is not None else SECONDS
-    tuned = program_of(task)
+    if isinstance(task, ScriptTask):
+        tuned, record = program_of(task), None
+    else:
+        tuned = factory_of(task, spec, study.machine.devices_per_node)
+        record = task.steps
     try:
-        return Tuning(tuned, folder, say, budget, task.techniques, task.verify).run()
+        return Tuning(tuned, folder, say, budget, task.techniques, task.verify, record).run()
     except (CannotTune, TooLarge) as error:
         return Answer(command=tuned.title, status="failed", reason=str(error))
 
 
 @program
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.tune.job",
-        description="Find out what makes the training script of a study faster.",
+        description="Find out what makes the training of a study faster, a script or a function. "
+        "The exit status is 1 if it cannot be observed: FAILED beside the answer then says why.",
     )
     parser.add_argument("--study", type=Path, required=True, help="study.json")
     parser.add_argument("--spec", type=Path, required=True, help="spec.json of its baseline")
@@ -85,18 +115,20 @@ def main() -> None:
     given = parser.parse_args()
     log_to(given.log_file)
     study, spec = read_record(given.study, Study), read_record(given.spec, RunSpec)
-    if not isinstance(study.task, ScriptTask):
-        remedy = "take task: {kind: script, command: [train.py]}"
-        problem = ConfigProblem("study", "task.kind", study.task.kind, "is no script", remedy)
-        raise ConfigError([problem])
     folder = given.output.parent
     started = datetime.now(UTC)
     with exclusive(folder):
-        answer = find_out(study, study.task, folder)
+        (folder / FAILED).unlink(missing_ok=True)
+        answer = find_out(study, spec, folder)
+        if answer.status != "ok":
+            log.error("%s cannot be tuned: %s", answer.command, answer.reason)
+            write_text(folder / FAILED, json.dumps(answer.to_json(), indent=1) + "\n")
+            return 1
         origin = collect(spec, reproducing_command(given.output), started)
         found = answer.to_json() | {"provenance": origin.model_dump(mode="json")}
         write_text(given.changes, answer.diff)
         write_text(given.output, json.dumps(found, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

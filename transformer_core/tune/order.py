@@ -44,6 +44,10 @@ class Order:
     """Relative size of random changes to the first weights: a measured floor of rounding."""
     dropout: bool = True
     """Whether dropout layers drop."""
+    profiled: bool = False
+    """Whether some steps are to be recorded by torch.profiler."""
+    whole: bool = False
+    """Whether sharded tensors are recorded whole, for comparison with another number of ranks."""
 
     def write(self, file: Path) -> None:
         """Write the order for the process that carries it out."""

@@ -36,7 +36,8 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     """Seconds of each round."""
     certificate: dict[str, Any] | None = None
-    peak_memory: int | None = None
+    memory: dict[str, int] | None = None
+    """Bytes: the peak of its steps, and what of it is known."""
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Sessions:
         logs = self.folder / plan.name
         sides = [replace_dropout(side, plan.dropout) for side in plan.sides]
         progress("starting")
-        with session(self.program, sides, logs, plan.seed, self.facts) as run:
+        with session(self.program, sides, logs, plan.seed, self.facts, progress) as run:
             self._begin(run, plan, found)
             progress("comparing first steps")
             self._record(run, plan, found, plan.record)
@@ -148,7 +149,7 @@ class Sessions:
             for side in [each.name for each in run.sides]:
                 facts = run.attempt(side, lambda side=side: run.facts(side))  # type: ignore[misc]
                 if facts:
-                    found.sides[side].peak_memory = facts["peak_memory"]
+                    found.sides[side].memory = facts["memory"]
             self._failed(run, found)
         return found
 
@@ -177,7 +178,7 @@ class Sessions:
             for rounding in allowed:
                 floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
                 certificate = certify(
-                    records[side.name], records[OWN], floor, rounding, plan.dropout
+                    records[side.name], records[OWN], floor, rounding, plan.dropout, side.divided
                 )
                 found.sides[side.name].certificate = certificate.to_json() | {"format": rounding}
                 if certificate.word == "same":

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.facts import Watch
+from transformer_core.tune.facts import PACKAGES, Watch
+from transformer_core.tune.observers import Memory, Profile
 from transformer_core.tune.order import UNOBSERVED, Order, connect
 from transformer_core.tune.sketches import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques.registry import TECHNIQUES
@@ -39,14 +41,18 @@ class Side:
         self.boundaries = Boundaries(order.boundary)
         self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
         self.watch = Watch(self.boundaries)
+        self.memory = Memory(self.boundaries)
+        self.profile = Profile(self.boundaries) if order.profiled else None
         self.left = 0
         """Steps of the turn that are still to go."""
         self.step = 0
         self.recording = False
+        self._profiling = False
         self.began = 0.0
         self.sketches: dict[str, Sketch] = {}
         self.losses: list[list[float]] = []
         self.inputs: list[list[float]] = []
+        self._sketch = partial(sketch, whole=order.whole)
         self._batch: list[float] = []
         self._disturbed: set[int] = set()
         self._rates: set[float] = set()
@@ -85,12 +91,14 @@ class Side:
         torch.multiprocessing.spawn = spawn
         torch.multiprocessing.start_processes = spawn
 
-    def ended(self, reason: str, trace: str | None = None) -> None:
-        """Reports that the script ended: ``reason`` is empty if it reached its end."""
+    def ended(self, reason: str, trace: str | None = None, place: str = "") -> None:
+        """Reports that the script ended: ``reason`` is empty if it reached its end. ``place`` is
+        the user's line that failed."""
         with suppress(OSError):
             self.line.send(
                 ended=reason,
                 trace=trace,
+                place=place,
                 step=self.step,
                 backwards=self.boundaries.backwards,
                 modules=len(self.boundaries.modules),
@@ -126,7 +134,7 @@ class Side:
         if self.recording or not self.step:
             for name, parameter in self.boundaries.parameters():
                 if f"{self.step} weight {name}" not in self.sketches:
-                    self.sketches[f"{self.step} weight {name}"] = sketch(parameter)
+                    self.sketches[f"{self.step} weight {name}"] = self._sketch(parameter)
 
     def _disturb(self, parameters: Iterable[nn.Parameter]) -> None:
         """Perturbs weights, each by a random fraction of its size."""
@@ -179,27 +187,27 @@ class Side:
             self._looking = False
             self.boundaries.stop_watching_modules()
         self.left -= 1
+        if self.profile is not None:
+            self.profile.boundary(last=self.left <= 0)
         if self.left <= 0:
             synchronise()
             seconds = time.perf_counter() - self.began
             self._pause_children(signal.SIGSTOP)
-            self._report(seconds)
+            trace = self.profile.save() if self.profile and self._profiling else None
+            self.line.send(done=self.step, seconds=seconds, trace=trace)
             self._wait()
 
     def _record(self) -> None:
         """Records the quantities of this step that the certificate compares."""
         for name, parameter in self.boundaries.parameters():
             if parameter.grad is not None:
-                self.sketches[f"{self.step} gradient {name}"] = sketch(parameter.grad)
-            self.sketches[f"{self.step} weight {name}"] = sketch(parameter)
+                self.sketches[f"{self.step} gradient {name}"] = self._sketch(parameter.grad)
+            self.sketches[f"{self.step} weight {name}"] = self._sketch(parameter)
         for name, buffer in self.boundaries.buffers():
-            self.sketches[f"{self.step} buffer {name}"] = sketch(buffer)
+            self.sketches[f"{self.step} buffer {name}"] = self._sketch(buffer)
         self.losses.append([float(loss) for loss in self.boundaries.losses])
         self.inputs.append(self._batch)
         self._batch = []
-
-    def _report(self, seconds: float) -> None:
-        self.line.send(done=self.step, seconds=seconds)
 
     def _wait(self) -> None:
         """Answer the coordinator until it hands out a turn."""
@@ -216,14 +224,19 @@ class Side:
                 self._write()
             elif "leave" in message:
                 leave()
-        self.left, self.recording = message["turn"], message.get("record", False)
+        if self.recording and not message["record"]:
+            self.memory.reset()  # Recording takes memory of its own.
+        self.left, self.recording = message["turn"], message["record"]
         self._pause_children(signal.SIGCONT)
+        self._profiling = message["profile"]
+        if self.profile is not None and self._profiling:
+            self.profile.start(Path(self.order.record), self.rank)
         synchronise()
         self.began = time.perf_counter()
 
     def _facts(self) -> dict[str, Any]:
         gone = [why for t in self.techniques if (why := t.without_effect(self.watch))]
-        return self.watch.facts() | {"without_effect": gone, "peak_memory": peak_memory()}
+        return self.watch.facts() | {"without_effect": gone, "memory": self.memory.parts()}
 
     def _write(self) -> None:
         folder = Path(self.order.record)
@@ -255,15 +268,6 @@ def synchronise() -> None:
     """Wait for the device, if the script uses one."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def peak_memory() -> int:
-    """Largest memory of this process so far, in bytes: on the GPU if it uses one, else in all."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def leave() -> NoReturn:
@@ -349,6 +353,16 @@ def as_the_user_has_it() -> None:
         del sys.modules[name]
 
 
+def place_of(error: BaseException) -> str:
+    """File and line of the innermost of the user's own frames that ``error`` passed; empty if it
+    passed none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    own = [f for f in frames if not any(part in f.filename for part in PACKAGES)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+
+
 def run(order: Order) -> None:
     """Run the script of ``order`` to its end, or until the coordinator ends it."""
     os.chdir(order.directory)
@@ -373,7 +387,7 @@ def run(order: Order) -> None:
     except BaseException as error:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
-        side.ended(f"{type(error).__name__}: {error}", trace)
+        side.ended(f"{type(error).__name__}: {error}", trace, place_of(error))
         leave()
     side.ended("")
     leave()

@@ -26,9 +26,14 @@ _PERIOD = 65_521
 
 
 @torch.no_grad()
-def sketch(tensor: Tensor) -> Sketch:
-    """The sketch of ``tensor``, float64 [BUCKETS]; a small tensor is kept as it is, float64 [n]."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def sketch(tensor: Any, whole: bool = False) -> Sketch:
+    """The sketch of ``tensor``, float64 [BUCKETS]; a small tensor is kept as it is, float64 [n].
+
+    Of a tensor in shards this is the rank's own, or the ``whole``, which all ranks must ask for.
+    """
+    local = tensor
+    if hasattr(tensor, "to_local"):
+        local = tensor.full_tensor() if whole else tensor.to_local()
     flat = (local.to_dense() if local.is_sparse else local).detach().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)

@@ -1,5 +1,6 @@
-# your own training script -> what makes it faster, and what to change in it
-if STUDY.task.kind == "script":
+# your own training, a script or a function -> what makes it faster, and what to change in it
+if own_targets(STUDY):
+    TUNED = STUDY.task.factory if STUDY.task.kind == "import" else shlex.join(STUDY.task.command)
 
     rule tune:
         input:
@@ -19,8 +20,9 @@ if STUDY.task.kind == "script":
             code=CODE["tune"],
             again=lambda wildcards: failures("results/tune/answer.json"),
             script=script_files(STUDY.task),
+            own=own_models(SPECS.values()),
         message:
-            "Find out what makes {STUDY.task.command} faster"
+            "Find out what makes {TUNED} faster"
         shell:
             "python -m transformer_core.tune.job --study {input.study} --spec {input.spec}"
             " --output {output.answer} --changes {output.changes} --log-file {log}"

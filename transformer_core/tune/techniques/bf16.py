@@ -1,14 +1,14 @@
-"""bfloat16 autocast around the model, its outputs cast back to float32.
+"""Autocast around the model to bfloat16 or float16, its outputs cast back to float32.
 
-PyTorch, "Automatic mixed precision": matrix products and convolutions in bfloat16, the rest and
+PyTorch, "Automatic mixed precision": matrix products and convolutions in 16 bits, the rest and
 the weights in float32. Casting the outputs back keeps the script's own loss in float32, as
 accelerate does.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformer_core.tune.techniques.technique import Technique
+from transformer_core.tune.techniques.technique import Rounding, Technique
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +21,8 @@ class Bf16(Technique):
     name = "bf16"
     words = "bfloat16 autocast around the model"
     group = "format"
-    rounding = "bfloat16"
+    rounding: ClassVar[Rounding] = "bfloat16"
+    format: ClassVar[str] = "bfloat16"
 
     def __init__(self) -> None:
         self.calls = 0
@@ -42,15 +43,15 @@ class Bf16(Technique):
         kind = device_of(module).type
 
         def around(call: Any) -> Any:
-            def in_bfloat16(*args: Any, **kwargs: Any) -> Any:
+            def in_16_bits(*args: Any, **kwargs: Any) -> Any:
                 if not (module.training and torch.is_grad_enabled()):
                     return call(*args, **kwargs)
                 self.calls += 1
-                with torch.autocast(kind, dtype=torch.bfloat16):
+                with torch.autocast(kind, dtype=getattr(torch, self.format)):
                     found = call(*args, **kwargs)
                 return as_float32(found)
 
-            return in_bfloat16
+            return in_16_bits
 
         wrap(module, around)
 
@@ -76,11 +77,11 @@ class Bf16(Technique):
 
 
 def as_float32(value: Any) -> Any:
-    """``value`` with its bfloat16 tensors in float32, in whatever they are nested."""
+    """``value`` with its tensors of 16 bits in float32, in whatever they are nested."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype == torch.bfloat16 else value
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(as_float32(each) for each in value))
     if isinstance(value, tuple | list):
@@ -96,4 +97,25 @@ def as_float32(value: Any) -> Any:
     return value
 
 
-ALL = [Bf16()]
+class Fp16(Bf16):
+    name = "fp16"
+    words = "float16 autocast around the model, with a scaled loss"
+    # As many bits of precision as TensorFloat-32.
+    rounding: ClassVar[Rounding] = "tf32"
+    format = "float16"
+    settings: ClassVar[dict[str, Any]] = {"scaled": True}
+    usual = False
+
+    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+        return False
+
+    def lines(self, facts: dict[str, Any]) -> list[str]:
+        kind = facts["device"]
+        return [
+            f'Call the model under torch.autocast("{kind}", dtype=torch.float16), and scale the loss '
+            f'by torch.amp.GradScaler("{kind}", init_scale=1024): scaler.scale(loss).backward(), '
+            "scaler.step(optimizer) and scaler.update()."
+        ]
+
+
+ALL = [Bf16(), Fp16()]

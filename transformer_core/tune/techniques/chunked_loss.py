@@ -188,18 +188,19 @@ class ChunkedLoss(Technique):
     used = 0
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        if facts["classes"] < 1000:
+        if facts["head"] is None and facts["classes"] < 1000:
             return "the loss is no cross-entropy over a large vocabulary"
-        if len(facts["heads"]) != 1:
+        if facts["head"] is None and len(facts["heads"]) != 1:
             return f"{len(facts['heads'])} linear layers could be the output layer"
         return None
 
     def module(self, module: nn.Module) -> None:
-        number, _, name = self.facts["heads"][0].partition(":")
+        number, _, name = (self.facts["head"] or self.facts["heads"][0]).partition(":")
         if module is not self.watch.boundaries.modules[int(number)]:
             return
-        head = module.get_submodule(name)
-        assert isinstance(head, nn.Linear)
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            module = module.module
+        head = _linear(module, name)
 
         def around(call: Any) -> Any:
             def lazily(hidden: Tensor) -> Any:
@@ -222,6 +223,17 @@ class ChunkedLoss(Technique):
             "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
             "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."
         ]
+
+
+def _linear(module: nn.Module, name: str) -> nn.Linear:
+    """The linear layer ``name`` of ``module``; ValueError if there is none."""
+    linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    if name not in linear:
+        raise ValueError(
+            f"task.head = {name}: the module has no such linear layer; remedy: take one of its "
+            f"linear layers, the last are {', '.join(linear[-3:])}"
+        )
+    return module.get_submodule(name)  # type: ignore[return-value]
 
 
 ALL = [ChunkedLoss()]

@@ -64,8 +64,8 @@ class CompiledModel(CompiledBlocks):
     words = "torch.compile of the whole model"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        if facts["device"] == "cpu":
-            return "compiling a whole model takes minutes on a CPU"
+        if facts["device"] == "cpu" and self.name not in facts["named"]:
+            return "compiling a whole model takes minutes on a CPU: name it to try it"
         return super().obstacle(facts | {"block": "model"})
 
     def module(self, module: "nn.Module") -> None:

@@ -1,5 +1,6 @@
 """One change to how a script trains: the base of the files beside this one."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ class Technique:
     rounding: ClassVar[Rounding] = "float32"
     slow: ClassVar[bool] = False
     """Whether its first step takes much longer than the others: it is tried last."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the loop around a factory's parts. A script has no such seams."""
+    divides: ClassVar[bool] = False
+    """Whether ranks or micro-batches share the batch, so that only all of them together do what
+    the script does."""
+    usual: ClassVar[bool] = True
+    """Whether it is tried unless others are named."""
     facts: dict[str, Any]
     """The coordinator's facts about the script, in its process."""
 

@@ -1,0 +1,237 @@
+"""A factory as a program: its parts, its loop, and what ranks and micro-batches make of it."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from docs.examples import byte_gpt
+from transformer_core.tune.certificate import Certificate, Record, certify
+from transformer_core.tune.coordinator import Program, Side, SideEnded, session
+from transformer_core.tune.factory import checked, divided, layers_of, load, next_batch, train
+from transformer_core.tune.flow import CannotTune, Tuning
+from transformer_core.tune.sessions import OWN, floor_name, floors
+from transformer_core.tune.techniques.registry import TECHNIQUES
+
+MODULE = """
+from torch import nn, optim
+import time, torch
+
+def loss(module, batch): return module(batch).mean()
+def whole(rank, world_size, seed, width=3):
+    batches = iter([1])
+    return {"module": nn.Linear(width, 1), "batches": batches, "loss": loss, "optimizer": optim.SGD}
+def more(**_): return whole(0, 1, 1) | {"clip_nom": 1.0}
+def few(**_): return {"module": nn.Linear(1, 1), "batches": []}
+def nothing(**_): return None
+def no_module(**_): return whole(0, 1, 1) | {"module": 3}
+def no_function(**_): return whole(0, 1, 1) | {"loss": 3}
+def no_batches(**_): return whole(0, 1, 1) | {"batches": 3}
+
+def fails(**_):
+    raise KeyError("no such data")
+def hangs(**_): time.sleep(1000)
+
+def build(rank, world_size, seed, rows=8, divide=True):
+    generator = torch.Generator().manual_seed(seed)
+    def batches():
+        while True:
+            batch = torch.randn(rows, 16, generator=generator)
+            yield batch[rank::world_size] if divide else batch
+    return {
+        "module": nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)),
+        "batches": batches(),
+        "loss": lambda module, batch: module(batch).square().mean(),
+        "optimizer": lambda parameters: optim.AdamW(parameters, lr=1e-3),
+        "clip_norm": 1.0,
+    }
+"""
+NAME = "their_own_training"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / f"{NAME}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def settings(factory: str, **options: Any) -> dict[str, Any]:
+    found = {"factory": factory, "options": options, "layers": None, "seed": 1}
+    return found | {"device": "cpu", "threads": 1}
+
+
+def program(home: Path, function: str, **options: Any) -> Program:
+    factory = f"{NAME}:{function}"
+    return Program((factory,), home, factory=settings(factory, **options), devices=2)
+
+
+def test_parts_and_options(home: Path) -> None:
+    parts = load(f"{NAME}:whole", {"width": 5}, 0, 1, 1)
+    assert parts.module.in_features == 5
+    assert parts.clip_norm == 0.0
+    assert next_batch(f"{NAME}:whole", parts.batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("more", "gives clip_nom, which is not known.*clip_norm"),
+        ("few", "gives no loss and no optimizer; remedy: return a dictionary of module, batches"),
+        ("nothing", "gives a NoneType"),
+        ("no_module", "module is a int"),
+        ("no_function", "loss is a int"),
+        ("no_batches", "batches is a int"),
+        ("hole", "has no function hole; remedy: .*whole"),
+    ],
+)
+def test_what_is_wrong_is_said(function: str, message: str, home: Path) -> None:
+    with pytest.raises(ValueError, match=f"task.factory = {NAME}:{function}.*{message}"):
+        load(f"{NAME}:{function}", {}, 0, 1, 1)
+
+
+def test_a_missing_module_an_end_and_losses_that_are_no_scalars() -> None:
+    with pytest.raises(
+        ValueError, match="no module nowhere; remedy: start snakemake in the folder"
+    ):
+        load("nowhere:build", {}, 0, 1, 1)
+    with pytest.raises(ValueError, match="batches have an end"):
+        next_batch("a:b", iter([]))
+    with pytest.raises(ValueError, match=r"loss gives a torch.float32 \[2\]"):
+        checked("a:b", torch.zeros(2))
+    with pytest.raises(ValueError, match="loss gives a float"):
+        checked("a:b", 1.0)
+
+
+def test_batches_of_any_shape_are_divided() -> None:
+    batch = {"x": torch.arange(4), "more": (torch.ones(4, 2), "words", torch.tensor(3))}
+    first, second = divided(batch, 2)
+    assert first["x"].tolist() == [0, 1]
+    assert second["more"][0].shape == (2, 2)
+    assert second["more"][1:] == ("words", torch.tensor(3))
+    with pytest.raises(ValueError, match="4 samples of a batch do not make 3"):
+        list(divided(batch, 3))
+
+
+def test_layers_that_are_not_there_are_named() -> None:
+    with pytest.raises(ValueError, match=r"task\.layers = Blok"):
+        layers_of(nn.Linear(2, 2), "Blok")
+
+
+def test_the_loop_is_that_of_the_script_to_the_last_bit() -> None:
+    given = settings("docs.examples.my_training:build", width=24) | {"shift": 0}
+    found = train(given, steps=3).state_dict()
+    torch.manual_seed(1)
+    model = byte_gpt.GPT(width=24)
+    optimizer = byte_gpt.optimizer_of(model.parameters())
+    data = byte_gpt.batches(byte_gpt.read(byte_gpt.__file__), seed=1)
+    for _ in range(3):
+        loss = byte_gpt.loss_of(model, next(data))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    expected = model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def compared(made: Program, names: list[str], folder: Path) -> dict[str, Certificate]:
+    """Certificates of techniques from one session of two steps."""
+    sides = [Side(name, (name,)) for name in names]
+    everyone = [Side(OWN), *floors(sides), *sides]
+    with session(made, everyone, folder / "logs", seed=5) as run:
+        records = {}
+        for side in everyone:
+            run.facts(side.name, 200)
+            run.steps(side.name, 2, record=True)
+            records[side.name] = Record.read(run.records(side.name))
+    found = {}
+    for side in sides:
+        rounding = side.rounding
+        assert rounding is not None
+        floor = records[floor_name(rounding)]
+        own, mine = records[OWN], records[side.name]
+        found[side.name] = certify(mine, own, floor, rounding, divided=side.divided)
+    return found
+
+
+def test_what_divides_the_batch_is_certified_as_a_whole(home: Path) -> None:
+    names = ["ddp", "ddp_fp16_messages", "fsdp", "accumulation_2", "fp16"]
+    found = compared(program(home, "build"), names, home)
+    assert {name: each.word for name, each in found.items()} == dict.fromkeys(names, "same")
+    assert not any(each.identical for each in found.values())
+    assert {each.tensors for each in found.values()} == {4}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"divide": False}, r"ranks together get 2 times the batch .*batch\[rank::world_size\]"),
+        ({"rows": 7}, "do not divide the batch of step 1 into equal parts"),
+    ],
+)
+def test_ranks_that_do_not_divide_the_batch_are_refused(
+    options: dict[str, Any], words: str, home: Path
+) -> None:
+    found = compared(program(home, "build", **options), ["ddp"], home)["ddp"]
+    assert found.word == "different"
+    assert re.search(words, found.reason), found.reason
+
+
+def record(inputs: list[list[float]], gradient: float = 1.0) -> Record:
+    """Ranks with a step of one tensor, and the inputs of each rank."""
+    one = np.ones(4)
+    step = {"losses": np.ones((1, 1)), "0 weight w": one, "1 weight w": one - gradient / 10}
+    step["1 gradient w"] = gradient * one
+    return Record([step | {"inputs": np.array([row])} for row in inputs])
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (record([[8.0, 3.0, 9.9], [8.0, 2.0, 9.9]]), "same"),
+        (record([[8.0, 3.0, 9.9, 8.0, 2.0, 9.9]]), "same"),
+        (record([[8.0, 3.0, 9.9], [8.0, 3.0, 9.9]]), "different"),
+        (record([[16.0, 5.0, 9.9], [16.0, 5.0, 9.9]]), "different"),
+        (record([[8.0, 3.0, 9.9], [8.0, 2.0, 9.9]], gradient=1.2), "different"),
+    ],
+)
+def test_parts_of_a_batch_add_up(found: Record, word: str) -> None:
+    own = record([[16.0, 5.0, 1.0]])
+    assert certify(found, own, own, "float32", divided=True).word == word
+
+
+def test_a_factory_that_fails_is_named_by_file_and_line(home: Path) -> None:
+    tuning = Tuning(program(home, "fails"), home / "out", lambda text: None)
+    line = MODULE.splitlines().index('    raise KeyError("no such data")') + 1
+    with pytest.raises(CannotTune, match=rf"{NAME}\.py, line {line}: KeyError"):
+        tuning.run()
+
+
+def test_whom_a_session_waits_for_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_core.tune.coordinator.PATIENCE", 1.0)
+    made, said = program(home, "hangs"), list[str]()
+    with (
+        pytest.raises(SideEnded, match="did not reach a step"),
+        session(made, [Side(OWN)], home / "logs", say=said.append) as run,
+    ):
+        run.facts(OWN, 4)
+    assert any("waiting for own" in text and "printed nothing" in text for text in said)
+
+
+def test_techniques_of_the_loop_are_for_factories() -> None:
+    script, factory = (
+        Tuning(Program(("a.py",), Path(), factory=given), Path(), print).names
+        for given in (None, settings("a:b"))
+    )
+    assert {*factory} - {*script} == {"ddp", "fsdp"}
+    one_device = {"devices": 1}
+    assert "machine.devices_per_node is 1" in str(TECHNIQUES["ddp"].obstacle(one_device))

@@ -1,1 +1,0 @@
-"""Advice for the user: the report, and what to change in the script."""

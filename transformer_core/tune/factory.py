@@ -1,0 +1,256 @@
+"""The training of a factory in the plainest loop: ``python -m transformer_core.tune.factory
+SETTINGS``, a JSON object.
+
+A factory is a function of the user's that hands over module, batches, loss and optimizer. This
+program makes it a script like any other: it is started, observed and changed in the same way.
+Nothing of the project is imported here: the user's modules may have any name.
+"""
+
+import contextlib
+import difflib
+import importlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.profiler import record_function
+
+REQUIRED = ("module", "batches", "loss", "optimizer")
+KNOWN = (*REQUIRED, "clip_norm")
+SHAPE = f"a dictionary of {', '.join(REQUIRED)} and, if you clip, clip_norm"
+LOSS_SCALE = 1024.0
+"""First scale of losses in float16. torch's own, 65536, skips the first steps of many models."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a training that a factory hands over to one rank."""
+
+    module: nn.Module
+    batches: Iterator[Any]
+    """One batch for each optimizer step: tensors, or tuples, lists or dictionaries of them, whose
+    first dimension is that of the samples."""
+    loss: Callable[[nn.Module, Any], Tensor]
+    """The mean loss of a batch, a scalar."""
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    clip_norm: float
+    """Largest norm of the gradient; 0 does not clip."""
+
+
+def load(factory: str, options: Mapping[str, Any], rank: int, world: int, seed: int) -> Parts:
+    """The parts that ``factory``, package.module:function, gives a rank; ValueError if one is
+    missing or of a wrong type. Errors of the function itself are not caught."""
+    made = _function(factory)(rank=rank, world_size=world, seed=seed, **options)
+    if not isinstance(made, dict):
+        raise _wrong(factory, f"gives a {type(made).__name__}", f"return {SHAPE}")
+    if missing := [name for name in REQUIRED if name not in made]:
+        raise _wrong(factory, f"gives no {' and no '.join(missing)}", f"return {SHAPE}")
+    for name in made:
+        if name not in KNOWN:
+            raise _wrong(factory, f"gives {name}, which is not known", _nearest(name, KNOWN))
+    if not isinstance(made["module"], nn.Module):
+        kind = type(made["module"]).__name__
+        raise _wrong(factory, f"module is a {kind}", "give a torch.nn.Module")
+    for name in ("loss", "optimizer"):
+        if not callable(made[name]):
+            raise _wrong(factory, f"{name} is a {type(made[name]).__name__}", "give a function")
+    try:
+        batches = iter(made["batches"])
+    except TypeError:
+        kind = type(made["batches"]).__name__
+        raise _wrong(factory, f"batches is a {kind}", "give an iterable without end") from None
+    clip_norm = float(made.get("clip_norm") or 0.0)
+    return Parts(made["module"], batches, made["loss"], made["optimizer"], clip_norm)
+
+
+def next_batch(factory: str, batches: Iterator[Any]) -> Any:
+    """The next batch; ValueError where there is none."""
+    try:
+        return next(batches)
+    except StopIteration:
+        raise _wrong(factory, "batches have an end", "begin again at the end of the data") from None
+
+
+def checked(factory: str, loss: Any) -> Tensor:
+    """``loss`` if it is a scalar tensor; ValueError otherwise."""
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        tensor = isinstance(loss, Tensor)
+        kind = f"{loss.dtype} {list(loss.shape)}" if tensor else type(loss).__name__
+        raise _wrong(factory, f"loss gives a {kind}", "return the mean loss, a scalar tensor")
+    return loss
+
+
+def divided(batch: Any, parts: int) -> Iterator[Any]:
+    """A batch in ``parts`` equal parts of its samples; ValueError where they do not divide."""
+    if parts == 1:
+        yield batch
+        return
+    count = _samples(batch)
+    if count % parts:
+        raise ValueError(
+            f"not supported: {count} samples of a batch do not make {parts} equal micro-batches"
+        )
+    size = count // parts
+    for number in range(parts):
+        yield _mapped(batch, partial(_rows, first=number * size, count=size))
+
+
+class _Replicated(DistributedDataParallel):
+    """DistributedDataParallel with the attributes of its module, which losses may read."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+def spread(module: nn.Module, over: str | None, layers: str | None, device: torch.device) -> Any:
+    """``module`` over all ranks, by DistributedDataParallel or in shards (FSDP2)."""
+    if over is None:
+        return module
+    if over == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = distributed.init_device_mesh(device.type, (distributed.get_world_size(),))
+        for layer in layers_of(module, layers):
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(module, mesh=mesh)
+    made = _Replicated(module, device_ids=[device.index] if device.type == "cuda" else None)
+    if over == "ddp_fp16_messages":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        made.register_comm_hook(None, fp16_compress_hook)
+    return made
+
+
+def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
+    """Train for ``steps``, or without end. Phases of a step are named for profilers."""
+    factory, parts = settings["factory"], int(settings.get("micro_batches", 1))
+    rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
+    device = _device(settings["device"])
+    threads = settings["threads"] or (max(1, (os.cpu_count() or 1) // world) if world > 1 else None)
+    if threads:
+        torch.set_num_threads(threads)
+    if world > 1:
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    torch.manual_seed(settings["seed"])
+    seed = settings["seed"] + settings["shift"]
+    mine = load(factory, settings["options"], rank, world, seed)
+    module = spread(mine.module.to(device), settings.get("over"), settings["layers"], device)
+    module.train()
+    torch.manual_seed(settings["seed"] + rank)
+    optimizer = mine.optimizer(module.parameters())
+    scaled = bool(settings.get("scaled"))
+    scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=scaled)
+    for _ in itertools.count() if steps is None else range(steps):
+        with record_function("data"):
+            batch = _mapped(next_batch(factory, mine.batches), lambda t: t.to(device))
+        optimizer.zero_grad(set_to_none=True)
+        for number, piece in enumerate(divided(batch, parts), 1):
+            waits = number < parts and isinstance(module, DistributedDataParallel)
+            with module.no_sync() if waits else contextlib.nullcontext():
+                with record_function("loss"):
+                    loss = checked(factory, mine.loss(module, piece)) / parts
+                with record_function("backward"):
+                    # The gradient is scaled, not the loss, which stays readable for observers.
+                    loss.backward(scaler.scale(torch.ones_like(loss)))
+        with record_function("optimizer"):
+            if mine.clip_norm:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(module.parameters(), mine.clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+    return module
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def layers_of(module: nn.Module, name: str | None) -> list[nn.Module]:
+    """The layers that FSDP gathers one by one: of the class ``name``, or all members of lists."""
+    if name is None:
+        lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+        return [layer for layers in lists for layer in layers]
+    found = [part for part in module.modules() if type(part).__name__ == name]
+    if not found:
+        raise ValueError(
+            f"not supported: task.layers = {name}: the module has no part of that class"
+        )
+    return found
+
+
+def _mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A batch with ``change`` made to each of its tensors."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {key: _mapped(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(_mapped(value, change) for value in batch)
+    return batch
+
+
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    return tensor[first : first + count] if tensor.dim() else tensor
+
+
+def _samples(batch: Any) -> int:
+    """Length of the first tensor of a batch that has a dimension."""
+    sizes: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes.extend(tensor.shape[:1])
+        return tensor
+
+    _mapped(batch, note)
+    if not sizes:
+        raise ValueError(
+            "a batch has no tensor; remedy: give tensors whose first dimension is samples"
+        )
+    return sizes[0]
+
+
+def _function(factory: str) -> Callable[..., Any]:
+    module_name, _, name = factory.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing != module_name and not module_name.startswith(f"{missing}."):
+            raise  # a module that the user's own module imports
+        remedy = "start snakemake in the folder that holds it, or install it"
+        raise _wrong(factory, f"there is no module {missing}", remedy) from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        raise _wrong(factory, f"{module_name} has no function {name}", _nearest(name, names))
+    return function
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, 3) or names
+    return f"take one of {', '.join(near)}"
+
+
+def _wrong(factory: str, problem: str, remedy: str) -> ValueError:
+    return ValueError(f"task.factory = {factory}: {problem}; remedy: {remedy}")
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))
