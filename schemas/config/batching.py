@@ -15,6 +15,12 @@ class PaddedRows(Schema):
     width_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
     """Micro-batch widths are rounded up to a multiple of this, in tokens. Fewer distinct shapes
     mean that kernels built for one shape are built once, at the cost of padding."""
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    row_multiple: Annotated[int, Unit("rows")] = Field(
+        default=1, ge=1, le=65_536, exclude_if=lambda rows: rows == 1
+    )
+    """Rows of a micro-batch are rounded up to a multiple of this; rows that are added have no
+    label. Together with width_multiple this bounds the number of shapes."""
 
 
 class PackedRows(Schema):
@@ -28,6 +34,12 @@ class PackedRows(Schema):
     width_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
     """Micro-batch widths are rounded up to a multiple of this, in tokens. Fewer distinct shapes
     mean that kernels built for one shape are built once, at the cost of padding."""
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    row_multiple: Annotated[int, Unit("rows")] = Field(
+        default=1, ge=1, le=65_536, exclude_if=lambda rows: rows == 1
+    )
+    """Rows of a micro-batch are rounded up to a multiple of this; rows that are added have no
+    label. Together with width_multiple this bounds the number of shapes."""
 
 
 AnyRows = Annotated[PaddedRows | PackedRows, Field(discriminator="kind")]

@@ -6,6 +6,7 @@ from annotated_types import Unit
 from pydantic import Field
 
 from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Whole
+from transformer_core.techniques.residual_norm import ResidualNorm
 
 
 class ReferenceAttention(Schema):
@@ -91,7 +92,7 @@ class PublishedNorm(Schema):
     by_sample_deviation: ClassVar = True
 
 
-AnyNorm = Annotated[FusedNorm | PublishedNorm, Field(discriminator="kind")]
+AnyNorm = Annotated[FusedNorm | PublishedNorm | ResidualNorm, Field(discriminator="kind")]
 
 
 class SeparateQkv(Schema):

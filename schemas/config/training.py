@@ -116,8 +116,8 @@ class AdamW(Schema):
 
 
 class Adam(Schema):
-    """Adam (arXiv 1412.6980) as in the published code: many small operations per parameter, 8
-    bytes of state."""
+    """Adam (arXiv 1412.6980) as in the published code, by torch's default: many small operations per
+    parameter on a CPU, on all parameters together on a GPU; 8 bytes of state."""
 
     kind: Literal["adam"]
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)

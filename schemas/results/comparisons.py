@@ -12,6 +12,7 @@ from schemas.results.common import (
     Elapsed,
     Few,
     Interval,
+    Joules,
     Many,
     Megahertz,
     PerSecond,
@@ -81,6 +82,19 @@ class GpuState(Schema):
     """Reasons why the clocks are limited (power cap, heat); empty if they are not."""
 
 
+class GpuWork(Schema):
+    """Work of a GPU over some time, of all its processes; null for anything NVML does not count."""
+
+    index: Few
+    """NVML index."""
+    joules: Joules | None
+    """Energy."""
+    power_held_seconds: Elapsed | None
+    """Time for which the limit of its power held its clocks down."""
+    heat_held_seconds: Elapsed | None
+    """Time for which its temperature held its clocks down."""
+
+
 class MachineState(Schema):
     """State of the machine at one moment with no training active; null for anything unknown."""
 
@@ -120,6 +134,8 @@ class Round(Schema):
 
     windows: list[TurnWindow]
     """The windows in order of time."""
+    gpus: list[GpuWork] = Field(default_factory=list)
+    """The GPUs of the host during it; empty on a host without any."""
 
 
 class Side(Schema):

@@ -165,6 +165,9 @@ class Repeat(Schema):
     """Time of the warm-up steps, compilation included."""
     compile_seconds: Elapsed | None = None
     """Time to compile layers on the main rank; null if none are compiled."""
+    replayed: Proportion | None = None
+    """Fraction of the calls of layers on the main rank that played a recorded CUDA graph, over all
+    steps; null if none are recorded."""
     total_seconds: Elapsed
     """From the start of the process to its end, for the last session if it was resumed."""
     windows: list[Window]

@@ -541,6 +541,42 @@ def test_a_part_without_pairs_stays_one_token():
 def test_a_batch_of_the_right_widths_is_not_copied():
     store = store_of(*normal_text(60))
     (batch,) = taken(PaddedRows(), store, count=1)[0].micro_batches
-    widths = batch.source.size(1), batch.target_input.size(1)
-    assert batch.widened(*widths) is batch
-    assert batch.widened(widths[0] + 1, widths[1]).source.size(1) == widths[0] + 1
+    shape = len(batch.source), batch.source.size(1), batch.target_input.size(1)
+    assert batch.widened(*shape) is batch
+    assert batch.widened(shape[0], shape[1] + 1, shape[2]).source.size(1) == shape[1] + 1
+
+
+@pytest.mark.parametrize(
+    "rows", [PaddedRows(row_multiple=3), PackedRows(kind="packed", tokens=20, row_multiple=3)]
+)
+def test_rows_are_filled_up_with_rows_without_a_label(rows):
+    store = store_of(*normal_text(60))
+    plain = rows.model_copy(update={"row_multiple": 1})
+    added = 0
+    for one, other in zip(taken(plain, store), taken(rows, store), strict=True):
+        for a, b in zip(one.micro_batches, other.micro_batches, strict=True):
+            real = len(a.source)
+            assert len(b.source) == 3 * -(-real // 3)
+            added += len(b.source) - real
+            for side in ("source", "target_input", "target_output"):
+                assert torch.equal(getattr(b, side)[:real], getattr(a, side))
+            assert (b.target_output[real:] == PAD).all()
+            assert (b.source[real:, 0] == EOS).all()
+            assert (b.target_input[real:, 0] == BOS).all()
+            assert other.padded_tokens == sum(m.padded_tokens for m in other.micro_batches)
+    assert added
+
+
+@pytest.mark.parametrize(
+    "rows", [PaddedRows(row_multiple=3), PackedRows(kind="packed", tokens=20, row_multiple=3)]
+)
+def test_the_host_knows_the_length_of_every_sentence(rows):
+    for one in taken(rows, store_of(*normal_text(60))):
+        for batch in one.micro_batches:
+            sources, targets = batch.known.lengths
+            flat = batch.source[batch.source != PAD]
+            ends = (flat == EOS).nonzero().squeeze(1)
+            assert sources.tolist() == ends.diff(prepend=torch.tensor([-1])).tolist()
+            flat = batch.target_input[batch.target_input != PAD]
+            begins = (flat == BOS).nonzero().squeeze(1)
+            assert targets.tolist() == begins.diff(append=torch.tensor([len(flat)])).tolist()

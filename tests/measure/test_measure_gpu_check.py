@@ -129,7 +129,7 @@ def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason() -> None:
         "NVML by nvidia-ml-py3",
         "NCCL, one rank",
         "NCCL, two ranks on one GPU",
-        "compiled loss",
+        "Triton",
     ]
     for one in found.facts:
         assert (one.status, one.holds) == ("unsupported", None)

@@ -1,70 +1,206 @@
-"""NVML with either of the modules called pynvml, and without a GPU."""
+"""NVML by a library of its own that answers what a test says, through either module pynvml."""
 
+import functools
+import importlib.metadata
+import json
+import os
+import shutil
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from transformer_core.measure import process_context
 from transformer_core.parallel import nvml
 
-
-class FakeNvmlError(Exception):
-    """Stands for pynvml.NVMLError."""
-
-
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(__file__).with_name("fake_nvml.c")
 UUIDS = ["GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-BBBBBBBB-0000-0000-0000-000000000000"]
+IDS = [uuid.lower().removeprefix("gpu-") for uuid in UUIDS]
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+
+HOST = {
+    "driver": "580.82",
+    "gpus": 2,
+    "name.0": "NVIDIA H200",
+    "name.1": "NVIDIA H200",
+    "uuid.0": UUIDS[0],
+    "uuid.1": UUIDS[1],
+    "used.0": 10,
+    "used.1": 11,
+    "total.0": 1000,
+    "total.1": 1001,
+    "capability.0": 90,
+    "capability.1": 86,
+    "limit.0": 700_500,
+    "power.0": 300_000,
+    "celsius.0": 40,
+    "clock.0": 1980,
+    "memory_clock.0": 3201,
+    "reasons.0": 4 + 32,
+    "mode.0": 0,
+    "mode.1": 3,
+    "energy.0": 5_000,
+    "power_held.0": 2_000_000_000,
+    "heat_held.0": 0,
+    "processes.0": "41:1000,42:-",
+}
+"""The second GPU is a MIG parent: NVML tells little of it."""
 
 
-def fake(*, as_bytes: bool, devices: int = 2, broken: int | None = None) -> ModuleType:
-    """A pynvml with ``devices`` GPUs, as nvidia-ml-py3 (bytes) or as nvidia-ml-py (str)."""
-    module: Any = ModuleType("pynvml")
-    module.sessions = 0
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of libraries: a driver of today, and an old one."""
+    found = {}
+    for name, options in {"new": [], "old": ["-DOLD"]}.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        command = ["gcc", "-shared", "-fPIC", "-w", *options, str(SOURCE)]
+        subprocess.run([*command, "-o", str(found[name] / "libnvidia-ml.so.1")], check=True)
+    return found
 
-    def text(value: str) -> str | bytes:
-        return value.encode() if as_bytes else value
 
-    def opened() -> None:
-        module.sessions += 1
+def folder_of(package: str) -> list[str]:
+    """The folder to import ``package`` from: none if it is installed."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        folder = ROOT / "nvml" / package
+        if not (folder / "pynvml.py").is_file():
+            pytest.skip(f"{package} is neither installed nor in {folder}")
+        return [str(folder)]
+    return []
 
-    def closed() -> None:
-        module.sessions -= 1
 
-    def memory(handle: int) -> SimpleNamespace:
-        if handle == broken:
-            raise FakeNvmlError("Not Supported")
-        return SimpleNamespace(total=1000 + handle, used=10 + handle, free=0)
+class Asked:
+    """Asks ``transformer_core.parallel.nvml`` in a process that has the library."""
 
-    def power(handle: int) -> int:
-        if handle == 1:
-            raise FakeNvmlError("Not Supported")
-        return 700_500
+    def __init__(self, library: Path, package: str, folder: Path) -> None:
+        self.file = folder / "host"
+        paths = [*folder_of(package), str(ROOT)]
+        self.environment = os.environ | {
+            "LD_LIBRARY_PATH": str(library),
+            "FAKE_NVML": str(self.file),
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
 
-    module.NVMLError = FakeNvmlError
-    module.nvmlInit = opened
-    module.nvmlShutdown = closed
-    module.nvmlSystemGetDriverVersion = lambda: text("580.82")
-    module.nvmlDeviceGetCount = lambda: devices
-    module.nvmlDeviceGetHandleByIndex = lambda index: index
-    module.nvmlDeviceGetName = lambda handle: text(f"GPU model {handle}")
-    module.nvmlDeviceGetUUID = lambda handle: text(UUIDS[handle])
-    module.nvmlDeviceGetMemoryInfo = memory
-    module.nvmlDeviceGetEnforcedPowerLimit = power
-    if not as_bytes:
-        module.nvmlDeviceGetCudaComputeCapability = lambda handle: [9, handle]
-    return module
+    def __call__(self, code: str, **changes: Any) -> Any:
+        """The value of an expression, as JSON; ``changes`` of the host with _ for a dot."""
+        said = HOST | {key.replace("__", "."): value for key, value in changes.items()}
+        self.file.write_text("".join(f"{key}={value}\n" for key, value in said.items()))
+        program = (
+            "import json, os, pathlib\nfrom transformer_core.parallel import nvml\n"
+            "def tell(**changes):\n"
+            "    lines = ''.join(f'{k.replace(\"__\", \".\")}={v}\\n' for k, v in changes.items())\n"
+            "    file = pathlib.Path(os.environ['FAKE_NVML'])\n"
+            "    file.write_text(file.read_text() + lines)\n"
+            "def plain(x): return x.model_dump() if hasattr(x, 'model_dump') else vars(x)\n"
+            f"print(json.dumps({code}, default=plain))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=self.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(params=["nvidia-ml-py3", "nvidia-ml-py"])
+def ask(
+    request: pytest.FixtureRequest, libraries: dict[str, Path], tmp_path: Path
+) -> functools.partial[Any] | Asked:
+    return Asked(libraries["new"], request.param, tmp_path)
 
 
 @pytest.fixture
-def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library behind the module is not there."""
+def ask_old(libraries: dict[str, Path], tmp_path: Path) -> Asked:
+    return Asked(libraries["old"], "nvidia-ml-py3", tmp_path)
 
-    def fail(name: str) -> None:
-        raise OSError(name)
 
-    monkeypatch.setattr(nvml.ctypes, "CDLL", fail)
+@needs_gcc
+def test_gpus_are_listed(ask: Asked) -> None:
+    found, note = ask("nvml.gpus()")
+    assert note is None
+    assert [gpu["index"] for gpu in found] == [0, 1]
+    assert [gpu["name"] for gpu in found] == ["NVIDIA H200"] * 2
+    assert [gpu["memory_bytes"] for gpu in found] == [1000, 1001]
+    assert [gpu["driver"] for gpu in found] == ["580.82"] * 2
+    assert [gpu["compute_capability"] for gpu in found] == ["9.0", "8.6"]
+    assert [gpu["power_limit_watts"] for gpu in found] == [700.5, None]
+    assert ask("[nvml.uuids(), nvml.exclusive_gpus()]") == [UUIDS, [1]]
+
+
+@needs_gcc
+def test_states_have_null_for_what_a_gpu_does_not_tell(ask: Asked) -> None:
+    full, mig = ask("nvml.states()")
+    assert full == {
+        "index": 0,
+        "clock_megahertz": 1980,
+        "memory_clock_megahertz": 3201,
+        "celsius": 40,
+        "watts": 300.0,
+        "throttled": ["power cap", "software thermal slowdown"],
+    }
+    assert set(mig.values()) == {1, None}
+
+
+@needs_gcc
+def test_a_process_whose_memory_is_not_available_is_null(ask: Asked) -> None:
+    # The sentinel of nvml.h is the largest number of 64 bits.
+    assert ask(f"nvml.process_memory('{IDS[0]}')") == {"41": 1000, "42": None}
+    assert ask(f"nvml.process_memory('{IDS[1]}')") == {}
+
+
+@needs_gcc
+def test_energy_and_violations_are_counted_from_one_reading_to_the_next(ask: Asked) -> None:
+    found = ask(
+        "[nvml.counters(), (before := nvml.counters()) and "
+        "tell(energy__0=9500, power_held__0=3250000000) or nvml.work_since(before)]"
+    )[1]
+    assert found == [
+        {"index": 0, "joules": 4.5, "power_held_seconds": 1.25, "heat_held_seconds": 0.0},
+        {"index": 1, "joules": None, "power_held_seconds": None, "heat_held_seconds": None},
+    ]
+    restarted = ask(
+        "(before := nvml.counters()) and tell(energy__0=10) or nvml.work_since(before)[0]"
+    )
+    assert restarted["joules"] is None
+
+
+@needs_gcc
+def test_an_old_driver_lacks_functions(ask_old: Asked) -> None:
+    (gpu, _), note = ask_old("nvml.gpus()")
+    assert (note, gpu["compute_capability"], gpu["power_limit_watts"]) == (None, None, 700.5)
+    assert set(ask_old("nvml.counters()")["0"].values()) == {None}
+    assert ask_old(f"nvml.process_memory('{IDS[0]}')") == {"41": 1000, "42": None}
+
+
+@needs_gcc
+def test_a_gpu_that_cannot_be_read_is_named_and_the_others_are_listed(ask: Asked) -> None:
+    found, note = ask("nvml.gpus()", used__0="error:15")
+    assert [gpu["index"] for gpu in found] == [1]
+    assert note.startswith("GPU 0 cannot be read: ")
+    assert ask("nvml.memory_by_uuid()", used__0="error:15") == {IDS[1]: 11}
+
+
+@needs_gcc
+def test_no_gpu_and_no_driver(ask: Asked) -> None:
+    assert ask("nvml.gpus()", gpus=0) == [[], "the NVIDIA driver is loaded, but there is no GPU"]
+    found, note = ask("nvml.gpus()", init="error:9")
+    assert found == []
+    assert note.startswith("no NVIDIA driver can be used: ")
+    assert ask("[nvml.states(), nvml.uuids(), nvml.counters()]", init="error:9") == [[], [], {}]
+
+
+def test_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found, note = nvml.gpus()
+    assert found == []
+    assert note is not None
+    assert "pynvml is not installed" in note
 
 
 def see(monkeypatch: pytest.MonkeyPatch, uuids: list[str]) -> None:
@@ -76,91 +212,32 @@ def see(monkeypatch: pytest.MonkeyPatch, uuids: list[str]) -> None:
     )
 
 
-@pytest.mark.usefixtures("no_library")
-@pytest.mark.parametrize("as_bytes", [True, False])
-def test_lists_gpus(monkeypatch: pytest.MonkeyPatch, as_bytes: bool) -> None:
-    module = fake(as_bytes=as_bytes)
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    found, note = nvml.gpus()
-    assert note is None
-    assert [gpu.index for gpu in found] == [0, 1]
-    assert [gpu.name for gpu in found] == ["GPU model 0", "GPU model 1"]
-    assert [gpu.memory_bytes for gpu in found] == [1000, 1001]
-    assert [gpu.driver for gpu in found] == ["580.82", "580.82"]
-    assert [gpu.power_limit_watts for gpu in found] == [700.5, None]
-    expected = [None, None] if as_bytes else ["9.0", "9.1"]
-    assert [gpu.compute_capability for gpu in found] == expected
-    assert module.sessions == 0
-
-
-@pytest.mark.parametrize("status", [0, 3])
-def test_asks_the_library_where_the_module_lacks_a_function(
-    monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    def capability(handle: int, major: Any, minor: Any) -> int:
-        major._obj.value, minor._obj.value = 8, 6
-        return status
-
-    library = SimpleNamespace(nvmlDeviceGetCudaComputeCapability=capability)
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setitem(sys.modules, "pynvml", fake(as_bytes=True, devices=1))
-    assert nvml.gpus()[0][0].compute_capability == ("8.6" if status == 0 else None)
-
-
-@pytest.mark.usefixtures("no_library")
-def test_a_gpu_that_cannot_be_read_is_named_and_the_others_are_listed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake(as_bytes=False, broken=0))
-    found, note = nvml.gpus()
-    assert [gpu.index for gpu in found] == [1]
-    assert note == "GPU 0 cannot be read: Not Supported"
-
-
-def test_no_gpu_no_driver_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake(as_bytes=True, devices=0))
-    assert nvml.gpus() == ([], "the NVIDIA driver is loaded, but there is no GPU")
-
-    module: Any = fake(as_bytes=True)
-
-    def fail() -> None:
-        raise FakeNvmlError("Driver Not Loaded")
-
-    module.nvmlInit = fail
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert nvml.gpus() == ([], "no NVIDIA driver can be used: Driver Not Loaded")
-
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    found, note = nvml.gpus()
-    assert found == []
-    assert note is not None
-    assert "pynvml is not installed" in note
-
-
-@pytest.mark.parametrize("as_bytes", [True, False])
-def test_memory_is_found_by_uuid_not_by_index(
-    monkeypatch: pytest.MonkeyPatch, as_bytes: bool
-) -> None:
-    module = fake(as_bytes=as_bytes)
-    monkeypatch.setitem(sys.modules, "pynvml", module)
+def test_memory_is_found_by_uuid_not_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "memory_by_uuid", lambda: {IDS[0]: 10, IDS[1]: 11})
     # As with CUDA_VISIBLE_DEVICES=1,0; torch leaves the prefix out and writes lower case.
-    see(monkeypatch, [uuid.removeprefix("GPU-").lower() for uuid in reversed(UUIDS)])
-    assert nvml.device_memory_used(0) == 11
-    assert nvml.device_memory_used(1) == 10
-    assert nvml.device_memory_used(2) is None
-    assert module.sessions == 0
+    see(monkeypatch, [IDS[1], IDS[0], "a device that NVML does not list"])
+    assert [nvml.device_memory_used(index) for index in range(4)] == [11, 10, None, None]
 
 
-def test_memory_is_null_where_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = fake(as_bytes=False, broken=1)
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert nvml.device_memory_used(0) is None
-    see(monkeypatch, ["cccccccc-0000-0000-0000-000000000000", UUIDS[1].lower()])
-    assert nvml.device_memory_used(0) is None, "a device that NVML does not list"
-    assert nvml.device_memory_used(1) is None, "a device whose memory NVML does not tell"
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.device_memory_used(1) is None
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ({"own": 900}, 900 - 100),  # NVML knows this process
+        ({}, 500 - 100),  # in a container: all that was added
+        ({7: 400}, 500 - 100),  # in a container, under the number that the host has for it
+        ({7: 400, 8: 50}, None),  # another job grows meanwhile
+    ],
+)
+def test_memory_of_this_process_beside_other_jobs(
+    monkeypatch: pytest.MonkeyPatch, processes: dict[Any, int], expected: int | None
+) -> None:
+    mine = {os.getpid() if pid == "own" else pid: used for pid, used in processes.items()}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100)
+    monkeypatch.setattr(nvml, "cuda_uuid", lambda index: IDS[0])
+    monkeypatch.setattr(nvml, "process_memory", lambda identity: mine)
+    monkeypatch.setattr(nvml, "memory_by_uuid", lambda: {IDS[0]: 510})
+    assert process_context.read(torch.device("cuda", 0), {IDS[0]: 10}) == expected
 
 
 def test_importing_it_does_not_import_torch() -> None:

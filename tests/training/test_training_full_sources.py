@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.training.small_training import VOCABULARY, small_setup, small_spec
 from transformer_core.data.arrays import Ragged
-from transformer_core.data.batching.collate import Batch, collate
+from transformer_core.data.batching.collate import NOTHING, Batch, Known, collate
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models import attention
 from transformer_core.models.device_kind import laid_out_for
@@ -43,20 +43,20 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
     return seen
 
 
-def loss(setup: Any, given: Batch, full: bool) -> float:
-    return float(setup.module(given.source, given.target_input, given.target_output, full))
+def loss(setup: Any, given: Batch, known: Known) -> float:
+    return float(setup.module(given.source, given.target_input, given.target_output, known))
 
 
 def test_the_host_knows_which_batches_are_full() -> None:
     feed = small_setup(small_spec(batching={"kind": "token_budget", "tokens": 40})).feed
     found = [micro for one in islice(feed.batches(), 60) for micro in one.micro_batches]
-    told = [micro.source_full for micro in found]
+    told = [micro.known.source_full for micro in found]
     assert told == [bool((micro.source != PAD).all()) for micro in found]
     assert {*told} == {True, False}
     full = batch(4, 4)
-    assert full.to(torch.device("meta")).source_full
-    assert full.widened(5, 9).source_full
-    assert not full.widened(6, 9).source_full
+    assert full.to(torch.device("meta")).known.source_full
+    assert full.widened(len(full.source), 5, 9).known.source_full
+    assert not full.widened(len(full.source), 6, 9).known.source_full
 
 
 @pytest.mark.parametrize("kind", ["whole", "one_pass"])
@@ -66,17 +66,17 @@ def test_nothing_is_masked_on_a_gpu_where_nothing_is_padded(
     setup = small_setup(small_spec(model={"dropout": 0.0}, training={"loss": {"kind": kind}}))
     given = batch(4, 4, 4)
     with laid_out_for("cuda"):
-        masked = loss(setup, given, False)
+        masked = loss(setup, given, NOTHING)
         assert all(mask is not None for mask in masks)
         masks.clear()
-        assert loss(setup, given, given.source_full) == pytest.approx(masked, rel=1e-6)
+        assert loss(setup, given, given.known) == pytest.approx(masked, rel=1e-6)
         assert masks == [None] * 4
         masks.clear()
         padded = batch(4, 3, 4)
-        loss(setup, padded, padded.source_full)
+        loss(setup, padded, padded.known)
         assert all(mask is not None for mask in masks)
     masks.clear()
-    loss(setup, given, given.source_full)
+    loss(setup, given, given.known)
     assert all(mask is not None for mask in masks), "on a CPU a mask costs next to nothing"
 
 
@@ -87,7 +87,7 @@ def test_replicas_are_told(masks: list[Tensor | None], local_loss: bool) -> None
     wrapped.replicas.device_ids = []
     given = batch(4, 4)
     with laid_out_for("cuda"):
-        wrapped(given.source, given.target_input, given.target_output, given.source_full)
+        wrapped(given.source, given.target_input, given.target_output, given.known)
     assert masks == [None] * 4
 
 

@@ -34,6 +34,8 @@ from transformer_core.decide.verdicts import counted, judge, not_measured
 
 INPUT_WAIT_LIMIT = 0.05
 """Fraction of time spent waiting for input above which throughput says little about training."""
+HELD_LIMIT = 0.05
+"""Share of the rounds for which a GPU's clock may be held down without a note."""
 FOREIGN_LIMIT = 0.05
 """Fraction of the machine's CPU time used by other processes above which a note is added."""
 PROBE_LIMIT = 0.1
@@ -183,6 +185,7 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
     }
     if throttled:
         yield f"the GPU's clock was held down: {', '.join(sorted(throttled))}"
+    yield from _held_down(run)
     labels = {"device": "{} against {}", "world_size": "{} against {} ranks"}
     labels["threads_per_rank"] = "{} against {} threads per rank"
     first, second = run.sessions[0].sides
@@ -190,6 +193,23 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
         theirs, ours = _topology(first, field), _topology(second, field)
         if ours and theirs and ours != theirs:
             yield label.format(ours, theirs)
+
+
+def _held_down(run: PairedRun) -> Iterator[str]:
+    """Limits that held the clock of a GPU down for more than HELD_LIMIT of the rounds."""
+    total = sum(session.rounds_seconds for session in run.sessions)
+    work = [gpu for s in run.sessions for r in s.rounds for gpu in r.gpus]
+    for index in sorted({gpu.index for gpu in work}):
+        mine = [gpu for gpu in work if gpu.index == index]
+        for limit, seconds in (
+            ("power", sum(gpu.power_held_seconds or 0.0 for gpu in mine)),
+            ("heat", sum(gpu.heat_held_seconds or 0.0 for gpu in mine)),
+        ):
+            if seconds > HELD_LIMIT * total:
+                yield (
+                    f"{limit} held the clock of GPU {index} down for {seconds / total:.0%} of the "
+                    "rounds"
+                )
 
 
 def _probe_change(session: Session) -> float | None:

@@ -51,9 +51,13 @@ def read(device: torch.device, before: dict[str, int]) -> int | None:
         return int(psutil.Process().memory_info().rss)
     torch.cuda.synchronize(device)
     identity = nvml.cuda_uuid(device.index or 0) or ""
-    used = nvml.process_memory(identity).get(os.getpid())
-    if used is None and identity in before:
-        used = nvml.memory_by_uuid()[identity] - before[identity]
+    processes = nvml.process_memory(identity)
+    used = processes.get(os.getpid())
+    # In a container NVML has other numbers for processes, or none. The whole device then tells,
+    # unless another job is on it, which may grow meanwhile.
+    after = nvml.memory_by_uuid().get(identity)
+    if used is None and identity in before and after is not None and len(processes) < 2:
+        used = after - before[identity]
     return None if used is None else used - torch.cuda.memory_reserved(device)
 
 

@@ -28,6 +28,7 @@ from transformer_core.machine.machine_state import cpu_time, machine_state
 from transformer_core.machine.speed_probe import probe_cpu
 from transformer_core.measure.memory_fit import DoesNotFit, Keeping, keeping_here
 from transformer_core.measure.session_ratio import session_ratios
+from transformer_core.parallel import nvml
 from transformer_core.parallel.shared_gpus import require_shared_gpus
 from transformer_core.run.coordinator import (
     Coordinator,
@@ -169,7 +170,7 @@ class Sessions:
             self.provenance |= self.provenances(ask)
         before = self._state(ask, on_gpu)
         warm, steps = self._warm_up(ask)
-        made = self._rounds(ask, began, steps, enough)
+        made = self._rounds(ask, began, steps, enough, on_gpu)
         # Memory first: on a GPU a probe takes some too.
         memory = {side.name: ask(side, TellMemory()) for side in self.sides}
         kernels = {side.name: ask(side, TellKernels())[0] for side in self.sides}
@@ -209,20 +210,23 @@ class Sessions:
         steps = ceil(self.comparing.window_seconds / (pilot.seconds / last))
         return warm, max(steps, self.comparing.window_steps)
 
-    def _rounds(self, ask: Ask, began: float, steps: int, enough: Enough) -> dict[str, Any]:
+    def _rounds(
+        self, ask: Ask, began: float, steps: int, enough: Enough, on_gpu: bool
+    ) -> dict[str, Any]:
         """Runs all rounds, and measures how much of the processor other processes used
-        meanwhile."""
+        meanwhile, and the work of GPUs in each."""
         order = in_order(self.sides)
         before, rounds_began = cpu_time(), time.monotonic()
         rounds: list[Round] = []
         while not enough(rounds, time.monotonic() - began):
+            gpus = nvml.counters() if on_gpu else {}
             backwards = len(rounds) // ROUNDS_IN_A_ROW % 2
             windows = []
             for side in order[::-1] if backwards else order:
                 at = time.monotonic() - began
                 report = _slowest(ask(side, Turn(self.comparing.lead_steps, steps)))
                 windows.append(_window(side, at, steps, report))
-            rounds.append(Round(windows=windows))
+            rounds.append(Round(windows=windows, gpus=nvml.work_since(gpus)))
             self.progress(f"round {len(rounds)}")
         rounds_seconds, after = time.monotonic() - rounds_began, cpu_time()
         foreign = None

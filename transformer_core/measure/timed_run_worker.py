@@ -11,7 +11,7 @@ from transformer_core.machine.peak_memory import rank_memory, reset_peak
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.timed_run import TimedRunOrder
-from transformer_core.models.compiled_layers import compile_seconds
+from transformer_core.models.compiled_layers import compile_seconds, replayed_share
 from transformer_core.observe.clock import WindowClock
 from transformer_core.observe.kernels import FirstKernels
 from transformer_core.observe.progress import Progress
@@ -64,6 +64,7 @@ def work(order: TimedRunOrder, program: Program) -> None:
             startup_seconds=clock.started_at and clock.started_at - began,
             warmup_seconds=clock.warmup_seconds,
             compile_seconds=compile_seconds(setup.model),
+            replayed=replayed_share(setup.model),
             total_seconds=time.time() - began,
             windows=windows,
             validations=history.validations,

@@ -112,16 +112,24 @@ def sdpa_attention(
     """
     if dropout and not torch.compiler.is_compiling() and device_kind(q) == "cpu":
         return reference_attention(q, k, v, mask, causal, dropout, drop)
-    if device_kind(q) == "cuda":
-        return _on_cuda(q, k, v, mask, causal, dropout, backend)
-    if backend != "auto":
+    if backend == "auto":
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
+        )
+    if device_kind(q) != "cuda":
         raise Unsupported(
             f"model.attention.backend: {backend} names a kernel of CUDA devices; this run is on a "
-            f"{q.device.type}"
+            f"{device_kind(q)}"
         )
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
-    )
+    with sdpa_kernel(_KERNELS[backend]):
+        try:
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
+            )
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _NO_KERNEL):
+                raise
+            raise Unsupported(no_kernel(backend, q, mask)) from None
 
 
 _KERNELS = {
@@ -142,35 +150,10 @@ def leave_out_cudnn() -> None:
 
     It would choose one where nothing is dropped, in validation and certificates, and another in
     training; cuDNN makes a plan for every shape, which takes it tens of milliseconds, and decoding
-    has a new shape at every step.
+    has a new shape at every step. Said once, where a model is built: in compiled layers such a call
+    would break the graph at every attention.
     """
-    if torch.backends.cuda.cudnn_sdp_enabled():
-        torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def _on_cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    backend: AttentionBackend,
-) -> Tensor:
-    if backend == "auto":
-        leave_out_cudnn()
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
-        )
-    with sdpa_kernel(_KERNELS[backend]):
-        try:
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
-            )
-        except RuntimeError as error:
-            if not any(words in str(error) for words in _NO_KERNEL):
-                raise
-            raise Unsupported(no_kernel(backend, q, mask)) from None
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def no_kernel(backend: str, q: Tensor, mask: Tensor | None) -> str:
@@ -259,10 +242,11 @@ def in_decoding(spec: AnyAttention) -> AnyAttention:
 
 def mask_for_kernels(spec: AnyAttention, mask: Tensor, weight: Tensor) -> Tensor:
     """``mask`` as the attention of ``spec`` takes it in every layer of a model with ``weight``."""
-    if spec.kind != "sdpa" or mask.device.type != "cuda":
+    if spec.kind != "sdpa" or device_kind(mask) != "cuda":
         return mask
-    half = torch.is_autocast_enabled("cuda")
-    return additive(mask, torch.get_autocast_dtype("cuda") if half else weight.dtype)
+    device = mask.device.type
+    half = torch.is_autocast_enabled(device)
+    return additive(mask, torch.get_autocast_dtype(device) if half else weight.dtype)
 
 
 def whole_masks(spec: AnyAttention) -> bool:

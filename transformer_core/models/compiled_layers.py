@@ -10,8 +10,10 @@ own memory and is written over by the next step, so that gradients cannot be add
 backward passes, and DDP's buckets would be copied anew.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -46,6 +48,8 @@ def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
                 "model.compile: graphs are CUDA graphs, which hold launches of a GPU; this run is "
                 f"on a {device_kind(inputs[0])}"
             )
+        if kind == "graphs":
+            _count(layer, inputs)
         from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
 
         try:
@@ -56,6 +60,27 @@ def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
         return result
 
     return call
+
+
+_UNPLAYED = 2
+"""Calls of a layer with inputs of new shapes that play no graph: one warms up, one records."""
+_calls: WeakKeyDictionary[nn.Module, Counter[Any]] = WeakKeyDictionary()
+"""Of each layer, its calls by shapes."""
+
+
+def _count(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    shapes = tuple(tuple(x.shape) for x in inputs if isinstance(x, Tensor))
+    _calls.setdefault(layer, Counter())[shapes] += 1
+
+
+def replayed_share(model: nn.Module) -> float | None:
+    """Share of the calls of layers so far that played a recorded graph; null if none are
+    recorded."""
+    layers = [_calls[layer] for layer in model.modules() if layer in _calls]
+    counts = [count for calls in layers for count in calls.values()]
+    if not counts:
+        return None
+    return sum(max(0, count - _UNPLAYED) for count in counts) / sum(counts)
 
 
 def compile_seconds(model: nn.Module) -> float | None:

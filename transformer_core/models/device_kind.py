@@ -2,8 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils as foreach
 
 _IMITATED: list[str] = []
 
@@ -18,10 +23,28 @@ def laid_out_for(kind: str) -> Iterator[None]:
     """Lay work out as for devices of this ``kind``, wherever its tensors are.
 
     For predictions on tensors without memory: a torch without CUDA has no tensors of CUDA devices,
-    not even such.
+    not even such. torch's optimizers and clipping take all weights together (foreach), as on CUDA.
     """
+    modules: tuple[Any, ...] = (optimizers, foreach) if kind == "cuda" else ()
+    kinds = [*foreach._get_foreach_kernels_supported_devices(), "cpu"]
+    changes = [
+        change
+        for module in modules
+        for change in (
+            patch.object(module, "_get_foreach_kernels_supported_devices", lambda: kinds),
+            patch.object(
+                module,
+                "_foreach_supported_types",
+                [*module._foreach_supported_types, FakeTensor],
+            ),
+        )
+    ]
     _IMITATED.append(kind)
+    for change in changes:
+        change.start()
     try:
         yield
     finally:
+        for change in changes:
+            change.stop()
         _IMITATED.pop()

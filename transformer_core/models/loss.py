@@ -8,7 +8,6 @@ Liger Kernel (arXiv 2410.10989, 3.2) and Cut Cross-Entropy (arXiv 2411.09009).
 """
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
-from torch.utils._triton import has_triton
 from torch.utils.checkpoint import checkpoint
 
 from transformer_core.common.progress import log
@@ -208,17 +206,19 @@ class _OnePass(torch.autograd.Function):
             d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
             limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
             padded = device_kind(hidden) not in _PADDING_LEFT_OUT
-            turn = _in_two_kernels if device == "cuda" and has_triton() else _loss_and_gradient
-            if w.dtype == torch.bfloat16 and fits(w) and not torch.compiler.is_compiling():
+            turn, lift = _loss_and_gradient, _LIFT if w.dtype == torch.float16 else 1.0
+            if device_kind(hidden) == "cuda" and not watched() and _kernel_for(hidden):
+                turn = _in_one_kernel
+            elif w.dtype == torch.bfloat16 and fits(w) and not torch.compiler.is_compiling():
                 turn, limit = _in_one_loop, _LOOP_ELEMENTS
             rows = max(1, limit // len(w))
             for start in range(0, len(h), rows):
                 part = slice(start, start + rows)
                 logits = h[part] @ w.T
                 losses[part], d_logits = turn(
-                    logits, labels[part], counted[part] if padded else None, smoothing
+                    logits, labels[part], counted[part] if padded else None, smoothing, lift
                 )
-                _products(h[part], w, d_logits, part, d_hidden, d_output)
+                _products(h[part], w, d_logits, part, d_hidden, d_output, lift)
             # The evenly spread share of the target needs the mean of the logits only: that of the
             # rows of the output map, times the hidden state.
             if smoothing:
@@ -247,9 +247,10 @@ class _OnePass(torch.autograd.Function):
 
 
 def _loss_and_gradient(
-    logits: Tensor, labels: Tensor, counted: Tensor | None, smoothing: float
+    logits: Tensor, labels: Tensor, counted: Tensor | None, smoothing: float, lift: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss [n] and gradient [n, v] of logits [n, v], both without the evenly spread share.
+    """Loss [n] of logits [n, v] and ``lift`` times its gradient [n, v], both without the evenly
+    spread share.
 
     The gradient is 0 in rows that are not ``counted``; null where all are.
     """
@@ -265,11 +266,11 @@ def _loss_and_gradient(
     )
     if counted is not None:
         probabilities *= counted[:, None]
-    return loss, probabilities
+    return loss, probabilities if lift == 1.0 else probabilities * lift
 
 
 def _in_one_loop(
-    logits: Tensor, labels: Tensor, _: Tensor | None, smoothing: float
+    logits: Tensor, labels: Tensor, _: Tensor | None, smoothing: float, lift: float
 ) -> tuple[Tensor, Tensor]:
     """The same by a compiled loop for a CPU, where padding is left out."""
     # Here, because the compiler takes half a second to import, in every process.
@@ -279,31 +280,33 @@ def _in_one_loop(
 
 
 @cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    return torch.compile(_loss_and_gradient, dynamic=True, fullgraph=True)
-
-
-_not_compiled: list[str] = []
-"""The reason why this process does not compile, after a failure."""
-
-
-def _in_two_kernels(*args: Any) -> tuple[Tensor, Tensor]:
-    """The same in two kernels, for GPUs: one reads the logits for their maximum and sum, the other
-    reads them again and writes the gradient. Step by step each of some ten operations would.
-
-    Step by step all the same where something watches every operation, or where compiling fails: it
-    takes a C compiler and Python's headers, which not every host has.
-    """
-    if _not_compiled or watched():
-        return _loss_and_gradient(*args)
-    from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
-
+def _why_no_kernel(device: torch.device) -> str | None:
+    """The reason why Triton makes no kernel for ``device`` here; null if it does. It takes a C
+    compiler and Python's headers, which not every host has."""
     try:
-        return _compiled()(*args)
-    except TorchDynamoException as error:
-        _not_compiled.append(str(error).strip().split("\n")[0])
-        log.warning("the loss is computed step by step, not compiled: %s", _not_compiled[0])
-        return _loss_and_gradient(*args)
+        from transformer_core.techniques import gpu_kernels  # here: not every host has Triton
+
+        one = torch.zeros(1, 2, device=device)
+        gpu_kernels.loss_and_gradient(one, one[0, :1].long(), None, 0.0, 1.0)
+    except Exception as error:  # of Triton, of the compiler that it starts, of the system
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        log.warning("the loss is computed step by step, not by a kernel of Triton: %s", reason)
+        return reason
+    return None
+
+
+def _kernel_for(x: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and _why_no_kernel(x.device) is None
+
+
+def _in_one_kernel(
+    logits: Tensor, labels: Tensor, counted: Tensor | None, smoothing: float, lift: float
+) -> tuple[Tensor, Tensor]:
+    """:func:`_loss_and_gradient` by a kernel of Triton, which reads logits twice and writes them
+    once, in their own format. Step by step each of some ten operations would."""
+    from transformer_core.techniques import gpu_kernels
+
+    return gpu_kernels.loss_and_gradient(logits, labels, counted, smoothing, lift)
 
 
 def watched() -> bool:
@@ -324,11 +327,11 @@ def _products(
     part: slice,
     d_hidden: Tensor | None,
     d_output: Tensor | None,
+    lift: float,
 ) -> None:
-    """Write the gradient of the rows ``part``, and add to that of the output map."""
-    lift = _LIFT if output.dtype == torch.float16 else 1.0
-    g = d_logits if lift == 1.0 else d_logits * lift
-    g = g.to(output.dtype)
+    """Write the gradient of the rows ``part``, and add to that of the output map; that of the
+    logits is ``lift`` times too large."""
+    g = d_logits.to(output.dtype)
     if d_hidden is not None:
         d_hidden[part] = (g @ output).to(d_hidden.dtype) / lift if lift != 1.0 else g @ output
     if d_output is not None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from schemas.config.run_spec import RunSpec
 from schemas.config.task import AnyTask, LanguageModel
 from schemas.config.training import AnyLoss, WholeLoss
+from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.device_kind import device_kind
 from transformer_core.models.loss import (
@@ -56,32 +57,31 @@ class Objective(nn.Module):
         source: Tensor,
         target_input: Tensor,
         target_output: Tensor,
-        source_full: bool = False,
+        known: Known = NOTHING,
     ) -> Tensor:
-        """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t]; it may
-        be known that no source has padding (``source_full``)."""
+        """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t], and
+        what the host knows of them."""
         of_head = head_loss(self.spec)
         if of_head is None:
-            return self.loss(self.logits(source, target_input, source_full), target_output)
+            return self.loss(self.logits(source, target_input, known), target_output)
 
         def head(hidden: Tensor, output: Tensor) -> Tensor:
             return of_head(self.spec, hidden, output, target_output, self.label_smoothing)
 
         # Inside the model's forward, where a sharded output map is gathered.
-        loss_sum: Tensor = self.model(
-            source, target_input, head, **self._known(source, source_full)
-        )
+        loss_sum: Tensor = self.model(source, target_input, head, **self._known(source, known))
         return loss_sum
 
-    def logits(self, source: Tensor, target_input: Tensor, source_full: bool = False) -> Tensor:
+    def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         """Logits [b, t, v] of the next tokens."""
-        logits: Tensor = self.model(source, target_input, **self._known(source, source_full))
+        logits: Tensor = self.model(source, target_input, **self._known(source, known))
         return logits
 
-    def _known(self, source: Tensor, source_full: bool) -> dict[str, Any]:
-        """The facts that the model can use: on a GPU, a mask excludes the fastest kernel."""
-        useful = source_full and device_kind(source) == "cuda"
-        return {"source_full": True} if useful and hasattr(self.model, "needs_mask") else {}
+    def _known(self, source: Tensor, known: Known) -> dict[str, Any]:
+        """The facts that the model can use: on a GPU, a mask excludes the fastest kernel, and the
+        host waits for a length."""
+        useful = hasattr(self.model, "needs_mask") and device_kind(source) == "cuda"
+        return {"known": known} if useful else {}
 
     def loss(self, logits: Tensor, target_output: Tensor) -> Tensor:
         """Loss sum in nats, a scalar, of logits [b, t, v]."""
@@ -107,7 +107,7 @@ class TextObjective(Objective):
         source: Tensor,
         target_input: Tensor,
         target_output: Tensor,
-        source_full: bool = False,
+        known: Known = NOTHING,
     ) -> Tensor:
         """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
         of_head = head_loss(self.spec)
@@ -120,7 +120,7 @@ class TextObjective(Objective):
         loss_sum: Tensor = self.model(target_input, target_output, segments, loss)
         return loss_sum
 
-    def logits(self, source: Tensor, target_input: Tensor, source_full: bool = False) -> Tensor:
+    def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         """Logits [b, t, v] of the next tokens."""
         segments = text_segments(target_input) if self.masked else None
         logits: Tensor = self.model(target_input, None, segments)

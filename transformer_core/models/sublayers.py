@@ -1,6 +1,7 @@
 """Normalization, sub-layers and layers of encoder and decoder (arXiv 1706.03762, 3.1)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from transformer_core.models.device_kind import device_kind
 from transformer_core.models.dropout import DROPOUTS, Dropout
 from transformer_core.models.qkv_projection import build_projection
 from transformer_core.models.unpadded import Blocks
+from transformer_core.techniques.residual_norm import added_and_normalized
 
 Mask = Tensor | Blocks
 """Which keys each query sees: boolean, or told by the sentences in a list of tokens."""
@@ -126,6 +128,7 @@ class Residual(nn.Module):
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
         self.pre = spec.norm == "pre"
+        self.one_kernel = spec.norm_method.kind == "with_residual"
         self.norm = build_norm(spec.norm_method, spec.d_model)
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
 
@@ -134,6 +137,27 @@ class Residual(nn.Module):
         if self.pre:
             return self.dropout.added(x, sublayer(self.norm(x)))
         return self.norm(self.dropout.added(x, sublayer(x)))
+
+
+def through(residuals: nn.ModuleList, x: Tensor, *sublayers: Callable[[Tensor], Tensor]) -> Tensor:
+    """x [b, n, d] -> [b, n, d] through each sub-layer with its :class:`Residual`. In training, and
+    where their normalization asks for it, addition and the normalization behind it are one kernel.
+    """
+    first: Any = residuals[0]
+    if not (first.one_kernel and first.training):
+        for residual, sublayer in zip(residuals, sublayers, strict=True):
+            x = residual(x, sublayer)
+        return x
+    kind, p = device_kind(x), first.dropout.p
+    norms = [residual.norm for residual in residuals]  # type: ignore[union-attr]
+    if not first.pre:
+        for norm, sublayer in zip(norms, sublayers, strict=True):
+            x = added_and_normalized(x, sublayer(x), norm, p, kind)[1].to(x.dtype)  # type: ignore[arg-type]
+        return x
+    normed = first.norm(x)
+    for norm, sublayer in zip(norms[1:], sublayers[:-1], strict=True):
+        x, normed = added_and_normalized(x, sublayer(normed), norm, p, kind)  # type: ignore[arg-type]
+    return first.dropout.added(x, sublayers[-1](normed))
 
 
 class EncoderLayer(nn.Module):
@@ -147,8 +171,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         """x [b, s, d], mask [b, 1, 1 or s, s] -> [b, s, d]."""
-        x = self.residuals[0](x, lambda y: self.self_attention(y, mask))
-        return self.residuals[1](x, self.feed_forward)
+        return through(self.residuals, x, lambda y: self.self_attention(y, mask), self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
@@ -174,9 +197,13 @@ class DecoderLayer(nn.Module):
         ``own_mask`` [b, 1, t, t] of the target hides what comes later, and perhaps more; without
         one, all that comes before is seen.
         """
-        x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own_mask))
-        x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
-        return self.residuals[2](x, self.feed_forward)
+        return through(
+            self.residuals,
+            x,
+            lambda y: self.self_attention.causal(y, cache, own_mask),
+            lambda y: self.cross_attention(y, memory, mask, cache),
+            self.feed_forward,
+        )
 
 
 class FusedNorm(nn.LayerNorm):
@@ -225,6 +252,7 @@ class PublishedNorm(nn.LayerNorm):
 NORMS: dict[str, Callable[[int], nn.LayerNorm]] = {
     "fused": FusedNorm,
     "published": PublishedNorm,
+    "with_residual": FusedNorm,
 }
 """Layer normalization by the ``kind`` of its schema."""
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from schemas.config.model import Transformer
+from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.attention import (
     mask_for_kernels,
@@ -85,16 +86,16 @@ class EncoderDecoder(nn.Module):
         source: Tensor,
         target_input: Tensor,
         head: Head = F.linear,
-        source_full: bool = False,
+        known: Known = NOTHING,
     ) -> Tensor:
         """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens.
 
         Another ``head`` may make something else of the decoder's output, without its logits. Where
-        it is known that no source has padding (``source_full``), nothing is masked.
+        it is ``known`` that no source has padding, nothing is masked.
         """
         if self.blocks and (self.training or takes_sentences(self.attention_spec, source)):
-            return self._forward_unpadded(source, target_input, head)
-        masked = not source_full or self.needs_mask
+            return self._forward_unpadded(source, target_input, head, known)
+        masked = not known.source_full or self.needs_mask
         memory = self.encode(source, masked)
         return self.decode(memory, source, target_input, head=head, masked=masked)
 
@@ -103,9 +104,12 @@ class EncoderDecoder(nn.Module):
         """Whether attention takes a mask also where nothing is padded."""
         return self.packed or self.whole_masks
 
-    def _forward_unpadded(self, source: Tensor, target_input: Tensor, head: Head) -> Tensor:
-        sources = source_sentences(source, self.packed, self.row_multiple)
-        targets = target_sentences(target_input, self.packed, self.row_multiple)
+    def _forward_unpadded(
+        self, source: Tensor, target_input: Tensor, head: Head, known: Known
+    ) -> Tensor:
+        lengths = known.lengths or (None, None)
+        sources = source_sentences(source, self.packed, self.row_multiple, lengths[0])
+        targets = target_sentences(target_input, self.packed, self.row_multiple, lengths[1])
         x = self._embed(self.source_embedding, sources.rows(source), places=sources.within[None])
         own = Blocks(sources, sources, self.blocks, causal=False)
         for layer in self.encoder:

@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+
+
+Counts = NDArray[np.int64]
+"""Tokens of each sentence."""
 
 
 def has_values(tokens: Tensor) -> bool:
@@ -36,16 +42,18 @@ def expected_lengths(tokens: Tensor) -> list[int]:
     return getattr(tokens, "expected_lengths", [width] * rows)
 
 
-def places(tokens: Tensor) -> Tensor:
-    """Places [n] of the real tokens in ``tokens`` [b, t], flattened."""
+def places(tokens: Tensor, count: int | None = None) -> Tensor:
+    """Places [n] of the real tokens in ``tokens`` [b, t], flattened; n is ``count``, if that is
+    known: else the host must wait for a GPU to tell."""
     if not has_values(tokens):
         return torch.arange(sum(expected_lengths(tokens)), device=tokens.device)
-    return _true(tokens.flatten() != PAD)
+    return _true(tokens.flatten() != PAD, count)
 
 
-def _true(chosen: Tensor) -> Tensor:
-    """Places [m] of the true elements of ``chosen`` [n]."""
-    return chosen.nonzero().squeeze(-1)
+def _true(chosen: Tensor, count: int | None) -> Tensor:
+    """Places [m] of the true elements of ``chosen`` [n]; m is ``count``, if that is known."""
+    found = chosen.nonzero() if count is None else chosen.nonzero_static(size=count)
+    return found.squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,8 @@ class Sentences:
     """Tokens of the longest, or more."""
     fill: int = 0
     """Rows without a token that stand behind the n, so that few lengths of lists occur."""
-    expected: Sequence[int] = ()
-    """[sentences] tokens of each, where the tensors have no values."""
+    known: Counts | None = None
+    """[sentences] tokens of each, where the host knows them, or the tensors have no values."""
 
     def grid(self, chosen: Tensor, width: int) -> Tensor:
         """[b, width] numbers of the tokens of the ``chosen`` sentences [b]; n where there is none."""
@@ -101,39 +109,50 @@ class Sentences:
         return flat.view(b, t, -1)
 
 
-def source_sentences(source: Tensor, packed: bool, multiple: int = 1) -> Sentences:
+def source_sentences(
+    source: Tensor, packed: bool, multiple: int = 1, known: Counts | None = None
+) -> Sentences:
     """The sentences of source [b, s]; where a row may hold several (``packed``), EOS ends each.
 
-    The list is filled up to a ``multiple`` of rows.
+    The list is filled up to a ``multiple`` of rows. The host may have ``known`` their lengths.
     """
 
     def lengths(tokens: Tensor) -> Tensor:
-        return _true(tokens == EOS).diff(prepend=tokens.new_tensor([-1]))
+        return _true(tokens == EOS, _count(known)).diff(prepend=tokens.new_full((1,), -1))
 
-    return _sentences(source, lengths if packed else None, multiple)
+    return _sentences(source, lengths if packed else None, multiple, known)
 
 
-def target_sentences(target_input: Tensor, packed: bool, multiple: int = 1) -> Sentences:
+def target_sentences(
+    target_input: Tensor, packed: bool, multiple: int = 1, known: Counts | None = None
+) -> Sentences:
     """The sentences of target_input [b, t]; with ``packed``, BOS begins each."""
 
     def lengths(tokens: Tensor) -> Tensor:
-        return _true(tokens == BOS).diff(append=tokens.new_tensor([len(tokens)]))
+        return _true(tokens == BOS, _count(known)).diff(append=tokens.new_full((1,), len(tokens)))
 
-    return _sentences(target_input, lengths if packed else None, multiple)
+    return _sentences(target_input, lengths if packed else None, multiple, known)
+
+
+def _count(known: Counts | None) -> int | None:
+    return None if known is None else len(known)
 
 
 def _sentences(
-    tokens: Tensor, lengths: Callable[[Tensor], Tensor] | None, multiple: int
+    tokens: Tensor,
+    lengths: Callable[[Tensor], Tensor] | None,
+    multiple: int,
+    known: Counts | None,
 ) -> Sentences:
-    index = places(tokens)
+    index = places(tokens, None if known is None else int(known.sum()))
     fill, longest = -len(index) % multiple, tokens.size(1)
     if not has_values(tokens):
-        expected = expected_lengths(tokens)
+        expected = np.array(expected_lengths(tokens))
         found = torch.empty(len(expected), dtype=torch.int64, device=tokens.device)
         return Sentences(tokens.shape, index, found, longest, fill, expected)
     found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index])
     # The width, not the longest: asking a GPU for that would make the host wait.
-    return Sentences(tokens.shape, index, found, longest, fill)
+    return Sentences(tokens.shape, index, found, longest, fill, known)
 
 
 @dataclass(frozen=True)
@@ -186,13 +205,16 @@ class Blocks:
     def _widths(self, parts: Sequence[Tensor]) -> list[tuple[int, int]]:
         """Tokens of the longest query and of the longest key in each of ``parts``."""
         queries, keys = self.sentences
-        if has_values(queries.lengths):
+        if queries.known is None or keys.known is None:
             return [
                 (int(queries.lengths[part].max()), int(keys.lengths[part].max())) for part in parts
             ]
-        lengths = iter(sorted(zip(queries.expected, keys.expected, strict=True)))
-        blocks = [[next(lengths) for _ in range(len(part))] for part in parts]
-        return [(max(m for m, _ in block), max(m for _, m in block)) for block in blocks]
+        # As the device sorts them: sentences with equal numbers are equally long.
+        order = np.lexsort((keys.known, queries.known))
+        blocks = np.split(order, np.cumsum([len(part) for part in parts])[:-1])
+        return [
+            (int(queries.known[block].max()), int(keys.known[block].max())) for block in blocks
+        ]
 
     def sentence_by_sentence(
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dropout: float

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from schemas.config.parallel import Central, DataParallel, Machine
 from schemas.config.training import Accumulation
 from schemas.errors import Unsupported
+from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.parallel.messages import (
@@ -126,12 +127,12 @@ class CentralObjective(nn.Module):
         source: Tensor,
         target_input: Tensor,
         target_output: Tensor,
-        source_full: bool = False,
+        known: Known = NOTHING,
     ) -> Tensor:
         """Loss sum, a scalar, from source [b, s] and target input and output [b, t].
 
-        Only their shapes count on ranks other than 0. Rows that are added have padding, so that
-        ``source_full`` counts nowhere.
+        Only their shapes count on ranks other than 0. Rows are added, so that ``known`` counts
+        nowhere.
         """
         columns = [source, target_input, target_output]
         firsts = [EOS, BOS, PAD]
@@ -246,13 +247,14 @@ class DataParallelObjective(nn.Module):
         source: Tensor,
         target_input: Tensor,
         target_output: Tensor,
-        source_full: bool = False,
+        known: Known = NOTHING,
     ) -> Tensor:
         """Loss sum, a scalar, from source [b, s] and target input and output [b, t]."""
         # Replicas run in threads of their own, of which torch tells whether autocast is on, but
         # not its dtype.
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        gathered = self.replicas(source, target_input, target_output, source_full, *autocast)
+        known = Known(known.source_full)  # a replica has some of the rows
+        gathered = self.replicas(source, target_input, target_output, known, *autocast)
         if self.local_loss:
             return gathered.sum()
         return cast(Objective, self.replicas.module.objective).loss(gathered, target_output)
@@ -271,7 +273,7 @@ class Replica(nn.Module):
         source: Tensor,
         target_input: Tensor,
         target_output: Tensor,
-        source_full: bool,
+        known: Known,
         autocast: bool,
         dtype: torch.dtype,
     ) -> Tensor:
@@ -279,5 +281,5 @@ class Replica(nn.Module):
         with torch.autocast(source.device.type, dtype=dtype, enabled=autocast):
             if self.local_loss:
                 # DataParallel gathers tensors of at least one dimension.
-                return self.objective(source, target_input, target_output, source_full)[None]
-            return cast(Objective, self.objective).logits(source, target_input, source_full)
+                return self.objective(source, target_input, target_output, known)[None]
+            return cast(Objective, self.objective).logits(source, target_input, known)

@@ -121,9 +121,3 @@ class FsdpStrategy(ProcessGroupStrategy):
 
 def _elements(modules: Iterable[Any]) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
-
-
-def _check_bfloat16(device: torch.device) -> None:
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        name = torch.cuda.get_device_name(device)
-        raise Unsupported(f"bfloat16 needs a GPU of compute capability 8.0 or later, not {name}")

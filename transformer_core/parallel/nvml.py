@@ -6,10 +6,11 @@ functions, nvidia-ml-py returns str. Both work here, and so does a host without 
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from schemas.results.comparisons import GpuState
+from schemas.results.comparisons import GpuState, GpuWork
 from schemas.results.machine import Gpu
 
 
@@ -94,6 +95,51 @@ def uuids() -> list[str]:
     return found
 
 
+@dataclass(frozen=True)
+class Counters:
+    """Counts of a GPU since its driver was loaded; null where NVML has none."""
+
+    joules: float | None
+    power_held_seconds: float | None
+    """For how long the limit of its power held its clocks down."""
+    heat_held_seconds: float | None
+    """The same by its temperature."""
+
+    def until(self, index: int, later: "Counters") -> GpuWork:
+        """The work of GPU ``index`` between this reading and a ``later`` one."""
+
+        def grown(before: float | None, after: float | None) -> float | None:
+            # A driver that was loaded anew counts from 0.
+            return None if before is None or after is None or after < before else after - before
+
+        return GpuWork(
+            index=index,
+            joules=grown(self.joules, later.joules),
+            power_held_seconds=grown(self.power_held_seconds, later.power_held_seconds),
+            heat_held_seconds=grown(self.heat_held_seconds, later.heat_held_seconds),
+        )
+
+
+def counters() -> dict[int, Counters]:
+    """The counts of all GPUs of the host by index; empty where NVML cannot be used."""
+    found: dict[int, Counters] = {}
+    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                found[index] = Counters(_joules(handle), *(_held(handle, p) for p in (0, 1)))
+    return found
+
+
+def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:
+    """The work of each GPU since it was read ``before``."""
+    return [
+        before[index].until(index, later)
+        for index, later in (counters().items() if before else ())
+        if index in before
+    ]
+
+
 _EXCLUSIVE_PROCESS = 3
 """NVML_COMPUTEMODE_EXCLUSIVE_PROCESS of nvml.h."""
 
@@ -146,9 +192,7 @@ def _of_each_device(read: Callable[[Any, Any], Any]) -> dict[str, Any]:
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    capability = _optional(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
-    if capability is None:
-        capability = _compute_capability(handle)
+    capability = _compute_capability(handle)
     milliwatts = _optional(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
     return Gpu(
         index=index,
@@ -201,16 +245,39 @@ def _optional(nvml: Any, function: str, handle: Any, *arguments: int) -> Any:
         return None
 
 
-def _compute_capability(handle: Any) -> tuple[int, int] | None:
-    """The compute capability from the library itself: nvidia-ml-py3 has no function for it."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
+def _of_the_library(function: str, *arguments: Any) -> bool:
+    """Calls a function of the library itself, which nvidia-ml-py3 lacks; whether it succeeded."""
     try:
         # The library is loaded and initialised by now: this only takes another reference.
-        call = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetCudaComputeCapability
+        call = getattr(ctypes.CDLL("libnvidia-ml.so.1"), function)
     except (AttributeError, OSError):
-        return None
-    success = call(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
-    return (major.value, minor.value) if success else None
+        return False
+    return bool(call(*arguments) == 0)
+
+
+def _compute_capability(handle: Any) -> tuple[int, int] | None:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    places = ctypes.byref(major), ctypes.byref(minor)
+    known = _of_the_library("nvmlDeviceGetCudaComputeCapability", handle, *places)
+    return (major.value, minor.value) if known else None
+
+
+def _joules(handle: Any) -> float | None:
+    millijoules = ctypes.c_ulonglong()
+    place = ctypes.byref(millijoules)
+    known = _of_the_library("nvmlDeviceGetTotalEnergyConsumption", handle, place)
+    return millijoules.value / 1e3 if known else None
+
+
+def _held(handle: Any, policy: int) -> float | None:
+    """Seconds that NVML's performance ``policy`` has held the clocks down (nvml.h: 0 power, 1
+    heat)."""
+    times = (ctypes.c_ulonglong * 2)()  # of the reading in us, of the violation in ns
+    policy_number = ctypes.c_uint(policy)
+    known = _of_the_library(
+        "nvmlDeviceGetViolationStatus", handle, policy_number, ctypes.byref(times)
+    )
+    return times[1] / 1e9 if known else None
 
 
 def cuda_uuid(index: int) -> str | None:

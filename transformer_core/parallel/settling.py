@@ -14,6 +14,7 @@ import torch
 
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
+from transformer_core.common.progress import log
 
 _THREADS = Path("/proc/self/task")
 _WORTH_A_THREAD = 2**16
@@ -88,3 +89,25 @@ def settle(device: torch.device, machine: Machine, place: int, places: int) -> N
         bind_threads(place, places)
     if device.type == "cuda":
         sys.setswitchinterval(SWITCH_SECONDS)
+        take_segments(device)
+
+
+_NO_GROWTH = ("not supported", "invalid argument", "invalid device ordinal", "not permitted")
+"""CUDA's words where a driver, or the container or virtual machine that it is in, cannot map memory
+into a segment afterwards."""
+
+
+def take_segments(device: torch.device) -> str | None:
+    """Allocates for the first time on ``device``; where segments cannot grow, takes those of fixed
+    size from then on, and returns the reason."""
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        text = str(error).strip().split("\n")[0]
+        if isinstance(error, torch.OutOfMemoryError) or not any(w in text for w in _NO_GROWTH):
+            raise
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        torch.empty(1, device=device)  # it was not that, if this fails too
+        log.warning("memory of %s comes in segments of fixed size: %s", device, text)
+        return text
+    return None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from schemas.config.parallel import Machine
 from schemas.results import RankPlace, Topology
+from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.parallel import lost_ranks
 from transformer_core.parallel.messages import MIB, buckets, flatten
@@ -24,8 +25,8 @@ class Objective(Protocol):
     model: nn.Module
     """Logits [b, t, v] from source [b, s] and target input [b, t]."""
 
-    def logits(self, source: Tensor, target_input: Tensor, source_full: bool = False) -> Tensor:
-        """The same from the model, told whether no source is known to have padding."""
+    def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
+        """The same from the model, told what the host knows of the batch."""
 
     def loss(self, logits: Tensor, target_output: Tensor) -> Tensor:
         """Loss sum, a scalar, of logits [b, t, v] and target output [b, t]."""

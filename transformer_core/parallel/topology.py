@@ -13,7 +13,7 @@ from schemas.errors import Unsupported
 from schemas.results import LinkUse, RankPlace, Topology
 from transformer_core.parallel.link_times import PAYLOAD_SHARE
 from transformer_core.parallel.shared_gpus import busy
-from transformer_core.parallel.usable_gpus import require_usable_gpus
+from transformer_core.parallel.usable_gpus import cuda_fault, require_usable_gpus
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,9 @@ def _device(machine: Machine, local_rank: int) -> torch.device:
         return torch.device("cpu")
     needed = machine.devices_per_node
     if found < needed:
-        raise Unsupported(f"needs {needed} CUDA device{'s'[: needed > 1]}, this host has {found}")
+        text = f"needs {needed} CUDA device{'s'[: needed > 1]}, this host has {found}"
+        fault = cuda_fault()
+        raise Unsupported(text if fault is None else f"{text}: {fault}")
     try:
         torch.cuda.set_device(local_rank)
     except RuntimeError as error:

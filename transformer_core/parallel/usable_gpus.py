@@ -39,6 +39,18 @@ def require_usable_gpus(machine: Machine) -> None:
         raise Unsupported(_unseen(found))
 
 
+def cuda_fault() -> str | None:
+    """The reason that torch gives for not using CUDA, such as a driver that is too old; None if it
+    can. NVML may know of no GPU then, or may not be there."""
+    if torch.cuda.is_available():
+        return None
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().split("\n")[0]
+    return "torch.cuda.is_available() is false"
+
+
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
     """Whether a torch built for ``architectures`` (``sm_90``, ``compute_90``) runs on a device.
 

@@ -26,6 +26,7 @@ from schemas.config.study import Study
 from schemas.config.task import LanguageModel
 from schemas.errors import ConfigProblem
 from transformer_core.study.reservations import parameters
+from transformer_core.techniques.residual_norm import ResidualNorm
 
 Violation = tuple[str, Any, str, str]
 """Field, value, what is wrong, what to do."""
@@ -333,6 +334,8 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         reason, remedy = f"was not made for {spec.parallel.kind}", "parallel: {kind: ddp}"
     elif isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens):
         reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
+    elif _norm_with_residual(spec):
+        reason, remedy = "makes that kernel itself", "model.norm_method: {kind: fused}"
     elif getattr(spec.model, "checkpoint", "none") == "layers":
         reason, remedy = "computes no layer a second time", "model.checkpoint: none"
     elif graphs and not isinstance(spec.parallel, Single):
@@ -342,6 +345,10 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         remedy = "training.accumulation.micro_batches: 1, compile: layers"
     if reason:
         yield "model.compile", kind, reason, f"take {remedy}, or model.compile: none"
+
+
+def _norm_with_residual(spec: RunSpec) -> bool:
+    return isinstance(getattr(spec.model, "norm_method", None), ResidualNorm)
 
 
 def _low_weights(spec: RunSpec) -> Iterator[Violation]:

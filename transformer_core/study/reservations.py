@@ -15,8 +15,9 @@ from schemas.config.parallel import Ddp, Machine
 from schemas.config.run_spec import RunSpec
 from schemas.results.predicted_memory import Prediction
 
-_PROCESS_BYTES = {"cpu": 1.0e9, "cuda": 4.0e9}
-"""Main memory of a process that has loaded torch (and the CUDA libraries), with room for input."""
+_PROCESS_BYTES = {"cpu": 1.0e9, "cuda": 8.0e9}
+"""Main memory of a process that has loaded torch (and the CUDA libraries), with room for input; on
+CUDA also for a certificate that recomputes a step on the host, which takes 6 to 8 GB of it."""
 
 _BYTES_PER_PARAMETER = 28
 """32-bit weights, gradients and two moments of AdamW, buckets of DistributedDataParallel, and

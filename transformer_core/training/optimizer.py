@@ -27,6 +27,7 @@ from schemas.config.training import (
     Sgd,
 )
 from schemas.errors import Unsupported
+from transformer_core.models.device_kind import device_kind
 from transformer_core.parallel.sharded_weights import is_sharded
 
 
@@ -48,11 +49,12 @@ def build_optimizer(
     match spec:
         case AdamW():
             adam = _adam_arguments(spec)
-            return torch.optim.AdamW(_group(parameters), fused=spec.fused and fused, **adam)
-        case Adam():
-            return torch.optim.Adam(
-                _group(parameters), lr=0.0, betas=spec.betas, eps=spec.eps, foreach=False
+            # None, not False: torch then takes all weights together on a GPU, one by one on a CPU.
+            return torch.optim.AdamW(
+                _group(parameters), fused=(spec.fused and fused) or None, **adam
             )
+        case Adam():
+            return torch.optim.Adam(_group(parameters), lr=0.0, betas=spec.betas, eps=spec.eps)
         case Sgd():
             group = _group(parameters, spec.rate_factor)
             # torch has a fused step on shards for Adam only.
@@ -177,8 +179,8 @@ class MasterAdamW(Optimizer):
             states = [self.state[parameter] for parameter in moved]
             if states:
                 torch._foreach_add_([state["step"] for state in states], 1)
-            on_cpu = bool(moved) and type(moved[0].data) is Tensor and moved[0].is_cpu
-            update = in_one_loop if on_cpu else by_torch
+            plain = bool(moved) and type(moved[0].data) is Tensor
+            update = in_one_loop if plain and device_kind(moved[0]) == "cpu" else by_torch
             update(moved, gradients, states, group, scale)
 
 

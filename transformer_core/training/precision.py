@@ -199,7 +199,9 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
 
     Raises Unsupported where ``device`` lacks the format; matrix products are then in 32 bit.
     """
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    # By the older of torch's two settings, which sets both: after the newer alone, to read the older
+    # raises, and compilers and users' code do.
+    torch.backends.cuda.matmul.allow_tf32 = False
     _ONEDNN.matmul.fp32_precision = "ieee"
     take_torchs()
     match spec.numbers.matmul:
@@ -208,7 +210,7 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
             take_onednn()
         case "tf32":
             _require_tf32(device)
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = True
         case "bf16":
             _require_bf16_products(device)
             _ONEDNN.matmul.fp32_precision = "bf16"

@@ -35,8 +35,10 @@ rule predict_memory:
         ),
     message:
         "Predict the memory of every variant"
+    # A GPU of its own: memory of other jobs would count as that of a process.
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        "python -m transformer_core.run.gpu_leases --count 1 --"
+        " python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 
 
 rule memory:

@@ -14,6 +14,20 @@ from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
+class Known:
+    """Facts of a batch that the host knows from its lengths; asking a GPU makes the host wait."""
+
+    source_full: bool = False
+    """Whether it is known that no source has padding."""
+    lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """Tokens of each source and of each target sentence, ends included, in the order in which they
+    stand in the batch, row after row."""
+
+
+NOTHING = Known()
+
+
+@dataclass(frozen=True)
 class Batch:
     """Pairs of sentences for one forward pass, one after the other in a row, then padding."""
 
@@ -25,14 +39,13 @@ class Batch:
     """[b, t] int64: of each pair, or text of a row, target ids and EOS; PAD."""
     pairs: int
     """Sentence pairs, or rows of texts; 0 if the row is a placeholder."""
-    source_full: bool = False
-    """Whether it is known that no source has padding. The host knows it from the lengths; asking a
-    GPU would make the host wait."""
+    known: Known = NOTHING
+    """What the host knows of it."""
 
     @property
-    def fields(self) -> tuple[Tensor, Tensor, Tensor, bool]:
+    def fields(self) -> tuple[Tensor, Tensor, Tensor, Known]:
         """The arguments of the module around model and loss."""
-        return self.source, self.target_input, self.target_output, self.source_full
+        return self.source, self.target_input, self.target_output, self.known
 
     @property
     def padded_tokens(self) -> int:
@@ -52,29 +65,39 @@ class Batch:
         for tensor in (self.source, self.target_input, self.target_output):
             tensor.record_stream(stream)
 
-    def widened(self, source_width: int, target_width: int) -> "Batch":
-        """The same rows with padding at their ends, up to these widths."""
+    def widened(self, rows: int, source_width: int, target_width: int) -> "Batch":
+        """The same rows with padding at their ends, up to these widths, and rows behind them that
+        have one token and no label, so that their loss and gradients are 0."""
+        added = rows - len(self.source)
 
-        def wide(tensor: Tensor, width: int) -> Tensor:
-            return F.pad(tensor, (0, width - tensor.size(1)), value=PAD)
+        def wide(tensor: Tensor, width: int, first: int) -> Tensor:
+            padded = F.pad(tensor, (0, width - tensor.size(1), 0, added), value=PAD)
+            padded[len(tensor) :, :1] = first  # texts have a source of no width
+            return padded
 
-        if (self.source.size(1), self.target_input.size(1)) == (source_width, target_width):
+        known = self.known
+        if (*self.source.shape, self.target_input.size(1)) == (rows, source_width, target_width):
             return self  # padding by nothing would still copy
-        return Batch(
-            source=wide(self.source, source_width),
-            target_input=wide(self.target_input, target_width),
-            target_output=wide(self.target_output, target_width),
-            pairs=self.pairs,
-            source_full=self.source_full and source_width == self.source.size(1),
+        lengths = known.lengths
+        if lengths is not None:
+            fillers = np.ones(added, np.int64)
+            lengths = np.append(lengths[0], fillers), np.append(lengths[1], fillers)
+        return replace(
+            self,
+            source=wide(self.source, source_width, EOS),
+            target_input=wide(self.target_input, target_width, BOS),
+            target_output=wide(self.target_output, target_width, PAD),
+            known=Known(
+                known.source_full and source_width == self.source.size(1) and not added, lengths
+            ),
         )
 
     def _with(self, change: Any) -> "Batch":
-        return Batch(
+        return replace(
+            self,
             source=change(self.source),
             target_input=change(self.target_input),
             target_output=change(self.target_output),
-            pairs=self.pairs,
-            source_full=self.source_full,
         )
 
 
@@ -85,8 +108,9 @@ def collate(source: Ragged, target: Ragged) -> Batch:
     no pair still takes part in the collective operations.
     """
     if not len(source):
-        one = torch.full((1, 1), EOS)
-        return Batch(one, torch.full_like(one, BOS), torch.full_like(one, PAD), 0)
+        one, length = torch.full((1, 1), EOS), np.ones(1, np.int64)
+        known = Known(lengths=(length, length))
+        return Batch(one, torch.full_like(one, BOS), torch.full_like(one, PAD), 0, known)
     sources, _ = _padded(source)
     outputs, ids = _padded(target)
     inputs = np.empty_like(outputs)
@@ -97,7 +121,10 @@ def collate(source: Ragged, target: Ragged) -> Batch:
         target_input=torch.from_numpy(inputs),
         target_output=torch.from_numpy(outputs),
         pairs=len(source),
-        source_full=bool((source.lengths == source.lengths[0]).all()),
+        known=Known(
+            source_full=bool((source.lengths == source.lengths[0]).all()),
+            lengths=(source.lengths + np.int64(1), target.lengths + np.int64(1)),
+        ),
     )
 
 
@@ -155,11 +182,18 @@ def collate_packed(
     outputs.reshape(-1)[begins + target.lengths] = EOS
     inputs.reshape(-1)[places + 1] = ids
     inputs.reshape(-1)[begins] = BOS
+    order = np.lexsort((columns[0], row))  # on both sides alike
     return Batch(
         source=torch.from_numpy(sources),
         target_input=torch.from_numpy(inputs),
         target_output=torch.from_numpy(outputs),
         pairs=len(source),
+        known=Known(
+            lengths=(
+                (source.lengths + np.int64(1))[order],
+                (target.lengths + np.int64(1))[order],
+            )
+        ),
     )
 
 

@@ -114,10 +114,12 @@ class WindowRows:
         else:
             longest = [group_maxima(side, self._starts) for side in (sources, targets)]
             shapes = [np.diff(self._starts), *longest]
-        for side in (1, 2):
-            shapes[side] = -(-shapes[side] // rows.width_multiple) * rows.width_multiple
-        # A part without pairs is one row of one token on each side that there is.
-        self.shapes = np.maximum(np.stack(shapes, axis=1), [1, 0 if store.texts else 1, 1])
+        multiples = (rows.row_multiple, rows.width_multiple, rows.width_multiple)
+        shapes = [-(-size // by) * by for size, by in zip(shapes, multiples, strict=True)]
+        # A part without pairs has rows of one token on each side that there is.
+        self.shapes = np.maximum(
+            np.stack(shapes, axis=1), [rows.row_multiple, 0 if store.texts else 1, 1]
+        )
         """[batches * parts, 3] rows, source width and target width of every part."""
         sizes = self.shapes[:, 0] * (self.shapes[:, 1] + self.shapes[:, 2])
 
@@ -142,11 +144,11 @@ class WindowRows:
         packing = self._packing
         if packing is None:
             in_rows = collate_texts if self._texts else collate
-            return in_rows(source, target).widened(*self.shapes[group, 1:].tolist())
+            return in_rows(source, target).widened(*self.shapes[group].tolist())
         columns = packing.source_column[pairs], packing.target_column[pairs]
-        return collate_packed(
-            source, target, packing.row[pairs], columns, tuple(self.shapes[group].tolist())
-        )
+        shape = int(packing.rows[group]), *self.shapes[group, 1:].tolist()
+        packed = collate_packed(source, target, packing.row[pairs], columns, shape)
+        return packed.widened(*self.shapes[group].tolist())
 
     def _sums(self, values: NDArray[np.int64]) -> list[int]:
         return group_sums(values, self.batch_starts).tolist()

@@ -22,6 +22,7 @@ from transformer_core.measure.gpu_check import nccl_rank
 from transformer_core.measure.gpu_check.no_device import no_device
 from transformer_core.models import loss as one_pass_loss
 from transformer_core.run.statuses import classify
+from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
 
 ROOT = Path(__file__).parents[3]
 ROOM = "transformer_core.measure.gpu_check"
@@ -114,20 +115,22 @@ def two_ranks_on_one_gpu() -> tuple[bool, str]:
     return bool(refused) and all(one["status"] != "ok" for one in found), json.dumps(found)
 
 
-def compiled_loss() -> tuple[bool, str]:
-    """The one-pass loss compiles here, and equals the loss computed step by step."""
-    if not one_pass_loss.has_triton():
-        raise Unsupported("torch finds no Triton for this device")
+def kernels() -> tuple[bool, str]:
+    """Triton's kernels compile here, and equal torch's operations."""
+    device = torch.device("cuda", 0)
+    if reason := one_pass_loss._why_no_kernel(device):
+        return False, f"not compiled: {reason}"
     torch.manual_seed(0)
-    logits = torch.randn(64, 1000, device="cuda")
-    labels = torch.randint(1, 1000, (64,), device="cuda")
-    ours = one_pass_loss._in_two_kernels(logits, labels, None, 0.1)
-    expected = one_pass_loss._loss_and_gradient(logits, labels, None, 0.1)
-    error = max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
-    told = f"largest difference {error:.2g}"
-    if one_pass_loss._not_compiled:
-        return False, f"{told}; not compiled: {one_pass_loss._not_compiled[0]}"
-    return error < 1e-4, told
+    logits = torch.randn(64, 1000, device=device)
+    labels = torch.randint(1, 1000, (64,), device=device)
+    expected = one_pass_loss._loss_and_gradient(logits, labels, None, 0.1, 1.0)
+    found = one_pass_loss._in_one_kernel(logits.clone(), labels, None, 0.1, 1.0)
+    x, residual = torch.randn(2, 64, 512, device=device)
+    norm = torch.nn.LayerNorm(512, device=device)
+    found += added_and_normalized(residual, x, norm, 0.0, "cuda")
+    expected += by_torch(residual, x, norm, 0.0)
+    error = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    return error < 1e-4, f"largest difference {error:.2g}"
 
 
 def versions() -> dict[str, str]:
@@ -158,9 +161,9 @@ def measure() -> DeviceFacts:
             two_ranks_on_one_gpu,
         ),
         fact(
-            "compiled loss",
-            "The loss in one pass is compiled, and equal to that step by step.",
-            compiled_loss,
+            "Triton",
+            "Kernels of Triton (loss, normalization) compile, and equal torch's operations.",
+            kernels,
         ),
     ]
     return DeviceFacts(facts=facts, versions=versions())

@@ -1,10 +1,8 @@
 """The reason why there is nothing to check here."""
 
-import torch
-
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
-from transformer_core.parallel.usable_gpus import require_usable_gpus
+from transformer_core.parallel.usable_gpus import cuda_fault, require_usable_gpus
 
 
 def no_device() -> str | None:
@@ -13,4 +11,5 @@ def no_device() -> str | None:
         require_usable_gpus(Machine(device="cuda"))
     except Unsupported as error:
         return str(error)
-    return None if torch.cuda.is_available() else "there is no CUDA device that torch can use"
+    fault = cuda_fault()
+    return None if fault is None else f"there is no CUDA device that torch can use: {fault}"

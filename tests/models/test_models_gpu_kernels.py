@@ -1,0 +1,197 @@
+"""Triton's kernels without a GPU: their numbers by its interpreter, their machine code by its
+compiler; and the layers that use them, with torch's operations in their place."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from schemas.config.model import Transformer
+from schemas.errors import Unsupported
+from tests.models import gpu_kernel_cases as cases
+from tests.training.small_training import small_spec
+from transformer_core.models import sublayers
+from transformer_core.models.device_kind import laid_out_for
+from transformer_core.models.loss import _loss_and_gradient
+from transformer_core.models.registry import build_model
+from transformer_core.study.checks import violations
+from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="Triton is not installed (pip install triton==3.7.1; it comes with torch for CUDA)",
+)
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """The results of the kernels by Triton's interpreter."""
+    file = tmp_path_factory.mktemp("kernels") / "found.pt"
+    command = [sys.executable, cases.__file__, str(file)]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return torch.load(file)
+
+
+class Norm:
+    """Weight and bias that are given, not copies."""
+
+    def __init__(self, weight, bias):
+        self.weight, self.bias, self.eps = weight, bias, 1e-5
+        self.normalized_shape = (len(weight),)
+
+
+@needs_triton
+@pytest.mark.parametrize(("d", "form"), [(48, torch.float32), (64, torch.bfloat16)])
+def test_normalization_with_its_residual_has_the_numbers_of_torch(interpreted, d, form):
+    expected = cases.norm_results(
+        *cases.norm_inputs(d, form),
+        lambda residual, x, weight, bias: by_torch(residual, x, Norm(weight, bias), 0.0),
+    )
+    for ours, reference in zip(interpreted["norm", d], expected, strict=True):
+        assert ours.dtype == reference.dtype
+        exact = form == torch.float32
+        torch.testing.assert_close(
+            ours, reference, rtol=1e-4 if exact else 0.02, atol=1e-5 if exact else 0.05
+        )
+
+
+@needs_triton
+def test_a_sum_that_nothing_uses_has_no_gradient_of_its_own(interpreted):
+    inputs, _ = cases.norm_inputs(48, torch.float32)
+    _, normed = by_torch(*inputs[:2], Norm(*inputs[2:]), 0.0)
+    normed.square().sum().backward()
+    for ours, reference in zip(interpreted["only_normed"], inputs, strict=True):
+        torch.testing.assert_close(ours, reference.grad, rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(interpreted):
+    total, gradient = interpreted["masks"]
+    dropped = float((total == 0).float().mean())
+    assert dropped == pytest.approx(cases.P, abs=0.03)
+    assert torch.equal(total, gradient)
+    torch.testing.assert_close(
+        total[total != 0], torch.full((), 1 / (1 - cases.P)).expand(int((total != 0).sum()))
+    )
+    assert not torch.equal(total[0], total[1]), "rows have masks of their own"
+
+
+@needs_triton
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("v", "form"), [(7, torch.float32), (5000, torch.float32), (5000, torch.bfloat16)]
+)
+def test_the_loss_has_the_numbers_of_torch(interpreted, v, form, padded):
+    logits, labels, counted = cases.loss_inputs(v, form)
+    expected = _loss_and_gradient(logits, labels, counted if padded else None, 0.1, 2.0)
+    losses, gradient = interpreted["loss", v, form, padded]
+    torch.testing.assert_close(losses, expected[0], rtol=1e-5, atol=1e-5)
+    assert gradient.dtype == form
+    torch.testing.assert_close(
+        gradient.float(), expected[1], rtol=1e-5 if form == torch.float32 else 2**-7, atol=1e-6
+    )
+
+
+SIGNATURES = {
+    "add_and_normalize": (
+        {"residual": "*fp32", "x": "*bf16", "weight": "*fp32", "bias": "*fp32", "total": "*fp32"}
+        | {"normed": "*bf16", "means": "*fp32", "scales": "*fp32", "d": "i32", "eps": "fp32"}
+        | {"p": "fp32", "seed": "i32"},
+        {"block": 512, "drops": True},
+    ),
+    "add_and_normalize_gradient": (
+        {"d_total": "*fp32", "d_normed": "*bf16", "total": "*fp32", "weight": "*fp32"}
+        | {"means": "*fp32", "scales": "*fp32", "d_residual": "*fp32", "d_x": "*bf16"}
+        | {"d_weight": "*fp32", "d_bias": "*fp32", "rows": "i32", "d": "i32", "p": "fp32"}
+        | {"seed": "i32", "rows_each": "i32"},
+        {"block": 512, "drops": True, "adds": True},
+    ),
+    "loss_of_row": (
+        {"logits": "*bf16", "labels": "*i64", "counted": "*i1", "losses": "*fp32", "v": "i32"}
+        | {"share": "fp32", "lift": "fp32"},
+        {"padded": True, "block": 4096},
+    ),
+}
+"""Kernels with the formats of a step of the original model in bfloat16."""
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [86, 90])
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_kernels_become_machine_code_without_spills(name, architecture, tmp_path):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from transformer_core.techniques import gpu_kernels
+
+    signature, constants = SIGNATURES[name]
+    source = ASTSource(
+        getattr(gpu_kernels, name), signature | dict.fromkeys(constants, "constexpr"), constants
+    )
+    warps = {"num_warps": 8 if name == "loss_of_row" else gpu_kernels._warps(512)}
+    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=warps)
+    code = made.asm["ptx"]
+    assert f".target sm_{architecture}" in code
+    file = tmp_path / "kernel.ptx"
+    file.write_text(code)
+    (target,) = re.findall(r"\.target (\w+)", code)
+    ptxas = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", str(file)]
+    said = subprocess.run([*ptxas, "-o", os.devnull], capture_output=True, text=True, check=True)
+    assert "0 bytes spill stores, 0 bytes spill loads" in said.stderr
+    (registers,) = re.findall(r"Used (\d+) registers", said.stderr)
+    # Of 65,536 on a multiprocessor: at least half of the 64 warps that it can hold find room.
+    assert int(registers) * 32 * 32 <= 65_536
+
+
+WITH_RESIDUAL = {"norm_method": {"kind": "with_residual"}}
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layers_with_it_train_as_those_without(norm, monkeypatch):
+    """With torch's operations in place of the kernel, which no CPU has."""
+    calls = []
+
+    def stand_in(residual, x, layer_norm, p, kind):
+        calls.append(kind)
+        return by_torch(residual, x, layer_norm, p)
+
+    monkeypatch.setattr(sublayers, "added_and_normalized", stand_in)
+    sizes = {"d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.0, "norm": norm}
+    source, target = torch.randint(4, 50, (2, 3, 7))
+    found = []
+    for more in ({}, WITH_RESIDUAL):
+        torch.manual_seed(0)
+        model = build_model(Transformer(**sizes, **more), 50).train()
+        model(source, target).square().sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+    # Two layers of an encoder with one or two of them, two of a decoder with two or three.
+    assert len(calls) == (6 if norm == "pre" else 10)
+    build_model(Transformer(**sizes, **WITH_RESIDUAL), 50).eval()(source, target)
+    assert len(calls) == (6 if norm == "pre" else 10), "evaluation takes torch's operations"
+
+
+def test_a_cpu_refuses_it_and_tensors_without_memory_pass():
+    x, norm = torch.zeros(2, 3, 8), nn.LayerNorm(8)
+    with pytest.raises(Unsupported, match="with_residual is a kernel of Triton for GPUs"):
+        added_and_normalized(x, x, norm, 0.1, "cpu")
+    model = build_model(Transformer(d_model=16, d_ff=32, heads=2, **WITH_RESIDUAL), 50).train()
+    with laid_out_for("cuda"):
+        model(*torch.randint(4, 50, (2, 3, 7)))
+
+
+def test_the_compiler_makes_that_kernel_itself():
+    spec = small_spec(model=WITH_RESIDUAL | {"compile": "layers"})
+    assert [field for field, *_ in violations(spec)] == ["model.compile"]

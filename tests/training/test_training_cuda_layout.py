@@ -1,0 +1,248 @@
+"""Every variant of the GPU studies, laid out as for CUDA, on a CPU: nothing breaks a graph, no step
+makes the host wait, and a step has the operators that it should have."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schemas.base import merge
+from schemas.config.run_spec import RunSpec
+from schemas.results import BatchShape
+from tests.training.small_training import VOCABULARY, small_setup
+from tests.training.test_training_no_waiting import step
+from transformer_core.measure import memory_prediction
+from transformer_core.measure.heaviest_batch import blank_batch
+from transformer_core.measure.memory_prediction import imitated_cuda
+from transformer_core.models import qkv_projection, sublayers
+from transformer_core.models import transformer as transformers
+from transformer_core.models.compiled_layers import compile_layers
+from transformer_core.models.device_kind import laid_out_for
+from transformer_core.models.registry import build_model
+from transformer_core.parallel.topology import Process
+from transformer_core.study.checks import violations
+from transformer_core.study.resolve import check_study, resolve, resolve_all
+from transformer_core.study.variants import read_variants
+from transformer_core.training.loop import optimizer_step
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {
+    "batching": {"tokens": 200},
+    "filter": {"max_tokens": 9},
+    "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "d_ff": 64, "heads": 4},
+    "training": {"validate_every": 0},
+}
+OTHERS = ("torch_nn", "huggingface")
+"""Models of other libraries, which are as they are."""
+
+
+def studied() -> dict[str, RunSpec]:
+    """The run specs of both studies by variant, of a small model."""
+    variants, _ = read_variants(ROOT / "config/variants.yaml")
+    found: dict[str, RunSpec] = {}
+    for name in ("gpu_check", "h200"):
+        file = ROOT / f"config/studies/{name}.yaml"
+        study = check_study(merge(yaml.safe_load(file.read_text()), SMALL), str(file))
+        found = resolve_all(study, variants) | found
+    return found | {"adam_published": resolve(study, "adam_published", variants)}
+
+
+SPECS = studied()
+OURS = [name for name in SPECS if name not in (*OTHERS, "adamw_8bit")]
+COUNTERS = "adam_published", "adamw_unfused"
+"""Optimizers that count steps on the host, and read that there, also where weights are on a GPU."""
+KERNEL = "attention_cudnn"
+"""Names a kernel that no CPU has, not even for tensors without memory."""
+
+
+def on_a_cpu(spec: RunSpec) -> RunSpec:
+    """``spec`` without what a CPU refuses and a layout does not see."""
+    machine = {"device": "cpu", "cuda_allocator": "expandable_segments"}
+    spec = spec.model_copy(update={"machine": spec.machine.model_copy(update=machine)})
+    return memory_prediction._on_a_cpu(spec)
+
+
+@pytest.fixture(autouse=True)
+def _as_if_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams become calls one after the other."""
+
+    def in_turn(work: Any, x: Tensor) -> list[Tensor]:
+        return [each(x) for each in work]
+
+    monkeypatch.setattr(qkv_projection, "require_cuda", lambda: None)
+    monkeypatch.setattr(qkv_projection, "concurrently", in_turn)
+    monkeypatch.setattr(qkv_projection, "between_synchronisations", in_turn)
+    monkeypatch.setattr(sublayers, "flash_over_sentences", sentences)
+
+
+def sentences(q: Tensor, k: Tensor, v: Tensor, starts: Any, *_: Any) -> Tensor:
+    """Depends on everything that FlashAttention over sentences takes."""
+    return q + (k + v).mean(0) + (starts[0].sum() + starts[1].sum()) * 0
+
+
+class OneKernel(TorchFunctionMode):
+    """Attention of 16 bits on a GPU has dropout and is one operator; a CPU has none such."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        q, k, v = args
+        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+@pytest.fixture
+def group() -> Any:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", [name for name in OURS if name not in COUNTERS])
+def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = on_a_cpu(SPECS[name])
+    if spec.model.compile != "none":  # the compiler's own passes are no steps
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"compile": "none"})})
+    with laid_out_for("cuda"), OneKernel():
+        setup = small_setup(spec)
+        setup.module.train()
+        step(setup, monkeypatch)
+
+
+GRAPHED = [
+    name
+    for name in OURS
+    if name != KERNEL
+    and not any(
+        field == "model.compile"
+        for field, *_ in violations(
+            SPECS[name].model_copy(
+                update={"model": SPECS[name].model.model_copy(update={"compile": "layers"})}
+            )
+        )
+    )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHED)
+def test_no_layer_breaks_its_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two graphs, one for each kind of layer."""
+    spec = on_a_cpu(SPECS[name])
+    monkeypatch.setattr(
+        transformers,
+        "compile_layers",
+        lambda kind, *layers: compile_layers(kind, *layers, backend="eager"),
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    with laid_out_for("cuda"):
+        model = build_model(spec.model.model_copy(update={"compile": "layers"}), VOCABULARY)
+        source, target = torch.randint(4, VOCABULARY, (2, 3, 7))
+        source[0, -2:] = 0
+        model.train()(source, target).sum().backward()
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators that read or write memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func.overloadpacket).removeprefix("aten.")
+        if not func.is_view and name not in _FREE and func.namespace in ("aten", "c10d"):
+            self.names[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+_FREE = (
+    "_local_scalar_dense",
+    "detach",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "_unsafe_view",
+    "lift_fresh",
+)
+"""Operators that touch no number, and reads of counters that an optimizer keeps on the host."""
+
+OPERATORS = {
+    "single": 261,
+    "amp_bf16": 389,
+    "amp_fp16": 389,
+    "tf32": 261,
+    "attention_reference": 367,
+    "qkv_separate": 295,
+    "qkv_streams": 295,
+    "qkv_streams_as_published": 295,
+    "qkv_batch_outer": 269,
+    "qkv_batch_inner": 269,
+    "log_every_1": 261,
+    "log_every_10": 261,
+    "log_every_100": 261,
+    "batch_quarter": 261,
+    "batch_half": 261,
+    "batch_double": 261,
+    "batch_quadruple": 261,
+    "adamw_unfused": 267,
+    "loss_one_pass": 271,
+    "tokens_unpadded": 752,
+    "attention_flash": 481,
+    "memory_together": 260,
+    "clipping_folded": 259,
+    "bf16_weights": 267,
+    "cuda_allocator_default": 261,
+    "layers_compiled": 261,
+    "layers_graphed": 261,
+    "ddp": 261,
+    "ddp_amp_bf16": 389,
+    "accum4_no_sync": 1218,
+    "fsdp": 399,
+    "attention_math": 573,
+    "adam_published": 267,
+}
+"""Operators of a step of two and two layers, by torch 2.13."""
+
+
+def operators(name: str) -> Counter[str]:
+    spec = on_a_cpu(SPECS[name])
+    process = Process(0, 1, 0, 1, CPU)
+    with imitated_cuda(), memory_prediction._silent_group(spec, process):
+        with torch.device("meta"):
+            model = build_model(spec.model, VOCABULARY)
+        strategy = memory_prediction._strategy(spec, process)
+        with FakeTensorMode(allow_non_fake_inputs=True), Operators() as seen:
+            memory_prediction.place(model, CPU)
+            trainer = memory_prediction._trainer(spec, process, strategy, model)
+            trainer.module.train()
+            shape = BatchShape(rows=4, source_tokens=7, target_tokens=6)
+            batch = blank_batch([shape] * spec.training.accumulation.micro_batches, CPU)
+            optimizer_step(trainer, batch, 1e-3)
+            seen.names.clear()
+            optimizer_step(trainer, batch, 1e-3)
+    return seen.names
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13"), reason="another torch has other operators"
+)
+@pytest.mark.parametrize("name", [name for name in OURS if name != KERNEL])
+def test_a_step_has_as_many_operators_as_it_should(name: str) -> None:
+    found = operators(name)
+    assert found.total() == OPERATORS[name], found.most_common(12)

@@ -1,0 +1,341 @@
+"""The first program to run on a GPU that nobody has used yet: ``first-contact``.
+
+Probes in processes of their own, the most telling first, and a line of JSON after each item:
+whatever ends the program or the loan of the machine, the lines before are there. Where an item ends
+its process, the next ones go on in a new one.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from schemas.config.model import AttentionBackend
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from transformer_core.common.endings import program
+from transformer_core.study.resolve import check_study, resolve_all
+from transformer_core.study.study_files import read_mapping
+from transformer_core.study.variants import read_variants
+
+ROOT = Path(__file__).parents[3]
+NAME = "transformer_core.measure.gpu_check.first_contact"
+STUDY = ROOT / "config/studies/h200.yaml"
+SMALL_GPT = Path(__file__).with_name("small_gpt.py")
+SECONDS = 240.0
+"""Time for all probes."""
+TOLD = 2_000
+"""Characters kept of the end of an error."""
+START_SECONDS = 5.0
+"""Time that must be left to start a process, which takes some to import torch."""
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Something to look at; imports torch in its own process only."""
+
+    look: Callable[[str], Found]
+    """Finds out about an item. Its status is ok unless it says otherwise."""
+    seconds: float
+    """Time for all its items at most."""
+    items: Callable[[], list[str]] = lambda: [""]
+    needs_device: bool = True
+
+
+def driver(_: str) -> Found:
+    """Versions and devices, as torch, CUDA and the driver tell them without a kernel."""
+    import torch
+
+    from transformer_core.parallel.usable_gpus import cuda_fault
+
+    found: Found = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "architectures": torch.cuda.get_arch_list(),
+        "variables": {k: v for k, v in os.environ.items() if "CUDA" in k or "NVIDIA" in k},
+    }
+    if fault := cuda_fault():
+        return found | {"status": "unsupported", "reason": fault}
+    device = torch.cuda.get_device_properties(0)
+    return found | {
+        "device": device.name,
+        "capability": [device.major, device.minor],
+        "memory_bytes": device.total_memory,
+        "multiprocessors": device.multi_processor_count,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def nvml_state(_: str) -> Found:
+    """GPUs, clocks and counters, as NVML tells them."""
+    from transformer_core.parallel import nvml
+
+    gpus, note = nvml.gpus()
+    if not gpus:
+        raise Unsupported(note or "NVML lists no GPU")
+    return {
+        "gpus": [gpu.model_dump() for gpu in gpus],
+        "note": note,
+        "states": [state.model_dump() for state in nvml.states()],
+        "counters": {index: vars(counts) for index, counts in nvml.counters().items()},
+        "used_bytes": nvml.memory_by_uuid(),
+        "exclusive": nvml.exclusive_gpus(),
+    }
+
+
+def allocator(_: str) -> Found:
+    """Whether segments that grow work, and how much of a GiB NVML counts."""
+    import torch
+
+    from transformer_core.parallel import nvml, settling
+
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    why_not = settling.take_segments(torch.device("cuda", 0))
+    before = nvml.device_memory_used(0)
+    kept = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    return {
+        "segments_grow": any(s.get("is_expandable") for s in torch.cuda.memory_snapshot()),
+        "why_not": why_not,
+        "asked_bytes": kept.numel(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "nvml_bytes_before_and_after": [before, nvml.device_memory_used(0)],
+    }
+
+
+def products(number_format: str) -> Found:
+    """The rate of a large product."""
+    import torch
+
+    n, dtypes = 8192, {"bf16": torch.bfloat16, "fp16": torch.float16}
+    torch.backends.cuda.matmul.allow_tf32 = number_format == "tf32"
+    dtype = dtypes.get(number_format, torch.float32)
+    a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        a @ b
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return {"size": n, "flops_per_second": 2 * n**3 / min(seconds)}
+
+
+ATTENTIONS = {
+    f"{backend}, {'mask' if masked else 'no mask'}, dropout {dropout:g}": (backend, masked, dropout)
+    for backend, masked, dropout in product(get_args(AttentionBackend), (False, True), (0.0, 0.1))
+}
+
+
+def attention(item: str) -> Found:
+    """Kernels of a backend in one case, and their errors."""
+    from transformer_core.measure.gpu_check.attention_truth import truth
+    from transformer_core.models.attention import leave_out_cudnn
+
+    leave_out_cudnn()
+    return truth(*ATTENTIONS[item]).model_dump()
+
+
+def specs() -> dict[str, RunSpec]:
+    """The run specs of the study, those last that compile."""
+    found = resolve_all(
+        check_study(read_mapping(STUDY), str(STUDY)),
+        read_variants(ROOT / "config/variants.yaml")[0],
+    )
+    return dict(sorted(found.items(), key=lambda item: "layers_" in item[0]))
+
+
+def variant(name: str) -> Found:
+    """Three steps of a variant."""
+    import torch
+
+    from transformer_core.measure.gpu_check.random_steps import three_steps
+
+    return three_steps(specs()[name], torch.device("cuda", 0))
+
+
+def nccl(_: str) -> Found:
+    """Whether a group of one rank of NCCL adds up."""
+    from transformer_core.measure.gpu_check.device_facts import ranks_of_nccl
+
+    return ranks_of_nccl(1)[0]
+
+
+def profile(name: str) -> Found:
+    """Kernels of a step by their share of the device's time."""
+    import torch
+
+    from transformer_core.measure.gpu_check.random_steps import profiled_step
+
+    return profiled_step(specs()[name], torch.device("cuda", 0))
+
+
+def tuned(_: str) -> Found:
+    """The answer of tune-training on a small language model."""
+    left = float(os.environ[_LEFT])
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "transformer_core.tune", "--json", "--no-verify"]
+        command += ["--time", f"{max(10, int(0.7 * left))}s", "--folder", folder, str(SMALL_GPT)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stdout + done.stderr)[-TOLD:])
+    answer: Found = json.loads(done.stdout)
+    return answer
+
+
+PROBES = {
+    "driver": Probe(driver, 30, needs_device=False),
+    "nvml": Probe(nvml_state, 20, needs_device=False),
+    "allocator": Probe(allocator, 30),
+    "products": Probe(products, 30, lambda: ["bf16", "fp16", "tf32", "fp32"]),
+    "attention": Probe(attention, 40, lambda: list(ATTENTIONS)),
+    "variants": Probe(variant, 110, lambda: list(specs())),
+    "nccl": Probe(nccl, 40),
+    "profile": Probe(profile, 40, lambda: ["amp_bf16"]),
+    "tune": Probe(tuned, 100),
+}
+"""In the order in which they run."""
+
+_LEFT = "FIRST_CONTACT_SECONDS_LEFT"
+
+
+def run_here(name: str, items: Sequence[str]) -> None:
+    """Looks at the ``items`` of a probe in this process, and prints a line after each."""
+    from transformer_core.measure.gpu_check.no_device import no_device
+    from transformer_core.run.statuses import classify
+
+    probe = PROBES[name]
+    reason = no_device() if probe.needs_device else None
+    for item in items:
+        if reason is not None:
+            found: Found = {"status": "unsupported", "reason": reason}
+        else:
+            try:
+                found = probe.look(item)
+            except Exception as error:  # the others are still wanted
+                status, why = classify(error)
+                found = {"status": status, "reason": why[-TOLD:]}
+        status, why = found.pop("status", "ok"), found.pop("reason", None)
+        line = {"item": item, "status": status, "reason": why, "found": found}
+        print(json.dumps(line, default=str), flush=True)
+        if reason is not None:
+            return  # it holds for all
+
+
+def lines(names: Sequence[str], seconds: float) -> Iterator[Found]:
+    """Runs probes in processes of their own; yields a line for every item as it comes."""
+    end = time.monotonic() + seconds
+    for name in names:
+        waiting = PROBES[name].items()
+        until = min(end, time.monotonic() + PROBES[name].seconds)
+        while waiting:
+            left = until - time.monotonic()
+            if left < START_SECONDS:
+                yield _line(name, waiting[0], "timeout", f"no time left for {len(waiting)} items")
+                break
+            ended = yield from _of_a_process(name, waiting, left)
+            if ended is None:
+                break
+            # The item that ended the process is not tried again.
+            yield _line(name, waiting.pop(0), *ended)
+
+
+def _line(name: str, item: str, status: str, reason: str) -> Found:
+    return {"probe": name, "item": item, "status": status, "reason": reason, "found": {}}
+
+
+def _of_a_process(
+    name: str, waiting: list[str], left: float
+) -> Generator[Found, None, tuple[str, str] | None]:
+    """Yields what a process says of the items that are ``waiting``, and takes them from there;
+    returns how it ended if it did not end by itself."""
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", NAME, "--here", name, json.dumps(waiting)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {_LEFT: str(left)},
+            start_new_session=True,
+        )
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+
+        timer = threading.Timer(left, stop)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for text in process.stdout:
+                seconds = round(time.monotonic() - began, 2)
+                with suppress(ValueError):  # libraries print, too
+                    line = json.loads(text)
+                    waiting.remove(line["item"])
+                    yield {"probe": name} | line | {"seconds": seconds}
+            process.wait()
+        finally:
+            timer.cancel()
+            stop_if_running(process)
+        errors.seek(0)
+        said = errors.read()[-TOLD:].strip()
+    if late.is_set():
+        return "timeout", f"not done after {left:.0f} s; it said: {said}"
+    if process.returncode:
+        return "failed", f"ended with {process.returncode}; it said: {said}"
+    return None
+
+
+def stop_if_running(process: subprocess.Popen[str]) -> None:
+    """Ends ``process`` with all that it started, where the reader of its lines went away."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@program
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="first-contact",
+        description="Look at a GPU for the first time: a line of JSON for every finding.",
+    )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all probes")
+    parser.add_argument("--output", type=Path, help="file for the same lines")
+    parser.add_argument("--only", help=f"probes: {', '.join(PROBES)}")
+    parser.add_argument("--here", nargs=2, metavar=("PROBE", "ITEMS"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.here:
+        run_here(given.here[0], json.loads(given.here[1]))
+        return
+    names = given.only.split(",") if given.only else list(PROBES)
+    if unknown := [name for name in names if name not in PROBES]:
+        parser.error(f"{unknown[0]} is no probe: take {', '.join(PROBES)}")
+    with ExitStack() as stack:
+        file = None
+        if given.output:
+            given.output.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(given.output.open("w"))
+        for line in lines(names, given.seconds):
+            text = json.dumps(line)
+            print(text, flush=True)
+            if file is not None:
+                print(text, file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main()

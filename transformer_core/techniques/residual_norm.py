@@ -1,0 +1,62 @@
+"""Dropout, residual addition and layer normalization between two products in one kernel."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from schemas.base import Schema
+from schemas.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ResidualNorm(Schema):
+    """Dropout of a sub-layer, the residual addition and the layer normalization behind it in one
+    kernel of Triton, forward and backward, for GPUs: the residual stream is read and written once
+    between two products. Masks are drawn again in the backward pass instead of kept."""
+
+    kind: Literal["with_residual"]
+
+    by_sample_deviation: ClassVar = False
+
+
+def added_and_normalized(
+    residual: "Tensor", x: "Tensor", norm: "nn.LayerNorm", p: float, kind: str
+) -> "tuple[Tensor, Tensor]":
+    """residual + dropout(x), in the format of ``residual``, and its layer normalization, in that of
+    x; residual and x [..., d].
+
+    ``kind`` is that of the device the work is laid out for. Raises Unsupported where it has no such
+    kernel. Tensors without memory take the operations that the kernel stands for.
+    """
+    import torch
+
+    if kind != "cuda":
+        raise Unsupported(
+            "model.norm_method: with_residual is a kernel of Triton for GPUs; this run is on a "
+            f"{kind}: take fused"
+        )
+    if not x.is_cuda or type(x) is not torch.Tensor:
+        return by_torch(residual, x, norm, p)
+    try:
+        from transformer_core.techniques.gpu_kernels import AddedAndNormalized
+    except ImportError as error:
+        raise Unsupported(f"model.norm_method: with_residual needs Triton ({error})") from None
+    # Triton's generator takes 31 bits of a seed; from torch's on the host, so that nothing waits.
+    seed = int(torch.randint(2**31 - 1, ())) if p else 0
+    found: tuple[Tensor, Tensor] = AddedAndNormalized.apply(
+        residual, x, norm.weight, norm.bias, p, norm.eps, seed
+    )
+    return found
+
+
+def by_torch(
+    residual: "Tensor", x: "Tensor", norm: "nn.LayerNorm", p: float
+) -> "tuple[Tensor, Tensor]":
+    """The same in torch's operations, one by one."""
+    import torch.nn.functional as F
+
+    total = residual + F.dropout(x, p)
+    normed = F.layer_norm(
+        total.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
+    )
+    return total.to(residual.dtype), normed.to(x.dtype)
