@@ -8,6 +8,7 @@ from kernels_seen import KERNELS
 from pair_builders import ended, paired, session, side, state, window
 
 from schemas.results import Comparison, GpuState, PairedRun, Round, Session, VariantResult
+from schemas.results.comparisons import GpuWork
 from tests.orders import run_job
 from transformer_core.decide import compare as module
 
@@ -154,7 +155,14 @@ def test_what_disturbed_the_sessions_is_noted() -> None:
         throttled=["power cap"],
     )
     changes = {"after": state(0.5, gpus=[hot]), "foreign_cpu_seconds": 0.6}
-    (comparison,) = compare(paired(1.0, 1.0, **changes))
+    run = paired(1.0, 1.0, **changes)
+    total = sum(session.rounds_seconds for session in run.sessions)
+    for rnd in run.sessions[0].rounds[:2]:
+        held = {"power_held_seconds": 0.1 * total, "heat_held_seconds": 0.01 * total}
+        rnd.gpus.append(GpuWork(index=0, joules=1.0, **held))
+    (comparison,) = compare(run)
+    assert "power held the clock of GPU 0 down for 20% of the rounds" in comparison.note
+    assert "heat held" not in comparison.note
     assert "other processes took up to 20% of the CPUs" in comparison.note
     assert "changed by a factor of 0.50 within a session" in comparison.note
     assert "the GPU's clock was held down: power cap" in comparison.note

@@ -61,7 +61,8 @@ def test_hidden_rows_that_are_no_numbers_are_found_out() -> None:
 def test_without_a_gpu_both_are_unsupported_with_the_reason() -> None:
     tests = device_tests.run(["model"], 1.0)
     assert (tests.status, tests.passed) == ("unsupported", 0)
-    assert tests.reason == measure().reason == "there is no CUDA device that torch can use"
+    assert tests.reason == measure().reason == no_device.no_device()
+    assert "there is no CUDA device that torch can use: " in str(tests.reason)
 
 
 REPORT = """<testsuites><testsuite name="pytest" tests="3">
@@ -133,7 +134,7 @@ def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason() -> None:
     ]
     for one in found.facts:
         assert (one.status, one.holds) == ("unsupported", None)
-        assert one.reason == "there is no CUDA device that torch can use"
+        assert one.reason == no_device.no_device()
     assert {"platform", "torch build", "architectures"} <= found.versions.keys()
     assert any(name.startswith("package ") for name in found.versions)
 

@@ -127,6 +127,7 @@ def test_threads_change_often_where_one_of_them_launches_kernels(
 ) -> None:
     order = Order(spec=RunSpec(variant="single"), output=tmp_path, command="")
     before = sys.getswitchinterval()
+    monkeypatch.setattr(settling, "take_segments", lambda device: None)
     try:
         for device, expected in (("cpu", before), ("cuda", settling.SWITCH_SECONDS)):
             process = Process(0, 1, 0, 1, torch.device(device))
@@ -135,6 +136,49 @@ def test_threads_change_often_where_one_of_them_launches_kernels(
             assert sys.getswitchinterval() == pytest.approx(expected)
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(
+    ("said", "fixed"),
+    [
+        ("CUDA driver error: operation not supported", True),
+        ("CUDA error: invalid argument", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_a_driver_that_grows_no_segments_gets_those_of_fixed_size(
+    monkeypatch: pytest.MonkeyPatch, said: str, fixed: bool
+) -> None:
+    settings: list[str] = []
+
+    def empty(count: int, device: torch.device) -> None:
+        if "expandable_segments:False" not in settings:
+            raise RuntimeError(said)
+
+    monkeypatch.setattr(settling.torch, "empty", empty)
+    monkeypatch.setattr(settling.torch.cuda.memory, "_set_allocator_settings", settings.append)
+    if fixed:
+        assert settling.take_segments(torch.device("cuda", 0)) == said
+        assert settings == ["expandable_segments:False"]
+    else:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            settling.take_segments(torch.device("cuda", 0))
+        assert not settings
+
+
+def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = "The NVIDIA driver on your system is too old (found version 12040). Please update it."
+
+    def refuse() -> None:
+        raise RuntimeError(old + "\nAlternatively, go to: ...")
+
+    monkeypatch.setattr(nvml, "gpus", lambda: ([], "pynvml is not installed"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    with pytest.raises(Unsupported, match=r"needs 1 CUDA device, this host has 0: .* is too old"):
+        this_process(Machine(device="cuda", devices_per_node=1), 1)
 
 
 def test_training_alone_looks_before_it_trains(

@@ -288,6 +288,9 @@ def test_tf32_needs_ampere(monkeypatch, capability, known):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     if known:
         build_precision(Tf32(kind="tf32"), CUDA)
+        # Compilers and users' code read it: torch raises where only the newer setting was made.
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
         assert modes() == ("tf32", "ieee")
     else:
         with pytest.raises(Unsupported, match=r"8\.0 or higher; Some GPU has 7\.5"):

@@ -203,6 +203,8 @@ _L40S = "NVIDIA L40S GPU data sheet, 2023"
 
 _H100 = "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023"
 
+_H100_NVL = "NVIDIA H100 NVL GPU product brief, 2024"
+
 _H200 = "NVIDIA H200 Tensor Core GPU data sheet, 2024"
 
 # Product names; TFLOP/s of fp32, tf32, bf16 and fp16 (None: not in hardware); GB/s; source.
@@ -227,7 +229,9 @@ _TABLE: tuple[
     (("NVIDIA L40S",), (91.6, 183, 362, 362), 864, _L40S),
     (("NVIDIA H100 80GB HBM3",), (66.9, 494.7, 989.4, 989.4), 3352, _H100),
     (("NVIDIA H100 PCIe",), (51.2, 378, 756, 756), 2000, _H100),
+    (("NVIDIA H100 NVL",), (60, 417.5, 835.5, 835.5), 3938, _H100_NVL),
     (("NVIDIA H200",), (67, 494.5, 989.5, 989.5), 4800, _H200),
+    (("NVIDIA H200 NVL",), (60, 417.5, 835.5, 835.5), 4800, _H200),
 )
 
 _FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")

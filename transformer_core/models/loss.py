@@ -8,6 +8,7 @@ Liger Kernel (arXiv 2410.10989, 3.2) and Cut Cross-Entropy (arXiv 2411.09009).
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -206,7 +207,8 @@ class _OnePass(torch.autograd.Function):
             d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
             limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
             padded = device_kind(hidden) not in _PADDING_LEFT_OUT
-            turn, lift = _loss_and_gradient, _LIFT if w.dtype == torch.float16 else 1.0
+            turn: Callable[..., tuple[Tensor, Tensor]] = _loss_and_gradient
+            lift = _LIFT if w.dtype == torch.float16 else 1.0
             if device_kind(hidden) == "cuda" and not watched() and _kernel_for(hidden):
                 turn = _in_one_kernel
             elif w.dtype == torch.bfloat16 and fits(w) and not torch.compiler.is_compiling():

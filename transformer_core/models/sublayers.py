@@ -149,7 +149,7 @@ def through(residuals: nn.ModuleList, x: Tensor, *sublayers: Callable[[Tensor], 
             x = residual(x, sublayer)
         return x
     kind, p = device_kind(x), first.dropout.p
-    norms = [residual.norm for residual in residuals]  # type: ignore[union-attr]
+    norms = [residual.norm for residual in residuals]
     if not first.pre:
         for norm, sublayer in zip(norms, sublayers, strict=True):
             x = added_and_normalized(x, sublayer(x), norm, p, kind)[1].to(x.dtype)  # type: ignore[arg-type]

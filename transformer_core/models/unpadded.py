@@ -21,7 +21,6 @@ from torch.autograd.function import once_differentiable
 
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
-
 Counts = NDArray[np.int64]
 """Tokens of each sentence."""
 
@@ -212,9 +211,7 @@ class Blocks:
         # As the device sorts them: sentences with equal numbers are equally long.
         order = np.lexsort((keys.known, queries.known))
         blocks = np.split(order, np.cumsum([len(part) for part in parts])[:-1])
-        return [
-            (int(queries.known[block].max()), int(keys.known[block].max())) for block in blocks
-        ]
+        return [(int(queries.known[block].max()), int(keys.known[block].max())) for block in blocks]
 
     def sentence_by_sentence(
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dropout: float

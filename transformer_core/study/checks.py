@@ -334,7 +334,7 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         reason, remedy = f"was not made for {spec.parallel.kind}", "parallel: {kind: ddp}"
     elif isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens):
         reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
-    elif _norm_with_residual(spec):
+    elif _norm_and_residual(spec):
         reason, remedy = "makes that kernel itself", "model.norm_method: {kind: fused}"
     elif getattr(spec.model, "checkpoint", "none") == "layers":
         reason, remedy = "computes no layer a second time", "model.checkpoint: none"
@@ -347,7 +347,7 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         yield "model.compile", kind, reason, f"take {remedy}, or model.compile: none"
 
 
-def _norm_with_residual(spec: RunSpec) -> bool:
+def _norm_and_residual(spec: RunSpec) -> bool:
     return isinstance(getattr(spec.model, "norm_method", None), ResidualNorm)
 
 

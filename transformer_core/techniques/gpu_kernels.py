@@ -18,7 +18,7 @@ _LOGITS = 4096
 """Logits of a row that a program reads at a time."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def add_and_normalize(  # type: ignore[no-untyped-def]
     residual, x, weight, bias, total, normed, means, scales, d, eps, p, seed,
     block: tl.constexpr, drops: tl.constexpr,
@@ -45,7 +45,7 @@ def add_and_normalize(  # type: ignore[no-untyped-def]
     tl.store(scales + row, scale)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def add_and_normalize_gradient(  # type: ignore[no-untyped-def]
     d_total, d_normed, total, weight, means, scales, d_residual, d_x, d_weight, d_bias,
     rows, d, p, seed, rows_each,
@@ -79,7 +79,7 @@ def add_and_normalize_gradient(  # type: ignore[no-untyped-def]
     tl.store(d_bias + program * d + at, by_bias, at < d)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def loss_of_row(  # type: ignore[no-untyped-def]
     logits, labels, counted, losses, v, share, lift, padded: tl.constexpr, block: tl.constexpr
 ):

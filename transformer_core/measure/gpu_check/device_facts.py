@@ -123,8 +123,8 @@ def kernels() -> tuple[bool, str]:
     torch.manual_seed(0)
     logits = torch.randn(64, 1000, device=device)
     labels = torch.randint(1, 1000, (64,), device=device)
-    expected = one_pass_loss._loss_and_gradient(logits, labels, None, 0.1, 1.0)
-    found = one_pass_loss._in_one_kernel(logits.clone(), labels, None, 0.1, 1.0)
+    expected = [*one_pass_loss._loss_and_gradient(logits, labels, None, 0.1, 1.0)]
+    found = [*one_pass_loss._in_one_kernel(logits.clone(), labels, None, 0.1, 1.0)]
     x, residual = torch.randn(2, 64, 512, device=device)
     norm = torch.nn.LayerNorm(512, device=device)
     found += added_and_normalized(residual, x, norm, 0.0, "cuda")

@@ -22,7 +22,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [b, n, d] -> [b, n, d]."""
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, -1)).transpose(1, 3)
-        heads = F.scaled_dot_product_attention(*qkv.unbind(2), is_causal=True)
+        q, k, v = qkv.unbind(2)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.output(heads.transpose(1, 2).flatten(2))
         return x + self.outer(F.gelu(self.inner(self.norms[1](x))))
 
