@@ -27,7 +27,7 @@ PROGRAMS = MappingProxyType(
         "roofline": (_JOB, "transformer_core.measure.roofline"),
         "collectives": (_JOB, "transformer_core.measure.collectives"),
         "utilisation": (_JOB, "transformer_core.decide.utilisation"),
-        "predict_memory": (_JOB, "transformer_core.measure.predicted_memory"),
+        "predict_memory": (_LEASE, _JOB, "transformer_core.measure.predicted_memory"),
         "memory": (_LEASE, _JOB, "transformer_core.measure.memory_anatomy"),
         "largest_batch": (_LEASE, _JOB, "transformer_core.measure.largest_batch"),
         "train": (_JOB, "transformer_core.measure.timed_run"),
