@@ -11,6 +11,7 @@ from schemas.results.common import (
     Amount,
     Bytes,
     Elapsed,
+    Extreme,
     Few,
     Interval,
     Loss,
@@ -138,6 +139,25 @@ class Topology(Schema):
     """The limited link between its hosts; null for unmodified links."""
 
 
+class SpotCheck(Schema):
+    """A step of a timed run, chosen at random, whose update was computed once more in 64 bits."""
+
+    step: StepsOrNone
+    """Optimizer step, from 1."""
+    skipped: bool
+    """Whether the gradient overflowed, so that there was no update."""
+    update: Extreme
+    """Largest relative error of a tensor's update on any rank, beyond rounding."""
+    tensor: str
+    """Tensor with that error on the main rank."""
+    rate: Extreme
+    """Relative error of the learning rate."""
+    clipping: Extreme
+    """Relative error of the gradient's norm after clipping; 0 if it is not known."""
+    replicas: Extreme
+    """Largest difference of a parameter between ranks."""
+
+
 class Repeat(Schema):
     """results/runs/<variant>/repeat-<k>/metrics.json."""
 
@@ -182,6 +202,8 @@ class Repeat(Schema):
     """The precision's report (skipped steps, final loss scale); null if there is none."""
     kernels: StepKernels | None = None
     """Kernels of its first step; null if it resumed from a checkpoint or has no step."""
+    spot_checks: list[SpotCheck] = Field(default_factory=list)
+    """Steps whose updates were checked."""
     provenance: Provenance
     """Where this record comes from."""
 

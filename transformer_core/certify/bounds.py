@@ -24,6 +24,7 @@ from schemas.config.equivalence import Bitwise, Statistical, Tolerance
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import Certificate, Deviation, SeedTrajectory
 from schemas.results.checks import Checks, TensorDistance
+from schemas.results.runs import SpotCheck
 from transformer_core.certify.dropout_bounds import judge_dropout, judge_moments
 from transformer_core.certify.final_losses import compare_final_losses
 from transformer_core.common.seals import check
@@ -56,6 +57,10 @@ WORDS = {
     "no_gradient": "tensors that some steps gave no gradient",
     "decoding": "logits of decoding",
     "validation": "validation",
+    "timed_update": "update of a tensor in the timed run",
+    "timed_rate": "learning rate of the timed run",
+    "timed_clipping": "clipping in the timed run",
+    "timed_replicas": "replicas in the timed run",
     "dropout": "dropout",
     "dropout_loss": "mean loss with dropout",
     "dropout_gradient": "mean gradient norm with dropout",
@@ -134,6 +139,24 @@ def deviations_of(
     return Compared(found, left_out, undecided, power)
 
 
+def spot_deviations(
+    checks: Sequence[SpotCheck], equivalence: Bitwise | Tolerance | Statistical
+) -> Iterable[Deviation]:
+    """The deviations of steps of the timed run that were checked in place: the worst of each."""
+    update = equivalence.update if isinstance(equivalence, Tolerance) else UPDATE
+    of: dict[str, tuple[Callable[[SpotCheck], float], float]] = {
+        "timed_update": (lambda c: c.update, update),
+        "timed_rate": (lambda c: c.rate, RATE),
+        "timed_clipping": (lambda c: c.clipping, CLIPPED),
+        "timed_replicas": (lambda c: c.replicas, 0.0),
+    }
+    if checks:
+        for quantity, (measured, bound) in of.items():
+            worst = max(checks, key=measured)
+            where = f"step {worst.step} of the timed run"
+            yield _deviation(quantity, measured(worst), bound, where)
+
+
 def nearest(certificate: Certificate) -> Deviation | None:
     """The deviation closest to its bound; None if the reason says what failed, or if no
     deviation has a bound above 0."""
@@ -199,6 +222,12 @@ two for correct variants."""
 RATIO_SHARE = 0.25
 """Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
 than it changes its length."""
+UPDATE = 0.001
+"""Allowed error of an update of the timed run, beyond rounding."""
+RATE = 1e-5
+"""Allowed error of its learning rate."""
+CLIPPED = 0.005
+"""Allowed error of the norm after clipping: 16-bit gradients are rounded."""
 BLIND = 0.5
 """Bound above which a tensor that never changes would pass."""
 

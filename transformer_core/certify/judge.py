@@ -51,6 +51,7 @@ from transformer_core.certify.bounds import (
     deviations_of,
     in_words,
     read_tensors,
+    spot_deviations,
 )
 from transformer_core.certify.kernels import as_timed, timed_otherwise
 from transformer_core.common.endings import program
@@ -75,6 +76,10 @@ def certify(
     pairs = _pairs(equivalence, run, reference)
     course, expected = pairs[0]
     compared, failed = _judged(equivalence, pairs, weights, reference.name)
+    if timed is not None:
+        spots = list(spot_deviations(timed.spot_checks, equivalence))
+        compared.deviations += spots
+        failed += [in_words(deviation) for deviation in spots if not deviation.holds]
     otherwise = [] if timed is None else timed_otherwise(timed, run)
     undecided = list(compared.undecided)
     if otherwise:

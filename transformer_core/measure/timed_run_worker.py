@@ -15,6 +15,7 @@ from transformer_core.models.compiled_layers import compile_seconds, replayed_sh
 from transformer_core.observe.clock import WindowClock
 from transformer_core.observe.kernels import FirstKernels
 from transformer_core.observe.progress import Progress
+from transformer_core.observe.spot_checks import SpotChecks
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.run.statuses import CHECKPOINTS
@@ -41,6 +42,8 @@ def work(order: TimedRunOrder, program: Program) -> None:
         # The first step belongs to the warm-up; without a warm-up, it is not observed.
         if measurement.warmup_steps:
             observers.append(FirstKernels(kernels))
+        checks = SpotChecks(setup, clock, 1 + measurement.warmup_steps)
+        observers.append(checks)
         history = train(setup, Observers(*observers), order.output / CHECKPOINTS)
     progress.close()
     memory = _memory_of_all(setup)
@@ -72,6 +75,7 @@ def work(order: TimedRunOrder, program: Program) -> None:
             communication=communication,
             numerics=setup.precision.report(),
             kernels=kernels.read(setup.model) if kernels.names else None,
+            spot_checks=checks.found,
             provenance=collect(order.spec, order.command, started),
         )
         write_text(order.output / "metrics.json", repeat.model_dump_json(indent=2) + "\n")

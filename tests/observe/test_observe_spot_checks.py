@@ -1,0 +1,97 @@
+"""Steps of a timed run are checked in place, and faults that begin late show."""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from schemas.config.equivalence import Tolerance
+from schemas.results.runs import SpotCheck
+from tests.training.small_training import small_setup, small_spec
+from transformer_core.certify.bounds import spot_deviations
+from transformer_core.observe.clock import WindowClock
+from transformer_core.observe.spot_checks import STEPS, SpotChecks
+from transformer_core.training import loop
+from transformer_core.training.loop import train
+from transformer_core.training.observer import Observers
+from transformer_core.training.precision import Precision
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "fused": {"optimizer": {"kind": "adamw", "fused": True}},
+    "folded": {"optimizer": {"kind": "adamw", "fused": True}, "clipping": "folded"},
+    "sgd": {"optimizer": {"kind": "sgd"}},
+    "bf16": {"precision": {"kind": "bf16"}},
+    "bf16 weights": {
+        "precision": {"kind": "bf16_weights"},
+        "optimizer": {"kind": "adamw", "fused": True},
+    },
+    "fp16": {"precision": {"kind": "fp16", "initial_scale": 1024.0}},
+    "noam": {"schedule": {"kind": "noam", "warmup": 4}},
+}
+
+
+def checked(folder: Path, training: dict[str, Any]) -> list[SpotCheck]:
+    setup = small_setup(small_spec(training=training))
+    clock = WindowClock(1, 1, setup.strategy.synchronise)
+    checks = SpotChecks(setup, clock, 4)
+    train(setup, Observers(clock, checks), folder, validate_last=False)
+    assert len(clock.windows) == 5
+    return checks.found
+
+
+def failed(found: list[SpotCheck]) -> set[str]:
+    deviations = spot_deviations(found, Tolerance(kind="tolerance"))
+    return {d.quantity for d in deviations if not d.holds}
+
+
+@pytest.mark.parametrize("training", VARIANTS.values(), ids=list(VARIANTS))
+def test_healthy_steps_agree(tmp_path: Path, training: dict[str, Any]) -> None:
+    found = checked(tmp_path, training)
+    assert len(found) == STEPS
+    assert all(4 <= check.step <= 6 and not check.skipped for check in found)
+    assert not failed(found)
+
+
+def late_rate(real: Any) -> Any:
+    return lambda schedule, step, *more: real(schedule, step, *more) * (1.01 if step > 3 else 1.0)
+
+
+def test_a_rate_that_goes_wrong_late_shows(tmp_path: Path) -> None:
+    with mock.patch.object(loop, "learning_rate", late_rate(loop.learning_rate)):
+        assert "timed_rate" in failed(checked(tmp_path, {}))
+
+
+def test_an_update_that_goes_wrong_late_shows(tmp_path: Path) -> None:
+    steps = [0]
+    # torch wraps the step in its hooks, which must surround the fault.
+    real = getattr(torch.optim.AdamW.step, "__wrapped__", torch.optim.AdamW.step)
+
+    def step(self: Any, closure: Any = None) -> Any:
+        steps[0] += 1
+        if steps[0] > 3:
+            for group in self.param_groups:
+                for p in group["params"][:1]:
+                    self.state[p]["exp_avg"].zero_()
+        return real(self, closure)
+
+    with mock.patch.object(torch.optim.AdamW, "step", step):
+        assert "timed_update" in failed(checked(tmp_path, {}))
+
+
+def test_clipping_that_stops_shows(tmp_path: Path) -> None:
+    real = Precision.step
+
+    def step(self: Any, optimizer: Any, parameters: Any, clip: float) -> Tensor:
+        return real(self, optimizer, parameters, 0.0)
+
+    with mock.patch.object(Precision, "step", step):
+        assert "timed_clipping" in failed(checked(tmp_path, {"clip_norm": 1e-3}))
+
+
+def test_moments_of_8_bits_are_not_checked(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    assert checked(tmp_path, {"optimizer": {"kind": "adamw_8bit"}}) == []

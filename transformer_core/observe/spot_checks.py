@@ -1,0 +1,154 @@
+"""Steps of a timed run, chosen at random and checked in place.
+
+A certificate sees the first steps of a training of its own. Here the optimizer's update of a few
+steps of the timed run itself is computed once more in 64 bits, from the weights, gradients and
+state just before it: a fault that begins late, or only in what is timed, shows. The clock is
+stopped meanwhile.
+"""
+
+import math
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from schemas.results.runs import SpotCheck
+from transformer_core.observe.clock import WindowClock
+from transformer_core.observe.expected_updates import ExpectedUpdates, expected_rate
+from transformer_core.training.assemble import Setup
+from transformer_core.training.observer import Observer
+from transformer_core.training.optimizer import MASTER
+
+STEPS = 2
+"""Steps that are checked."""
+UNIT = 2.0**-24
+"""Unit round-off of 32 bits."""
+MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second", "momentum_buffer": "first"}
+"""torch's names of an optimizer's state."""
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, in 64 bits."""
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part.detach().double().clone()
+
+
+class SpotChecks(Observer):
+    """Checks steps chosen at random between ``first`` and the last; ``clock`` stops meanwhile.
+
+    Every rank must have one. Not checked are optimizers whose moments have 8 bits, and strategies
+    in which one process updates the weights for all.
+    """
+
+    def __init__(self, setup: Setup, clock: WindowClock, first: int) -> None:
+        self.setup, self.clock = setup, clock
+        self.found: list[SpotCheck] = []
+        self._rule = ExpectedUpdates(setup.spec.training.optimizer.rule)
+        steps = range(first, setup.spec.training.steps + 1)
+        known = setup.spec.training.optimizer.state.moment_bits == 32
+        alike = not setup.spec.parallel.central
+        count = min(STEPS, len(steps)) if known and alike else 0
+        mine = random.SystemRandom().sample(steps, count)
+        # All ranks check the steps that the main one chose.
+        self._waiting = {int(step) for step in setup.strategy.gather(mine)[0]} if count else set()
+        self._step = 0
+        self._before: dict[Tensor, dict[str, Any]] = {}
+        self._error = self._rate = 0.0
+        self._where = ""
+        setup.optimizer.register_step_pre_hook(self._begin)
+        setup.optimizer.register_step_post_hook(self._end)
+
+    def start(self, step: int) -> None:
+        self._step = step
+
+    def _begin(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._step + 1 not in self._waiting:
+            return
+        self.clock.pause()
+        scale = getattr(optimizer, "grad_scale", None)
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = optimizer.state.get(p, {})
+                gradient = _local(p.grad)
+                self._before[p] = {
+                    "weight": _local(state.get(MASTER, p)),
+                    "gradient": gradient if scale is None else gradient / scale.double(),
+                    "state": {MOMENTS[k]: _local(v) for k, v in state.items() if k in MOMENTS},
+                    "steps": int(state.get("step", 0)),
+                    "factor": group.get("rate_factor", 1.0),
+                    "lr": float(group["lr"]),
+                }
+        self.clock.resume()
+
+    def _end(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._before:
+            return
+        self.clock.pause()
+        training, width = self.setup.spec.training, self.setup.spec.model.d_model
+        rate = expected_rate(training.schedule, self._step + 1, training.steps, width)
+        names: dict[Tensor, str] = {p: n for n, p in self.setup.module.named_parameters()}
+        self._error = self._rate = 0.0
+        self._where = ""
+        for p, before in self._before.items():
+            state = optimizer.state[p]
+            kept = _local(state.get(MASTER, p))
+            self._rule.steps = before["steps"]
+            self._rule.first = before["state"].get("first")
+            self._rule.second = before["state"].get("second")
+            asked = rate * before["factor"]
+            expected = self._rule.next(before["weight"], before["gradient"], rate)
+            size = float(expected.norm())
+            # A sum of weight and change is rounded to the weight's format.
+            lost = UNIT * float(before["weight"].norm())
+            apart = float((kept - before["weight"] - expected).norm())
+            error = max(0.0, apart - 4 * lost) / size if size else float(apart > 0)
+            if MASTER in state and not torch.equal(_local(p), kept.bfloat16().double()):
+                error = math.inf
+            if not error <= self._error:
+                self._error, self._where = error, names.get(p, "")
+            off = abs(before["lr"] - asked) / asked if asked else float(before["lr"] != 0)
+            self._rate = max(self._rate, off)
+        self._before = {}
+        self.clock.resume()
+
+    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
+        self._step = step
+        if step not in self._waiting:
+            return
+        self._waiting.discard(step)
+        self.clock.pause()
+        skipped = not math.isfinite(float(norm))
+        apart = self.setup.strategy.replica_difference() or 0.0
+        mine = [self._error, self._rate, self.clipped_norm(norm)]
+        worst = [max(values) for values in zip(*self.setup.strategy.gather(mine), strict=True)]
+        self.clock.resume()
+        finite = [value if math.isfinite(value) else 1e300 for value in (*worst, apart)]
+        self.found.append(
+            SpotCheck(
+                step=step,
+                skipped=skipped,
+                update=0.0 if skipped else finite[0],
+                tensor=self._where,
+                rate=0.0 if skipped else finite[1],
+                clipping=0.0 if skipped else finite[2],
+                replicas=finite[3],
+            )
+        )
+
+    def clipped_norm(self, norm: Tensor) -> float:
+        """Relative distance of the gradient's norm after clipping from the one that is asked for;
+        0 where each rank has a part of the gradient, or the optimizer's kernel clips."""
+        training = self.setup.spec.training
+        gradients = [p.grad for p in self.setup.module.parameters() if p.grad is not None]
+        whole = all(not hasattr(g, "to_local") for g in gradients)
+        if not whole or not gradients or not training.clip_norm or training.clipping == "folded":
+            return 0.0
+        size = float(norm)
+        asked = min(size, training.clip_norm)
+        found = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+        # torch divides by the norm plus 1e-6; 16 bits round each element.
+        return abs(found / asked - 1) if asked else float(found > 0)
