@@ -1,0 +1,43 @@
+"""A checkpoint written by hand runs its layers again with fresh dropout.
+
+https://github.com/ankanbhunia/PIDM/pull/66
+"""
+
+import torch
+from common import FAULTY, STEPS, Model, next_token, optimize, tokens
+
+
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run, x, *parameters):
+        ctx.run, ctx.parameters, ctx.state = run, parameters, torch.get_rng_state()
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        after = torch.get_rng_state()
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        if not FAULTY:
+            torch.set_rng_state(ctx.state)
+        with torch.enable_grad():
+            y = ctx.run(x)
+        torch.set_rng_state(after)
+        return None, *torch.autograd.grad(y, (x, *ctx.parameters), gradient)
+
+
+class Checkpointed(Model):
+    def forward(self, x):
+        h = self.embedding(x) + self.places(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            h = Again.apply(block, h, *block.parameters())
+        return self.head(self.norm(h))
+
+
+torch.manual_seed(1)
+model = Checkpointed(drop=0.2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(STEPS):
+    row = tokens(8, 17)
+    optimize(next_token(model(row[:, :-1]), row[:, 1:]), optimizer)
