@@ -22,6 +22,7 @@ ROOMS = (
     "certify",
     "decide",
     "tune",
+    "audit",
     "report",
 )
 # Modules beside the rooms, which every room may use: so they may use none.

@@ -86,7 +86,7 @@ class Boundaries:
         for number, module in enumerate(self.modules):
             head = f"{number}." if number else ""
             for name, parameter in module.named_parameters():
-                self._names.setdefault(id(parameter), (head + _plain(name), parameter))
+                self._names.setdefault(id(parameter), (head + plain_name(name), parameter))
         seen: set[int] = set()
         if self.optimizers:
             groups = (group for each in self.optimizers for group in each.param_groups)
@@ -120,7 +120,7 @@ class Boundaries:
             head = f"{number}." if number else ""
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point():
-                    yield head + _plain(name), buffer
+                    yield head + plain_name(name), buffer
 
     def _watch_modules(self) -> None:
         """Intercept calls of modules until :meth:`stop_watching_modules`.
@@ -220,7 +220,7 @@ def _mark(parameter: nn.Parameter) -> float:
     return float(parameter.detach().double().abs().sum())
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A parameter's name without what wrappers and compilers put before it."""
     for prefix in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
         name = f".{name}".replace(f".{prefix}", ".").removeprefix(".")

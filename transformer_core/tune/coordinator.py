@@ -104,6 +104,8 @@ class Side:
     dropout: bool = True
     profiled: bool = False
     """Whether it may be asked for a profile."""
+    module: str = "transformer_core.tune.side"
+    """The program of its processes."""
 
     @property
     def rounding(self) -> Rounding | None:
@@ -142,7 +144,11 @@ class Session:
     def facts(self, side: str, timeout: float | None = None) -> dict[str, Any]:
         """Returns the facts that rank 0 of a side observed of the script, once it waits at a
         boundary."""
-        return self._ask(side, timeout, facts=True)[0]["facts"]
+        return self.facts_of_ranks(side, timeout)[0]
+
+    def facts_of_ranks(self, side: str, timeout: float | None = None) -> list[dict[str, Any]]:
+        """The facts of every rank of a side."""
+        return [answer["facts"] for answer in self._ask(side, timeout, facts=True)]
 
     def steps(self, side: str, count: int, record: bool = False) -> float:
         """Let a side train for ``count`` steps; seconds of its slowest rank."""
@@ -290,7 +296,7 @@ def _start(
         profiled=side.profiled,
         whole=program.factory is not None,
     )
-    module = "transformer_core.tune.side"
+    module = side.module
     start = (
         [*program.launcher, "-m", module] if program.launcher else [sys.executable, "-m", module]
     )

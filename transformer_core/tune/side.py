@@ -104,7 +104,12 @@ class Side:
                 modules=len(self.boundaries.modules),
                 forwards=self.boundaries.calls,
                 rank=self.rank,
+                **self.last_words(),
             )
+
+    def last_words(self) -> dict[str, Any]:
+        """More to report at the end of the script."""
+        return {}
 
     def _found(self, module: nn.Module) -> None:
         self.watch.found(module)
@@ -363,10 +368,10 @@ def place_of(error: BaseException) -> str:
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
-def run(order: Order) -> None:
+def run(order: Order, kind: type[Side] = Side) -> None:
     """Run the script of ``order`` to its end, or until the coordinator ends it."""
     os.chdir(order.directory)
-    side = Side(order)
+    side = kind(order)
     side.prepare()
     as_the_user_has_it()
     script, *arguments = order.command

@@ -1,0 +1,295 @@
+"""From a script to the answer of an audit: run twice, watched, probed, and run on to see it evaluate.
+
+1. **Twice.** The script runs once watched and once left alone. Is it the same to the last bit?
+2. **Watched.** Losses, gradients, updates, modes and schedules of each step are tested as they come.
+3. **Probed.** One step's calls of the model are made again with changes that must not matter.
+4. **On.** The watched copy trains on for a while, through evaluations if there are some.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformer_core.audit.relations import RELATIONS, Finding, Notes
+from transformer_core.audit.watcher import uneven
+from transformer_core.tune.certificate import Record, certify, trust
+from transformer_core.tune.coordinator import Program, Side, SideEnded, session
+from transformer_core.tune.order import UNOBSERVED
+from transformer_core.tune.techniques.technique import NOISE
+
+Say = Callable[[str], None]
+
+MODULE = "transformer_core.audit.side"
+OWN, TWIN, EAGER, FLOOR = "own", "twin", "eager", "floor"
+MOST_RECORDED = 6
+LEAST_STEPS = 2
+SECONDS = 150.0
+"""About as long an audit may take."""
+
+
+class CannotAudit(Exception):
+    """A script that cannot be observed: the message says why, and what to do."""
+
+
+@dataclass
+class Answer:
+    """What an audit found out about a script."""
+
+    command: str
+    status: str = "clean"
+    """``clean``, ``wrong``, or ``failed`` where the script cannot be observed."""
+    reason: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    relations: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of each relation its ``status`` (holds, broken, look, untested) and ``how`` or why not."""
+    steps: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> "Answer":
+        """From JSON."""
+        fields = {k: v for k, v in found.items() if k != "provenance"}
+        return cls(**fields | {"findings": [Finding(**f) for f in found["findings"]]})
+
+
+class Audit:
+    """An audit of a program, below ``folder``, in about ``budget`` seconds."""
+
+    def __init__(self, program: Program, folder: Path, say: Say, budget: float = SECONDS) -> None:
+        self.program, self.folder, self.say, self.budget = program, folder, say, budget
+        self.began = time.monotonic()
+        self.steps: int | None = None
+        """Steps after which the script ends, if it ended."""
+        self._notes: list[Notes] = []
+
+    def run(self) -> Answer:
+        """The answer. Raises CannotAudit."""
+        for _ in range(4):
+            try:
+                self._notes = []
+                facts = self._session()
+                break
+            except SideEnded as error:
+                self._learn(error)
+        else:
+            raise CannotAudit("the script takes no steps that can be observed")
+        if facts[0]["compiled"]:
+            self._compiled()
+        return self._answer(facts)
+
+    def _left(self) -> float:
+        return self.budget - (time.monotonic() - self.began)
+
+    def _learn(self, error: SideEnded) -> None:
+        """What an early end says about the script. Raises CannotAudit if nothing can be done."""
+        said = error.said
+        no_step = error.why == "no step" or (not error.why and not said.get("step"))
+        if not error.why and self.steps is None and said.get("step", 0) >= LEAST_STEPS:
+            self.steps = said["step"]
+            self.say(f"the script ends after {self.steps} steps")
+        elif no_step and self.program.boundary == "optimizer" and said.get("backwards"):
+            self.say("no optimizer of torch steps: a step is a backward pass")
+            self.program = replace(self.program, boundary="backward")
+        else:
+            raise CannotAudit(_why(error)) from None
+
+    def _session(self) -> list[dict[str, Any]]:
+        """Both copies, recorded, probed and run on; facts of each rank of the watched one."""
+        sides = [Side(name, module=MODULE) for name in (OWN, TWIN)]
+        with session(self.program, sides, self.folder / "sessions" / "audit") as run:
+            for side in sides:
+                if side.name in run.failed:
+                    raise run.failed[side.name]
+                self.say(f"waiting for the first step of the {side.name} copy")
+                run.facts(side.name)
+            first = run.steps(OWN, 1, record=True)
+            count = max(3, min(MOST_RECORDED, 1 + int(0.1 * self.budget / max(first, 1e-3))))
+            if self.steps is not None:
+                count = min(count, self.steps - 1)
+            self.say(f"running {count} steps of two copies")
+            run.steps(TWIN, 1, record=True)
+            if count > 1:
+                for side in sides:
+                    run.steps(side.name, count - 1, record=True)
+            self._twice(*(Record.read(run.records(side.name)) for side in sides))
+            self.say("making the calls of one step again")
+            probed = _at_the_end(lambda: run.steps(TWIN, 1))
+            facts = [probed] if probed else run.facts_of_ranks(TWIN)
+            self._notes += [Notes.of(f["audit"]["notes"]) for f in facts]
+            run.drop(TWIN)
+            before = run.facts_of_ranks(OWN)
+            self.say("training on, to see what an evaluation does")
+            last = self._on(run, first)
+            watched = [last, *before[1:]] if last else run.facts_of_ranks(OWN)
+            self._notes += [Notes.of(f["audit"]["notes"]) for f in watched]
+            self._ranks(watched)
+            return watched
+
+    def _on(self, run: Any, seconds: float) -> dict[str, Any] | None:
+        """Lets the watched copy train on; its last words if the script ends."""
+        end = time.monotonic() + min(0.1 * self.budget, max(1.0, self._left() - 5))
+        turn = max(1, min(50, int(2 / max(seconds, 1e-3))))
+        while time.monotonic() < end:
+            ended = _at_the_end(lambda: run.steps(OWN, turn))
+            if ended:
+                return ended
+        return None
+
+    def _twice(self, own: Record, twin: Record) -> None:
+        notes = Notes()
+        same, words = trust(own, twin)
+        notes.holds("repeat", words)
+        if not same:
+            notes.found(
+                Finding(
+                    "repeat",
+                    "the script",
+                    words,
+                    "seed every source of random numbers, and look for memory that is never "
+                    "written or sums without an order",
+                    sure=False,
+                )
+            )
+        self._notes.append(notes)
+
+    def _ranks(self, facts: list[dict[str, Any]]) -> None:
+        """Ranks of a data-parallel training against each other."""
+        notes = Notes()
+        self._notes.append(notes)
+        if len(facts) < 2:
+            notes.cannot("ranks", "the script runs on one rank")
+            return
+        audits = [f["audit"] for f in facts]
+        steps = min(len(a["rows"]) for a in audits)
+        for step in range(steps):
+            calls = [[(r[2], r[3]) for r in a["rows"][step]] for a in audits]
+            places = [(r[0], r[1]) for r in audits[0]["rows"][step]]
+            if len({len(c) for c in calls}) > 1:
+                continue
+            notes.holds("ranks", f"rows, random numbers and weights of {len(facts)} ranks")
+            for number, (kind, place) in enumerate(places):
+                finding = uneven(f"{kind} at {place}", [c[number] for c in calls], "ranks")
+                if finding is not None:
+                    notes.found(finding)
+        digests = [a["random"] for a in audits]
+        if audits[0]["dropout"] and digests[0] and all(d == digests[0] for d in digests):
+            notes.found(
+                Finding(
+                    "ranks",
+                    "the random numbers",
+                    "all ranks begin with the same random numbers, so dropout drops the same "
+                    "elements of all their samples",
+                    "add the rank to the seed once the model is made",
+                )
+            )
+
+    def _compiled(self) -> None:
+        """The compiled script against the same without the compiler."""
+        self.say("comparing with the script without its compiler")
+        sides = [Side(OWN), Side(EAGER, module=MODULE), Side(FLOOR, noise=NOISE["float32"])]
+        notes = Notes()
+        self._notes.append(notes)
+        try:
+            with session(self.program, sides, self.folder / "sessions" / "compiled") as run:
+                for side in sides:
+                    if side.name in run.failed:
+                        raise run.failed[side.name]
+                    run.steps(side.name, 3, record=True)
+                own, eager, floor = (Record.read(run.records(s.name)) for s in sides)
+        except SideEnded as error:
+            notes.cannot("compiled", str(error))
+            return
+        found = certify(own, eager, floor, "float32")
+        notes.holds("compiled", "gradients and updates of 3 steps without the compiler")
+        if found.word == "different":
+            notes.found(
+                Finding(
+                    "compiled",
+                    found.worst or "the compiled model",
+                    f"the compiler changes the training: {found.reason}",
+                    "try TORCH_COMPILE_BACKEND aot_eager, or compile smaller parts",
+                    found.gradient,
+                    found.floor,
+                )
+            )
+
+    def _answer(self, facts: list[dict[str, Any]]) -> Answer:
+        notes = Notes.together(self._notes)
+        relations: dict[str, dict[str, str]] = {}
+        for relation in RELATIONS:
+            mine = [f for f in notes.findings if f.relation == relation]
+            if mine:
+                status = "broken" if any(f.sure for f in mine) else "look"
+                relations[relation] = {"status": status, "how": notes.tested.get(relation, "")}
+            elif relation in notes.tested:
+                relations[relation] = {"status": "holds", "how": notes.tested[relation]}
+            else:
+                why = notes.untested.get(relation) or NOT_SEEN.get(
+                    relation, "nothing to test it on"
+                )
+                relations[relation] = {"status": "untested", "how": why}
+        order = list(RELATIONS)
+        findings = sorted(notes.findings, key=lambda f: (not f.sure, order.index(f.relation)))
+        return Answer(
+            command=self.program.title,
+            status="wrong" if any(f.sure for f in findings) else "clean",
+            findings=findings,
+            relations=relations,
+            steps=max(f["audit"]["steps"] for f in facts),
+            seconds=time.monotonic() - self.began,
+        )
+
+
+NOT_SEEN = {
+    "parts": "a step has one part",
+    "recomputed": "no layer is computed again in the backward pass",
+    "compiled": "the script does not use torch.compile",
+    "schedule": "no schedule of torch moves the rate",
+    "evaluation": "no loss was computed without gradients in the steps that ran",
+    "state": "saving and loading cannot be tried on a script",
+    "loss": "no loss function of torch is called",
+    "zero": "the script took one step",
+}
+
+
+def _at_the_end(work: Callable[[], Any]) -> dict[str, Any] | None:
+    """Facts of a script that reached its end meanwhile; None if it did not."""
+    try:
+        work()
+    except SideEnded as error:
+        if error.why or "facts" not in error.said:
+            raise
+        return dict(error.said["facts"])
+    return None
+
+
+def _why(error: SideEnded) -> str:
+    """Explains why a script cannot be observed, and what to do."""
+    if error.why.startswith(UNOBSERVED):
+        return f"the script {error.why}"
+    output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+    tail = "\n".join(f"    {line}" for line in output)
+    if "EOFError" in error.why:
+        return (
+            "the script reads from standard input, which is empty here; remedy: give it its "
+            f"answers as arguments or in a file\n{tail}"
+        )
+    if not error.why:
+        step = error.said.get("step", 0)
+        if not error.said.get("backwards"):
+            return (
+                "the script ended without a backward pass of torch in its own process, so there is "
+                "no training to observe; remedy: give it the arguments with which it trains, and "
+                f"start several processes with torchrun\n{tail}"
+            )
+        return (
+            f"the script ended after {step} steps, and at least {LEAST_STEPS} are needed; remedy: "
+            f"let it train longer (more steps, epochs or samples)\n{tail}"
+        )
+    return f"the script itself fails: {error.why}; its last words, from {error.log}:\n{tail}"

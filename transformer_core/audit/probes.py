@@ -1,0 +1,711 @@
+"""Probes: one step's calls of the model made again with a change that must not, or must, matter."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_core.audit.relations import Finding, Notes
+from transformer_core.audit.replay import Call, Result, State, again, gap, mapped, tensors
+from transformer_core.audit.watcher import Watcher
+
+LIMIT = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 0.06, torch.float16: 0.01}
+"""Relative errors of a module's result that its format explains, whatever the measured floor."""
+MARGIN = 8.0
+"""A difference beyond this multiple of the measured floor is not rounding."""
+MATCH = 0.98
+"""Share of the targets that must equal the tokens at an offset, so that they are those tokens."""
+POSITIONS = 3
+"""Tokens that are changed, one at a time."""
+
+
+class Probes:
+    """Probes of one call, with findings in ``notes``."""
+
+    def __init__(
+        self, call: Call, watcher: Watcher, outside: list[tuple[str, Tensor, Any]]
+    ) -> None:
+        self.call, self.watcher, self.notes = call, watcher, watcher.found
+        self.outside = outside
+        """Losses that the script computed from this call's results."""
+        self.name = type(call.inner).__name__
+        self.double = True
+        self.evaluation = any(
+            isinstance(p, nn.modules.batchnorm._BatchNorm) for p in call.inner.modules()
+        )
+        self._base: Result | None = None
+
+    def run(self, left: Callable[[], float]) -> None:
+        """All probes, while time is left."""
+        try:
+            self._base = self._again()
+        except Exception:
+            self.double = False
+        if self._base is None:
+            try:
+                self._base = self._again()
+            except Exception as error:
+                self.notes.cannot("samples", _refused(error))
+                for relation in ("later", "shift", "padding", "documents", "precision"):
+                    self.notes.cannot(relation, _refused(error))
+                return
+        for probe in (self.samples, self.tokens, self.padding, self.documents, self.precision):
+            if left() < 0:
+                self.notes.cannot(probe.__name__.replace("tokens", "later"), "no time was left")
+                continue
+            try:
+                probe()
+            except Exception as error:
+                self.notes.cannot(probe.__name__.replace("tokens", "later"), _refused(error))
+
+    def _again(self, **changes: Any) -> Result:
+        changes.setdefault("evaluation", self.evaluation)
+        changes.setdefault("double", self.double)
+        return again(self.call, losses=self.watcher.listen, **changes)
+
+    @property
+    def base(self) -> Result:
+        """The call made again, unchanged."""
+        assert self._base is not None
+        return self._base
+
+    @property
+    def still(self) -> float:
+        """Relative differences below this are none."""
+        return 1e-9 if self.double else 1e-4
+
+    def _changed(self, old: Tensor, new: Tensor, axis: int = 0) -> list[bool]:
+        """Which rows along an axis differ."""
+        old, new = (
+            old.movedim(axis, 0).flatten(1).double(),
+            new.movedim(axis, 0).flatten(1).double(),
+        )
+        size = float(old.norm()) / max(1.0, len(old) ** 0.5)
+        return [bool(d > self.still * max(size, 1e-30)) for d in (old - new).norm(dim=1)]
+
+    # -- other samples -------------------------------------------------------------------------
+
+    def samples(self) -> None:
+        """Replace one sample by another: predictions of the others stay."""
+        given = tensors((self.call.args, self.call.kwargs), floating=False)
+        lead = next((t for t in given if t.dim() > (1 if not t.is_floating_point() else 2)), None)
+        if lead is None:
+            self.notes.cannot("samples", "no input has samples and places, or pixels")
+            return
+        axes = [0] if lead.dim() > 3 else [0, 1]
+        axes = [a for a in axes if lead.shape[a] > 1]
+        square = any(t.dim() > 1 and t.shape[0] == t.shape[1] == lead.shape[0] for t in given)
+        if lead.shape[0] < 2 or square:
+            self.notes.cannot("samples", "the batch has one sample, or a matrix over its samples")
+            return
+        results = []
+        for axis in axes:
+            found = self._independent(lead, axis)
+            if found is not None:
+                results.append((found, axis))
+        if not results:
+            self.notes.cannot("samples", "no result has one row for each sample")
+            return
+        best = min(results)
+        if best[0] == 0.0 or len(results) < len(axes):
+            self.notes.holds("samples", f"one sample of {self.name}'s batch replaced by another")
+            return
+        if all(found > 0 for found, _ in results):
+            self.notes.found(
+                Finding(
+                    "samples",
+                    self._first_mixed(lead),
+                    "a sample's result changes when another sample of the batch is replaced",
+                    "look for an operation over the wrong axis: a softmax, a mean, a view that "
+                    "does not transpose, a normalization over the batch",
+                    results[0][0],
+                    self.still,
+                )
+            )
+
+    def _replaced(self, lead: Tensor, axis: int) -> Any:
+        size = lead.shape[axis]
+
+        def change(tensor: Tensor) -> Tensor:
+            if tensor.dim() <= axis or tensor.shape[axis] != size:
+                return tensor
+            changed = tensor.clone()
+            changed.movedim(axis, 0)[0] = changed.movedim(axis, 0)[1]
+            return changed
+
+        return mapped((self.call.args, self.call.kwargs), change)
+
+    def _rows(self, result: Result, lead: Tensor, axis: int) -> list[Tensor]:
+        """Results with one row for each sample along an axis."""
+        found = [
+            t
+            for t in result.outputs
+            if t.dim() > max(1, axis)
+            and t.shape[axis] == lead.shape[axis]
+            and list(t.shape).count(lead.shape[axis]) == 1
+        ]
+        count = lead.shape[axis]
+        for _, logits, _ in result.losses:
+            if axis == 0 and logits.dim() == 2 and logits.shape[0] % count == 0:
+                found.append(logits.view(count, -1))
+        return found
+
+    def _independent(self, lead: Tensor, axis: int) -> float | None:
+        new = self._again(args=self._replaced(lead, axis))
+        pairs = list(
+            zip(self._rows(self.base, lead, axis), self._rows(new, lead, axis), strict=True)
+        )
+        if not pairs:
+            return None
+        worst = 0.0
+        for old, changed in pairs:
+            old, changed = old.movedim(axis, 0)[1:], changed.movedim(axis, 0)[1:]
+            found = gap(changed, old)
+            worst = max(worst, found if found > self.still else 0.0)
+        return worst
+
+    def _first_mixed(self, lead: Tensor) -> str:
+        """The innermost module whose results mix samples."""
+        old = self._again(inside=True)
+        new = self._again(inside=True, args=self._replaced(lead, 0))
+        for name, values in old.modules.items():
+            for one, two in zip(values, new.modules.get(name, []), strict=False):
+                rows = one.dim() > 1 and one.shape == two.shape and len(one) == len(lead)
+                if rows and gap(two[1:], one[1:]) > self.still:
+                    return self.watcher.name_of(dict(self.call.inner.named_modules())[name])
+        return self.name
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def _logits(self, result: Result) -> list[tuple[Tensor, Tensor]]:
+        """Logits and targets of each loss: those inside the call, and those that the script took
+        from its results."""
+        found = [
+            (logits, target)
+            for _, logits, target in result.losses
+            if isinstance(target, Tensor) and not target.is_floating_point()
+        ]
+        for _, logits, target in self.outside:
+            if not isinstance(target, Tensor) or target.is_floating_point():
+                continue
+            for before, now in zip(self.base.outputs, result.outputs, strict=True):
+                cut = _cut(before, logits)
+                if cut is not None:
+                    found.append((cut(now), target))
+                    break
+        return found
+
+    def tokens(self) -> None:
+        """Change one token: which predictions feel it, and where is their target?"""
+        places = _integers(self.call)
+        pairs = self._logits(self.base)
+        if not places or not pairs:
+            why = "no integer tokens go in" if not places else "no loss of the tokens is seen"
+            self.notes.cannot("later", why)
+            self.notes.cannot("shift", why)
+            return
+        seen: list[tuple[int, int]] = []
+        for number in range(len(pairs)):
+            for _, tokens in places:
+                for axis in (1, 0):
+                    found = self._aligned(tokens, number, axis)
+                    if found is not None:
+                        seen.append(found)
+        if not seen:
+            self.notes.cannot("shift", "the targets are not tokens of the input")
+            self.notes.cannot("later", "the targets are not tokens of the input")
+            return
+        self.notes.holds("later", f"single tokens of {self.name}'s input changed")
+        self.notes.holds("shift", "the targets, which are tokens of the input")
+        if any(offset == 1 for offset, _ in seen):
+            return
+        offset, shift = seen[0]
+        if offset > 1:
+            relation, cause, remedy = (
+                "shift",
+                f"each target lies {offset} places after the last token that its prediction sees: "
+                "the labels are shifted more than once",
+                "shift the targets in one place only: in the data or in the model",
+            )
+        elif shift == 0:
+            relation, cause, remedy = (
+                "shift",
+                "each prediction sees the very token that it has to predict: the labels are not "
+                "shifted",
+                "shift the targets by one place",
+            )
+        else:
+            relation, cause, remedy = (
+                "later",
+                "each prediction sees the token that it has to predict"
+                + (", and later ones" if offset < 0 else ""),
+                "mask all later places in attention (is_causal=True)",
+            )
+        self.notes.found(Finding(relation, self.name, cause, remedy, float(offset), 1.0))
+
+    def _aligned(self, tokens: Tensor, number: int, axis: int) -> tuple[int, int] | None:
+        """How far a target lies after the last token that its prediction sees, and after the
+        token at its own place; None if the targets are no tokens of this input."""
+        logits, target = self._logits(self.base)[number]
+        count = tokens.shape[1 - axis]
+        if target.numel() % count or logits.shape[0] != target.numel() or logits.dim() != 2:
+            if logits.dim() == 3 and logits.shape[0] == target.shape[0]:
+                logits = logits.transpose(1, 2).flatten(0, 1)
+            else:
+                return None
+        line = tokens if axis == 1 else tokens.t()
+        wanted = target.reshape(count, -1) if axis == 1 else target.reshape(-1, count).t()
+        shift = _shift(line, wanted)
+        if shift is None:
+            return None
+        length = line.shape[1]
+        feels: list[int] = []
+        both = False
+        for place in _places(length):
+            change = _other_token(tokens, place, axis)
+            new = self._again(args=_swapped(self.call, tokens, change))
+            after = self._logits(new)[number][0]
+            if after.dim() == 3:
+                after = after.transpose(1, 2).flatten(0, 1)
+            shape = (count, -1) if axis == 1 else (-1, count)
+            old, now = (
+                (
+                    t.view(*shape, t.shape[-1])
+                    if axis == 1
+                    else t.view(*shape, t.shape[-1]).transpose(0, 1)
+                )
+                for t in (logits, after)
+            )
+            rows = self._changed(old, now, axis=1)
+            if not any(rows):
+                continue
+            first = rows.index(True)
+            both |= first + shift < place
+            feels.append(first - place)
+        if not feels:
+            return None
+        # Predictions feel tokens up to their own place minus this.
+        delay = min(feels)
+        if both and shift == 0:
+            return 1, 0  # An autoencoder, or a masked model: it may see everything.
+        return shift + delay, shift
+
+    def padding(self) -> None:
+        """Change tokens under padding: no other prediction feels it, and none counts."""
+        places = _integers(self.call)
+        for tokens in [t for _, t in places]:
+            hidden = _padded(self.call, tokens)
+            if hidden is None or not bool(hidden.any()) or bool(hidden.all()):
+                continue
+            values = tokens[~hidden]
+            changed = tokens.clone()
+            changed[hidden] = values[
+                torch.arange(int(hidden.sum()), device=values.device) % len(values)
+            ]
+            if bool((changed == tokens).all()):
+                continue
+            new = self._again(args=_swapped(self.call, tokens, changed))
+            pairs = zip(self._logits(self.base), self._logits(new), strict=True)
+            compared = False
+            for (old, target), (now, _) in pairs:
+                if old.dim() != 2:
+                    continue
+                rows = old.shape[0]
+                if rows % tokens.shape[0]:
+                    continue
+                length = rows // tokens.shape[0]
+                real = ~hidden[:, :length].reshape(-1) if length <= tokens.shape[1] else None
+                if length == 1:
+                    real = torch.ones(rows, dtype=torch.bool, device=old.device)
+                if real is None or real.numel() != rows:
+                    continue
+                compared = True
+                if gap(now[real], old[real]) > self.still:
+                    self.notes.found(
+                        Finding(
+                            "padding",
+                            self.name,
+                            "predictions of real tokens change with the tokens under the padding",
+                            "hand the padding mask to attention, and leave padding out of means",
+                            gap(now[real], old[real]),
+                            self.still,
+                        )
+                    )
+                self._counted_padding(tokens, hidden, target)
+            if compared:
+                self.notes.holds("padding", "tokens under the padding changed")
+                return
+        self.notes.cannot("padding", "no padding is seen: no mask and no padding index")
+
+    def _counted_padding(self, tokens: Tensor, hidden: Tensor, target: Tensor) -> None:
+        wanted = target.reshape(tokens.shape[0], -1)
+        shift = _shift(tokens, wanted)
+        if shift is None:
+            return
+        length = min(tokens.shape[1] - shift, wanted.shape[1])
+        under = hidden[:, shift : shift + length]
+        counted = wanted[:, :length][under] == tokens[:, shift : shift + length][under]
+        ignored = self.watcher.ignored
+        counted &= ~torch.isin(wanted[:, :length][under], torch.tensor(list(ignored) or [-100]))
+        if counted.numel() and bool(counted.any()):
+            self.notes.found(
+                Finding(
+                    "padding",
+                    f"the targets of {self.name}",
+                    f"{int(counted.sum())} places under the padding count in the loss",
+                    "set the targets under the padding to -100 (ignore_index)",
+                    float(counted.sum()),
+                    0.0,
+                )
+            )
+
+    def documents(self) -> None:
+        """Change the first document of a packed row: the others do not feel it."""
+        given = _bound(self.call)
+        found = _documents(given)
+        tokens = next((t for _, t in _integers(self.call)), None)
+        if found is None or tokens is None or found.shape != tokens.shape:
+            self.notes.cannot("documents", "no packed rows are seen: no places that begin again")
+            return
+        first = found == found[:, :1]
+        values = tokens.flatten()
+        changed = torch.where(first, values[torch.randperm(len(values))].view_as(tokens), tokens)
+        new = self._again(args=_swapped(self.call, tokens, changed))
+        for (old, _), (now, _) in zip(self._logits(self.base), self._logits(new), strict=True):
+            if old.dim() != 2 or old.shape[0] % tokens.shape[0]:
+                continue
+            length = old.shape[0] // tokens.shape[0]
+            if length > tokens.shape[1]:
+                continue
+            others = ~first[:, :length].reshape(-1)
+            self.notes.holds("documents", "the first document of each packed row changed")
+            if gap(now[others], old[others]) > self.still:
+                self.notes.found(
+                    Finding(
+                        "documents",
+                        self.name,
+                        "predictions of one document change with another document of its row",
+                        "let attention see only the tokens of its own document: a block mask, or "
+                        "variable lengths",
+                        gap(now[others], old[others]),
+                        self.still,
+                    )
+                )
+
+    # -- 64 bits -------------------------------------------------------------------------------
+
+    def precision(self) -> None:
+        """Each module's result in its own format against the same in 64 bits."""
+        if not self.double:
+            self.notes.cannot("precision", "the model does not run in 64 bits")
+            return
+        evaluation = self.evaluation or not _same_masks()
+        formats = {p.dtype for p in self.call.inner.parameters() if p.is_floating_point()}
+        formats |= {self.call.autocast} if self.call.autocast else set()
+        coarse = max(formats, key=lambda f: torch.finfo(f).eps)
+        own = self._again(double=False, inside=True, evaluation=evaluation)
+        exact = self._again(inside=True, evaluation=evaluation)
+        moved = self._again(inside=True, evaluation=evaluation, disturb=torch.finfo(coarse).eps)
+        parts = dict(self.call.inner.named_modules())
+        self.notes.holds("precision", f"{len(exact.modules)} modules of {self.name}")
+        limit = LIMIT.get(coarse, 1e-4)
+        for name, values in exact.modules.items():
+            mine, other = own.modules.get(name, []), moved.modules.get(name, [])
+            if not len(mine) == len(values) == len(other):
+                continue
+            gaps = [gap(m, v) for m, v in zip(mine, values, strict=True)]
+            floors = [gap(o, v) for o, v in zip(other, values, strict=True)]
+            before = zip(own.inputs.get(name, []), exact.inputs.get(name, []), strict=False)
+            entering = max((gap(m, v) for m, v in before), default=0.0)
+            for size, floor in zip(gaps, floors, strict=True):
+                allowed = max(limit, MARGIN * floor, MARGIN * entering)
+                if size > allowed and torch.isfinite(torch.tensor(floor)):
+                    self.notes.found(
+                        Finding(
+                            "precision",
+                            self.watcher.name_of(parts[name]),
+                            f"its result is {size:.1e} off what the same code gives in 64 bits, "
+                            f"and {_words(coarse)} explains {allowed:.1e}",
+                            "compute angles, normalizations, softmax and sums in float32",
+                            size,
+                            allowed,
+                        )
+                    )
+                    return
+
+
+def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], notes: Notes) -> None:
+    """Trainable tensors without a gradient whose change changes what the loss is made from."""
+    wrong: list[str] = []
+    for call in calls:
+        mine = [p for p in call.inner.parameters() if id(p) in suspects]
+        if not mine:
+            continue
+        try:
+            base = again(call, losses=watcher.listen)
+        except Exception:
+            continue
+        for parameter in mine[:32]:
+            values = parameter.data.clone()
+            scale = float(values.float().std()) if values.numel() > 1 else 0.0
+            generator = torch.Generator().manual_seed(1)
+            noise = torch.randn(values.shape, generator=generator).to(values)
+            change = {id(parameter): values + 0.1 * max(scale, 0.01) * noise}
+            new = again(call, losses=watcher.listen, change=change)
+            used = [n for n in range(len(base.outputs)) if n in call.used]
+            if any(gap(new.outputs[n], base.outputs[n]) > 1e-6 for n in used):
+                wrong.append(suspects[id(parameter)])
+    for names in _by_module(wrong).values():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        notes.found(
+            Finding(
+                "trained",
+                names[0] + more,
+                "it changes the result of the model, and gets no gradient: its part is detached "
+                "from the loss",
+                "look for detach(), .data, no_grad() or a checkpoint without an input that "
+                "requires gradients; or set requires_grad to False",
+            )
+        )
+
+
+def _by_module(names: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        cut = next((n for n, p in enumerate(parts) if p.isdigit()), 0)
+        found.setdefault(".".join(parts[: cut + 1]), []).append(name)
+    return found
+
+
+def functions(kept: list[tuple[Any, Any, str]], notes: Notes) -> None:
+    """Backward passes written by hand against the slope of their forward passes, in 64 bits."""
+    for cls, args, place in kept:
+        state = State()
+        try:
+            _function(cls, args, place, notes)
+        except Exception as error:
+            notes.cannot("slope", _refused(error))
+        finally:
+            state.restore()
+
+
+def _function(cls: Any, args: Any, place: str, notes: Notes) -> None:
+    state = State()
+    wanted = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+
+    def call(values: Any) -> list[Tensor]:
+        state.restore()
+        return tensors(cls.apply(*values))
+
+    def wide(number: int, step: Tensor | None = None) -> Any:
+        values = [
+            a.detach().double() if isinstance(a, Tensor) and a.is_floating_point() else a
+            for a in args
+        ]
+        if step is not None:
+            values[number] = values[number] + step
+        return values
+
+    own = [
+        a.detach().clone().requires_grad_(n in wanted)
+        if isinstance(a, Tensor) and a.is_floating_point()
+        else a
+        for n, a in enumerate(args)
+    ]
+    outputs = [t for t in call(own) if t.requires_grad]
+    if not outputs or not wanted:
+        return
+    if any(t.shape == a.shape and torch.equal(t, a) for t in outputs for a in tensors(own)):
+        return  # Its forward pass changes nothing: its backward pass is its purpose.
+    generator = torch.Generator().manual_seed(2)
+    weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+    slopes = torch.autograd.grad(outputs, [own[n] for n in wanted], weights, allow_unused=True)
+    notes.holds("slope", f"{cls.__name__}'s backward pass")
+    numbers = [n for n, t in enumerate(call(own)) if t.requires_grad]
+    for number, slope in zip(wanted, slopes, strict=True):
+        errors, sizes = [], []
+        for _ in range(4):
+            step = (
+                torch.randn(args[number].shape, generator=generator)
+                .double()
+                .to(args[number].device)
+            )
+            small = 1e-6 * float(args[number].detach().double().abs().max().clamp_min(1e-3)) * step
+            up, down = call(wide(number, small)), call(wide(number, -small))
+            real = (
+                sum(
+                    float(((up[n] - down[n]) * w.double()).sum())
+                    for n, w in zip(numbers, weights, strict=True)
+                )
+                / 2
+            )
+            mine = float((slope.double() * small).sum()) if slope is not None else 0.0
+            errors.append((real - mine) ** 2)
+            sizes.append(real**2)
+        size = sum(sizes) ** 0.5
+        off = sum(errors) ** 0.5
+        if size == 0:
+            continue  # A step function: its gradient can only be made up.
+        narrow = tensors(own)[0].dtype in (torch.bfloat16, torch.float16)
+        allowed = 0.1 if narrow else 0.01
+        if off > allowed * size:
+            notes.found(
+                Finding(
+                    "slope",
+                    f"{cls.__name__} at {place}",
+                    f"its backward pass gives a gradient of argument {number} that is "
+                    f"{off / size:.2g} off the slope of its forward pass",
+                    "compare it with torch.autograd.gradcheck",
+                    off / size,
+                    allowed,
+                )
+            )
+
+
+def _refused(error: Exception) -> str:
+    return (
+        f"a call made again fails: {type(error).__name__}: {str(error).splitlines()[0][:100]}"
+        if str(error)
+        else f"a call made again fails: {type(error).__name__}"
+    )
+
+
+def _bound(call: Call) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    try:
+        bound = inspect.signature(call.inner.forward).bind(*call.args, **call.kwargs)
+    except (TypeError, ValueError):
+        return dict(call.kwargs)
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        found |= value if isinstance(value, dict) else {name: value}
+    return found
+
+
+def _integers(call: Call) -> list[tuple[str, Tensor]]:
+    """Integer inputs with two axes and several values: tokens."""
+    skipped = ("mask", "position", "segment", "type", "document", "seq_idx")
+    return [
+        (name, value)
+        for name, value in _bound(call).items()
+        if isinstance(value, Tensor)
+        and value.dtype in (torch.int64, torch.int32)
+        and value.dim() == 2
+        and value.shape[1] > 1
+        and not any(word in name.lower() for word in skipped)
+    ]
+
+
+def _padded(call: Call, tokens: Tensor) -> Tensor | None:
+    """Where tokens are padding; None if that is not known."""
+    for name, value in _bound(call).items():
+        if (
+            not isinstance(value, Tensor)
+            or value.shape != tokens.shape
+            or "mask" not in name.lower()
+        ):
+            continue
+        if value.dtype == torch.bool:
+            return value if "padding" in name.lower() or "pad" in name.lower() else ~value
+        if bool(((value == 0) | (value == 1)).all()):
+            return value == 0
+    for part in call.inner.modules():
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            return tokens == part.padding_idx
+    return None
+
+
+def _documents(given: dict[str, Any]) -> Tensor | None:
+    """The number of the document of each token of a packed row; None if rows are not packed."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point():
+            continue
+        lower = name.lower()
+        if any(word in lower for word in ("document", "doc_id", "segment", "seq_idx")):
+            if bool((value != value[:, :1]).any()):
+                return value
+        elif "position" in lower or lower in ("pos", "places"):
+            begins = value == 0
+            if bool((begins.sum(1) > 1).any()):
+                return begins.cumsum(1)
+    return None
+
+
+def _swapped(call: Call, old: Tensor, new: Tensor) -> Any:
+    """The arguments with one tensor in place of another."""
+    return mapped((call.args, call.kwargs), lambda t: new if t is old else t)
+
+
+def _places(length: int) -> list[int]:
+    return sorted({max(1, length // 4), length // 2, max(1, length - 2)})[:POSITIONS]
+
+
+def _other_token(tokens: Tensor, place: int, axis: int) -> Tensor:
+    """The tokens with another one at a place of each sample."""
+    changed = tokens.clone()
+    line = changed.movedim(axis, 0)
+    values = tokens.unique()
+    index = torch.searchsorted(values, line[place].contiguous())
+    line[place] = values[(index + 1) % len(values)]
+    return changed
+
+
+def _shift(line: Tensor, wanted: Tensor) -> int | None:
+    """The offset at which the targets are the tokens: wanted[:, i] = line[:, i + offset]."""
+    shares: dict[int, float] = {}
+    for shift in range(4):
+        length = min(line.shape[1] - shift, wanted.shape[1])
+        if length < 2:
+            continue
+        target, tokens = wanted[:, :length], line[:, shift : shift + length]
+        counted = target >= 0
+        if int(counted.sum()) >= 8:
+            shares[shift] = float((target == tokens)[counted].float().mean())
+    if not shares:
+        return None
+    best = max(shares, key=lambda s: shares[s])
+    others = [share for shift, share in shares.items() if shift != best]
+    if shares[best] < MATCH or max(others, default=0.0) > 0.9:
+        return None
+    return best
+
+
+def _cut(whole: Tensor, part: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """How logits were taken from a result: all of it, or all but some places at its end or
+    beginning; as rows of classes."""
+    if whole.dim() < 2 or not part.numel():
+        return None
+    if whole.dim() == 2:
+        if whole.shape == part.shape and gap(whole, part) < 0.2:
+            return lambda t: t
+        return None
+    classes = whole.shape[-1]
+    if part.dim() == 3 and part.shape[1] == classes:
+        part = part.transpose(1, 2)
+    if part.shape[-1] != classes or whole.dim() != 3:
+        return None
+    rows = part.reshape(-1, classes)
+    for begin in range(3):
+        for end in range(3):
+            cut = whole[:, begin : whole.shape[1] - end].reshape(-1, classes)
+            if cut.shape == rows.shape and gap(cut, rows) < 0.2:
+                return lambda t, b=begin, e=end: t[:, b : t.shape[1] - e].reshape(-1, classes)  # type: ignore[misc]
+    return None
+
+
+def _same_masks() -> bool:
+    """Whether dropout draws the same elements in float32 and in float64."""
+    state = State()
+    masks = []
+    for kind in (torch.float32, torch.float64):
+        state.restore()
+        masks.append(nn.functional.dropout(torch.ones(4096, dtype=kind), 0.5) != 0)
+    state.restore()
+    return bool((masks[0] == masks[1]).all())
+
+
+def _words(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

@@ -1,0 +1,110 @@
+"""The relations of a training to itself, and what an audit says of each."""
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+RELATIONS = {
+    "repeat": "The same run twice is the same",
+    "parts": "A batch in parts gives the gradient of the whole",
+    "ranks": "All ranks together train one model",
+    "recomputed": "Layers computed again give what they gave before",
+    "compiled": "Compiled gives what eager does",
+    "samples": "Other samples of the batch do not change a prediction",
+    "later": "Later tokens do not change a prediction",
+    "shift": "Each target is the token after the last one that its prediction sees",
+    "padding": "Padding changes no prediction and no loss",
+    "documents": "Neighbours in a packed row do not change a prediction",
+    "loss": "The loss gets what its formula expects",
+    "trained": "Every trainable tensor is trained, no frozen one is, tied ones are one",
+    "update": "The update is the optimizer's formula in 64 bits",
+    "zero": "Gradients begin at zero in each step and are complete when they are used",
+    "schedule": "The schedule moves once a step",
+    "slope": "A backward pass written by hand is the slope of its forward pass",
+    "precision": "Modules computed again in 64 bits give the same within their format",
+    "evaluation": "Evaluation drops nothing and changes nothing, and training goes on after it",
+    "state": "What is saved and loaded predicts the same",
+}
+"""Every relation with its words, in the order of the report."""
+
+Status = Literal["broken", "look", "holds", "untested"]
+
+PACKAGES = ("site-packages", "dist-packages", f"{os.sep}transformer_core{os.sep}", "/lib/python3")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A place where a relation does not hold."""
+
+    relation: str
+    where: str
+    """The tensor, module or line of the script."""
+    cause: str
+    remedy: str
+    measured: float | None = None
+    allowed: float | None = None
+    sure: bool = True
+    """False where a script may do this on purpose: it is worth a look, and not called wrong."""
+
+
+@dataclass
+class Notes:
+    """Everything that one process has found out; survives as JSON."""
+
+    findings: list[Finding] = field(default_factory=list)
+    tested: dict[str, str] = field(default_factory=dict)
+    """How each relation was tested, if it was."""
+    untested: dict[str, str] = field(default_factory=dict)
+    """Why a relation could not be tested."""
+
+    def found(self, finding: Finding) -> None:
+        """Keep a finding; the first one of a relation at a place is enough."""
+        same = any(
+            f.relation == finding.relation and f.where == finding.where for f in self.findings
+        )
+        if not same:
+            self.findings.append(finding)
+        self.tested.setdefault(finding.relation, "")
+
+    def holds(self, relation: str, how: str) -> None:
+        """Note that a relation was tested."""
+        self.tested[relation] = how
+
+    def cannot(self, relation: str, why: str) -> None:
+        """Note that a relation could not be tested."""
+        self.untested.setdefault(relation, why)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> "Notes":
+        """From JSON."""
+        return cls([Finding(**f) for f in found["findings"]], found["tested"], found["untested"])
+
+    @classmethod
+    def together(cls, several: "Iterable[Notes]") -> "Notes":
+        """The notes of several processes as one."""
+        whole = cls()
+        for each in several:
+            for finding in each.findings:
+                whole.found(finding)
+            whole.tested |= {k: v for k, v in each.tested.items() if v or k not in whole.tested}
+            for relation, why in each.untested.items():
+                whole.cannot(relation, why)
+        return whole
+
+
+def user_line() -> str:
+    """The innermost line of the user's own code that is running now."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in PACKAGES) and not file.startswith("<"):
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "the script"

@@ -1,0 +1,229 @@
+"""Calls of a model made again: in their own format or in 64 bits, with other inputs or weights, and
+with nothing left changed."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Call:
+    """One call of an outermost module in a step of the training."""
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    state: "State"
+    autocast: torch.dtype | None
+    used: set[int] = field(default_factory=set)
+    """Numbers of the tensors of its output that got a gradient."""
+
+    @property
+    def inner(self) -> nn.Module:
+        """The module inside wrappers of torch."""
+        module: Any = self.module
+        while isinstance(module, nn.parallel.DistributedDataParallel) or hasattr(
+            module, "_orig_mod"
+        ):
+            module = module._orig_mod if hasattr(module, "_orig_mod") else module.module
+        return module
+
+
+@dataclass
+class Result:
+    """The outcome of a call made again."""
+
+    outputs: list[Tensor]
+    losses: list[tuple[str, Tensor, Any]]
+    """Name, logits and targets of each loss inside the call."""
+    modules: dict[str, list[Tensor]]
+    """Results of all modules inside, by name, in the order in which they ended."""
+    inputs: dict[str, list[Tensor]]
+
+
+class State:
+    """The random numbers of this process."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self._others = random.getstate(), np.random.get_state()
+
+    def restore(self) -> None:
+        """Go back to this state."""
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._others[0])
+        np.random.set_state(self._others[1])
+
+
+class _Widen(TorchFunctionMode):
+    """Turns every narrower floating format that a program asks for into float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            return args[0].double()
+        args = tuple(torch.float64 if _narrow(a) else a for a in args)
+        kwargs = {k: torch.float64 if _narrow(v) else v for k, v in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def _narrow(value: Any) -> bool:
+    return isinstance(value, torch.dtype) and value in NARROW
+
+
+def again(
+    call: Call,
+    double: bool = False,
+    args: Any = None,
+    evaluation: bool = False,
+    disturb: float = 0.0,
+    change: Mapping[int, Tensor] | None = None,
+    losses: Callable[[list[tuple[str, Tensor, Any]] | None], None] = lambda kept: None,
+    inside: bool = False,
+) -> Result:
+    """Makes ``call`` again.
+
+    Args:
+        double: in float64.
+        args: other arguments and keyword arguments.
+        evaluation: in evaluation mode.
+        disturb: changes each weight by a random share of its size up to this.
+        change: other values of parameters, by their ids.
+        losses: told where to keep calls of losses, and None at the end.
+        inside: keep what the modules inside give.
+    """
+    module = call.inner
+    given = (call.args, call.kwargs) if args is None else args
+    kept: list[tuple[str, Tensor, Any]] = []
+    modules: dict[str, list[Tensor]] = {}
+    inputs: dict[str, list[Tensor]] = {}
+    handles = []
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(part: nn.Module, given: Any, output: Any) -> None:
+            modules.setdefault(name, []).extend(t.detach() for t in tensors(output))
+            inputs.setdefault(name, []).extend(t.detach() for t in tensors(given))
+
+        return hook
+
+    if inside:
+        for name, part in module.named_modules():
+            handles.append(part.register_forward_hook(keep(name)))
+    losses(kept)
+    try:
+        with _unchanged(module, double, evaluation, disturb, change), torch.enable_grad():
+            call.state.restore()
+            wide = mapped(given, lambda t: t.double() if double and t.is_floating_point() else t)
+            device = next((t.device.type for t in module.parameters()), "cpu")
+            cast = torch.autocast(
+                device, call.autocast or torch.bfloat16, call.autocast is not None and not double
+            )
+            with cast:
+                if double:
+                    with _Widen():
+                        output = module._call_impl(*wide[0], **wide[1])
+                else:
+                    output = module._call_impl(*wide[0], **wide[1])
+            outputs = [t.detach() for t in tensors(output)]
+    finally:
+        losses(None)
+        for handle in handles:
+            handle.remove()
+    kept = [(name, logits.detach(), target) for name, logits, target in kept]
+    return Result(outputs, kept, modules, inputs)
+
+
+@contextmanager
+def _unchanged(
+    module: nn.Module,
+    double: bool,
+    evaluation: bool,
+    disturb: float,
+    change: Mapping[int, Tensor] | None,
+) -> Iterator[None]:
+    """Lets a module run in another format or mode, and restores all of it afterwards."""
+    parts = list(module.modules())
+    modes = [(part, part.training) for part in parts]
+    before = State()
+    kept: list[tuple[Tensor, Tensor]] = [(t, t.data) for t in module.parameters()]
+    buffers = [(t, t.data) for t in module.buffers()]
+    own = [dict(part._buffers) for part in parts]
+    default = torch.get_default_dtype()
+    generator = torch.Generator().manual_seed(1)
+    try:
+        for tensor, data in kept:
+            data = (change or {}).get(id(tensor), data)
+            if disturb and data.is_floating_point():
+                noise = torch.empty(data.shape, dtype=torch.float64)
+                noise = noise.uniform_(-disturb, disturb, generator=generator).to(data.device)
+                data = data.double() * (1 + noise) if double else data * (1 + noise).to(data.dtype)
+            tensor.data = data.double() if double and data.is_floating_point() else data
+        for tensor, data in buffers:
+            tensor.data = data.double() if double and data.is_floating_point() else data.clone()
+        if evaluation:
+            for part in parts:
+                part.training = False
+        if double:
+            torch.set_default_dtype(torch.float64)
+        yield
+    finally:
+        torch.set_default_dtype(default)
+        for tensor, data in [*kept, *buffers]:
+            tensor.data = data
+        for part, mine in zip(parts, own, strict=True):
+            part._buffers.clear()
+            part._buffers.update(mine)
+        for part, mode in modes:
+            part.training = mode
+        before.restore()
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a structure with all tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple | list):
+        items = [mapped(each, change) for each in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
+    if isinstance(value, dict):
+        return {k: mapped(v, change) for k, v in value.items()}
+    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):
+        return {k: mapped(v, change) for k, v in value.items()}
+    return value
+
+
+def tensors(value: Any, floating: bool = True) -> list[Tensor]:
+    """All tensors of a structure, those of floating point only unless asked otherwise."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() or not floating else []
+    if isinstance(value, tuple | list):
+        return [t for each in value for t in tensors(each, floating)]
+    if hasattr(value, "values"):
+        return [t for each in value.values() for t in tensors(each, floating)]
+    return []
+
+
+def gap(one: Tensor, two: Tensor) -> float:
+    """Relative difference of two tensors; infinite where one has no finite numbers or another
+    shape."""
+    if one.shape != two.shape:
+        return float("inf")
+    one, two = one.double(), two.double()
+    both = torch.isfinite(one) & torch.isfinite(two)
+    if not bool((torch.isfinite(one) == torch.isfinite(two)).all()):
+        return float("inf")
+    one, two = one[both], two[both]
+    return float((one - two).norm() / two.norm().clamp_min(1e-30)) if len(one) else 0.0
