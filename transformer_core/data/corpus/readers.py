@@ -1,6 +1,7 @@
 """Readers of corpora: every kind becomes the same stream of numbered sentence pairs."""
 
 import gc
+import glob
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -205,10 +206,13 @@ _LAYOUTS = (
 
 def _datasets(folder: Path, split: str, fields: tuple[str, str], limits: ReadingLimits) -> Reader:
     """The files of a split, in the order of their names, with the rows numbered through."""
+    patterns = [layout.format(glob.escape(split)) for layout in _LAYOUTS]
     try:
-        found = next(filter(None, (sorted(folder.glob(p.format(split))) for p in _LAYOUTS)), [])
+        found = next(filter(None, (sorted(folder.glob(each)) for each in patterns)), [])
     except OSError as error:
         raise unreadable(folder, error) from error
+    except (ValueError, NotImplementedError):  # not a name below the folder
+        found = []
     if not found:
         raise CorpusError(
             f"holds no Arrow or Parquet files of a split {split}",
