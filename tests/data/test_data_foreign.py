@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pair_files import ENGLISH, GERMAN, write_pairs
-from tokenizers import AddedToken, Tokenizer, decoders, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import adversarial_lines
@@ -16,7 +16,12 @@ from tests.orders import run_job
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing import existing as existing_tokenizers
 from transformer_core.data.tokenizing.encoding import Encoder
-from transformer_core.data.tokenizing.existing import convert, special_names, speller
+from transformer_core.data.tokenizing.existing import (
+    convert,
+    read_file,
+    special_names,
+    speller,
+)
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
 
@@ -205,3 +210,13 @@ def test_sentencepiece_models_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
     with pytest.raises(CorpusError, match=r"pip install .*\[sentencepiece\]"):
         read(words)
+
+
+@pytest.mark.parametrize("number", [2**31, 2**32 - 1])
+def test_a_token_with_an_enormous_id_is_refused(tmp_path, number):
+    settings = json.loads(Tokenizer(models.BPE({"a": 0, "b": 1}, [])).to_str())
+    settings["model"]["vocab"]["b"] = number
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(CorpusError, match=f"the id {number:,}"):
+        read_file(path)

@@ -126,7 +126,7 @@ class PairFilter:
         Raises CorpusError at a pair that the filter calls an error.
         """
         self.read += len(rows)
-        limit = self._rules.max_characters
+        limit, unpaired = self._rules.max_characters, not self._reader.paired
         kept = []
         for row in rows:
             if isinstance(row, Invalid):
@@ -135,11 +135,19 @@ class PairFilter:
                 continue
             source, target = row.source.strip(), row.target.strip()
             if "\0" in source or "\0" in target:
-                self._null(row)
-            elif not (target and (source or not self._reader.paired)):
-                self._empty(row, source)
+                message = "has a NUL character"
+                remedy = "check that the file is text, or set filter.invalid: skip to leave such "
+                self._refuse("invalid", row, "\0" in row.source, message, f"{remedy}lines out")
+            elif not (target and (source or unpaired)):
+                remedy = "correct the line, or set filter.empty: skip to leave such pairs out"
+                self._refuse("empty", row, not (source or unpaired), "the {} is empty", remedy)
             elif len(source) > limit or len(target) > limit:
-                self._too_long(row, source, target)
+                of_source = len(source) > limit
+                count = len(source if of_source else target)
+                message = f"the {{}} has {count:,} characters, filter.max_characters is {limit:,}"
+                remedy = "raise filter.max_characters, or set filter.too_long: skip"
+                stripped = Pair(row.line, source, target)
+                self._refuse("too_long", stripped, of_source, message, remedy)
             else:
                 kept.append(Pair(row.line, source, target))
         return kept
@@ -157,33 +165,15 @@ class PairFilter:
         self.read += columns.num_rows
         return True
 
-    def _null(self, row: Pair) -> None:
-        of_source = "\0" in row.source
-        file = self._reader.source_file if of_source else self._reader.target_file
-        text = row.source if of_source else row.target
-        remedy = "check that the file is text, or set filter.invalid: skip to leave such lines out"
-        self._leave_out("invalid", file, row.line, text, "has a NUL character", remedy)
-
-    def _empty(self, row: Pair, source: str) -> None:
-        of_target = source or not self._reader.paired
-        file = self._reader.target_file if of_target else self._reader.source_file
-        side, text = ("target", row.target) if of_target else ("source", row.source)
-        remedy = "correct the line, or set filter.empty: skip to leave such pairs out"
-        self._leave_out("empty", file, row.line, text, f"the {self._called(side)} is empty", remedy)
-
-    def _called(self, side: str) -> str:
-        return f"{side} sentence" if self._reader.paired else "text"
-
-    def _too_long(self, row: Pair, source: str, target: str) -> None:
-        limit = self._rules.max_characters
-        if len(source) > limit:
-            side, file, text = "source", self._reader.source_file, source
-        else:
-            side, file, text = "target", self._reader.target_file, target
-        called = self._called(side)
-        message = f"the {called} has {len(text):,} characters, filter.max_characters is {limit:,}"
-        remedy = "raise filter.max_characters, or set filter.too_long: skip"
-        self._leave_out("too_long", file, row.line, text, message, remedy)
+    def _refuse(
+        self, reason: Reason, row: Pair, of_source: bool, message: str, remedy: str
+    ) -> None:
+        """Leaves a pair out for its source or target, which stands in the message for {}."""
+        reader = self._reader
+        file = reader.source_file if of_source else reader.target_file
+        side, text = ("source", row.source) if of_source else ("target", row.target)
+        called = f"{side} sentence" if reader.paired else "text"
+        self._leave_out(reason, file, row.line, text, message.format(called), remedy)
 
     def _leave_out(
         self, reason: Reason, file: str, line: int, text: str, message: str, remedy: str

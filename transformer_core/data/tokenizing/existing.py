@@ -22,6 +22,8 @@ _MARK = "\ufdd0\ufdd1"
 noncharacters of Unicode, which no text for interchange holds."""
 
 
+_HIGHEST = 1 << 24
+
 Spell = Callable[[list[str]], list[list[str | None]]]
 """Gives the tokens of texts as text, None for the unknown ones."""
 
@@ -89,14 +91,17 @@ def special_names(tokenizer: Tokenizer) -> list[str] | None:
 def read_file(path: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json; CorpusError if it is none."""
     check_regular(path)
+    remedy = "give the path of a tokenizer.json of the tokenizers library"
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        found = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception on a damaged file
-        raise CorpusError(
-            f"is not a tokenizer ({error})",
-            file=path,
-            remedy="give the path of a tokenizer.json of the tokenizers library",
-        ) from None
+        raise CorpusError(f"is not a tokenizer ({error})", file=path, remedy=remedy) from None
+    highest = max(found.get_vocab().values(), default=0)
+    if highest > _HIGHEST:
+        # The library goes through all numbers up to it, whether there are tokens or not.
+        message = f"has a token with the id {highest:,}; the highest that is read is {_HIGHEST:,}"
+        raise CorpusError(message, file=path, remedy=remedy)
+    return found
 
 
 def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
