@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import NULL, Columns, Integers, moved, nulls, picked
+from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls
 from transformer_core.trace.events.intervals import Union, union
 
 HOST_KINDS = ("range", "module", "wait", "memory")
@@ -176,7 +176,7 @@ class Rows:
             return self  # and what was made of its columns
         chosen = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask.astype(np.int64)
         before = self._places
-        places = moved(chosen) if isinstance(before, slice) else picked(before, chosen)
+        places = chosen if isinstance(before, slice) else before[chosen]
         return Rows(self._all, self.texts, places)
 
     def equal(self, name: str, *texts: str) -> Mask:
@@ -206,9 +206,7 @@ class Rows:
     def replaced(self, **columns: NDArray) -> "Rows":
         """The same rows with other values in some columns."""
         return Rows(
-            lambda name, places: picked(
-                columns[name] if name in columns else self.columns[name], places
-            ),
+            lambda name, places: (columns if name in columns else self.columns)[name][places],
             self.texts,
         )
 
@@ -229,7 +227,7 @@ def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
         from transformer_core.trace.events.arrow import events_of
 
         table = events_of(table)
-    kept = slice(None) if but is None else moved(np.flatnonzero(~table.of_kind(but)))
+    kept = slice(None) if but is None else np.flatnonzero(~table.of_kind(but))
     return _rows(table, kept)
 
 
@@ -248,13 +246,13 @@ def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
     tables = _Made(known)
 
     def column(name: str, places: Places) -> NDArray:
-        values = picked(events.columns[name], places)
+        values = events.columns[name][places]
         if name not in TEXTS:
             return values
         table = tables[name][1]
         # Null comes after the last text, wherever that is.
         values[values == NULL] = len(table) - 1
-        return picked(table, values)
+        return table[values]
 
     return Rows(column, _Made(lambda name: tables[name][0]), kept)
 

@@ -10,8 +10,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import picked
-
 Times = NDArray[np.int64]
 
 
@@ -48,8 +46,7 @@ def union(t0: Times, t1: Times) -> Union:
     if not some.all():
         t0, t1 = t0[some], t1[some]
     order = np.argsort(t0, kind="stable")
-    t0, t1 = picked(t0, order), picked(t1, order)
-    del some, order
+    t0, t1 = t0[order], t1[order]
     if not len(t0):
         return Union(t0, t1)
     latest = np.maximum.accumulate(t1, out=t1)

@@ -13,10 +13,7 @@ from transformer_core.trace.events.columns import (
     Integers,
     Names,
     distinct,
-    filled,
-    moved,
     nulls,
-    picked,
 )
 from transformer_core.trace.events.intervals import innermost
 
@@ -24,8 +21,8 @@ from transformer_core.trace.events.intervals import innermost
 def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integers]:
     """Thread and time of the launch of each device event, by correlation id; null where there is
     none."""
-    known = moved(np.unique(wanted))
-    thread, time = filled(len(known), NULL), filled(len(known), _LATEST)
+    known = np.unique(wanted)
+    thread, time = nulls(len(known)), np.full(len(known), _LATEST)
     if not len(known):
         return thread, nulls(0)
     for edges in launches.stretches():
@@ -40,8 +37,8 @@ def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integ
         time[at[asked]] = t0[asked]
         thread[at[asked]] = launches.stretch("thread", *edges)[asked]
     time[time == _LATEST] = NULL
-    place = moved(np.searchsorted(known, wanted))
-    return picked(thread, place), picked(time, place)
+    place = np.searchsorted(known, wanted)
+    return thread[place], time[place]
 
 
 _LATEST = np.iinfo(np.int64).max
@@ -52,11 +49,11 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
 
     Rows are unpacked stretch by stretch, so that the memory for it grows with the times alone.
     """
-    found = filled(len(time), -1)
-    asked = moved(np.flatnonzero(thread != NULL))
-    asked = picked(asked, np.argsort(picked(time, asked), kind="stable"))
-    times, threads = picked(time, asked), picked(thread, asked)
-    begins, ends = filled(len(asked), NULL), filled(len(asked), _LATEST)
+    found = np.full(len(time), -1, np.int64)
+    asked = np.flatnonzero(thread != NULL)
+    asked = asked[np.argsort(time[asked], kind="stable")]
+    times, threads = time[asked], thread[asked]
+    begins, ends = nulls(len(asked)), np.full(len(asked), _LATEST)
     for edges in rows.stretches():
         t0, t1, own = (rows.stretch(name, *edges) for name in ("t0", "t1", "thread"))
         first, last = np.searchsorted(times, (t0.min(), t1.max()))
@@ -126,7 +123,7 @@ def taken(values: Integers, places: Integers) -> Integers:
     """``values`` at ``places``; null at -1."""
     found = nulls(len(places))
     some = places >= 0
-    found[some] = picked(values, picked(places, np.flatnonzero(some)))
+    found[some] = values[places[some]]
     return found
 
 

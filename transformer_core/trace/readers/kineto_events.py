@@ -214,12 +214,12 @@ class EventDecoder:
         self._categories: list[str] = []
         self._learn(_USUAL)
 
-    def __call__(self, text: bytes | memoryview) -> Piece:
+    def __call__(self, text: bytes) -> Piece:
         """The events of a JSON list; msgspec.DecodeError for anything else."""
         try:
             events = self._decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._one_by_one(bytes(text))
+            return self._one_by_one(text)
         found: defaultdict[type, list[Any]] = defaultdict(list)
         for event in events:
             found[type(event)].append(event)
@@ -235,7 +235,7 @@ class EventDecoder:
             memory = issubclass(kind, MemoryEvent)
             # Begins and ends apart are counted, and memory may be told in other categories.
             if phases & ({"B", "E"} if memory else {"B", "E", "i"}):
-                return self._one_by_one(bytes(text))
+                return self._one_by_one(text)
             if phases != {"X"} or memory:
                 mine = [event for event in mine if event.ph == ("i" if memory else "X")]
             if mine and issubclass(kind, Timed):

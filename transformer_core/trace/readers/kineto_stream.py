@@ -5,7 +5,6 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,77 +61,11 @@ def open_trace(path: Path) -> BinaryIO:
     return stream
 
 
-class _Ended:
-    """A stream with a brace behind its end."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._rest = stream, b"}"
-
-    def readinto(self, part: memoryview) -> int:
-        """Read on; 0 at the end."""
-        count: int = self._stream.readinto(part)  # type: ignore[attr-defined]
-        if not count and self._rest:
-            part[:1], self._rest = self._rest, b""
-            return 1
-        return count
-
-    def read(self, size: int) -> bytes:
-        """At most so many bytes."""
-        found = self._stream.read(size)
-        if len(found) < size:
-            found, self._rest = found + self._rest, b""
-        return found
-
-
-class Window:
-    """A reused stretch of memory: new text is appended at the end, and read text remains at the
-    beginning. That costs a tenth of cutting and joining text."""
-
-    def __init__(self, text: bytes) -> None:
-        self.memory = bytearray(b"[") + text
-        self.begin, self.end = 1, len(self.memory)
-        self._make_room()
-
-    def __len__(self) -> int:
-        return self.end - self.begin
-
-    def text(self) -> bytes:
-        """The bytes of this value."""
-        return bytes(self.memory[self.begin : self.end])
-
-    def read(self, stream: BinaryIO) -> bool:
-        """Reads on; false at the end of the stream. Invalidates lists taken before."""
-        self._make_room()
-        with memoryview(self.memory) as memory, memory[self.end : self.end + _CHUNK] as part:
-            count = stream.readinto(part)  # type: ignore[attr-defined]
-        self.end += count
-        return count > 0
-
-    @contextmanager
-    def list_until(self, end: int) -> Iterator[memoryview]:
-        """The text up to ``end`` as a list of JSON."""
-        before, behind = self.memory[self.begin - 1], self.memory[end]
-        self.memory[self.begin - 1], self.memory[end] = b"[]"
-        try:
-            yield memoryview(self.memory)[self.begin - 1 : end + 1]
-        finally:
-            self.memory[self.begin - 1], self.memory[end] = before, behind
-
-    def _make_room(self) -> None:
-        """Moves the text to the beginning, leaving room for a bracket before and after it."""
-        rest = self.text()
-        if len(rest) + _CHUNK + 2 > len(self.memory):
-            self.memory = bytearray(2 * len(rest) + _CHUNK + 2)
-        self.memory[1 : 1 + len(rest)] = rest
-        self.begin, self.end = 1, 1 + len(rest)
-
-
 class EventText:
     """Iterates over what ``decode`` makes of stretches of the events.
 
-    ``decode`` gets a JSON list, in memory that changes when the next is asked for, and raises
-    :class:`msgspec.DecodeError` for what is none; a stretch that ends amid an event is tried again
-    with less of it. ``head`` is the rest of the file.
+    ``decode`` gets a JSON list and raises :class:`msgspec.DecodeError` for what is none; a stretch
+    that ends amid an event is tried again with less of it. ``head`` is the rest of the file.
     """
 
     def __init__(self, path: Path, decode: Any) -> None:
@@ -165,31 +98,31 @@ class EventText:
             ) from None
 
     def _pieces(self, stream: BinaryIO) -> Iterator[Any]:
-        head, text, stream = self._begin(stream)
-        window = Window(text)
+        head, text, tail = self._begin(stream)
         wanted = _CHUNK
-        while window.read(stream):
-            if len(window) < wanted:
+        while more := stream.read(_CHUNK):
+            text += more
+            if len(text) < wanted:
                 continue
-            events = self._whole_events(window)
-            if not events and self._ends(text := window.text()):
-                window = Window(text + stream.read(_LONGEST))
+            events, text = self._whole_events(text)
+            if not events and self._ends(text):
+                text += stream.read(_LONGEST)
                 break
             # If no end of an event is found, later text may hold one.
-            wanted = _CHUNK if events else 2 * len(window)
+            wanted = _CHUNK if events else 2 * len(text)
             if wanted > _LONGEST:
                 raise Damaged("no event ends where it should")
-            self.seen += len(events)
             if events:
+                self.seen += len(events)
                 yield events
-        events, tail = self._last_events(window.text())
+        events, tail = self._last_events(text + tail)
         self.seen += len(events)
         if events:
             yield events
         self._read_head(head, tail)
 
-    def _begin(self, stream: BinaryIO) -> tuple[bytes, bytes, Any]:
-        """The text up to the list of events, what was read of that, and the stream of the rest."""
+    def _begin(self, stream: BinaryIO) -> tuple[bytes, bytes, bytes]:
+        """The text up to the list of events, what was read of that, and what is missing behind it."""
         text, place = bytearray(), 0
         while True:
             more = stream.read(_CHUNK)
@@ -198,38 +131,29 @@ class EventText:
                 raise NotATrace(self.path, "is a tar archive", "unpack it first: tar -xf")
             # The beginning of the key; its list may follow in the next read.
             if found := _EVENTS.search(text, place):
-                begin = found.end()
-                break
-            place = max(place, text.rfind(_KEY), len(text) - len(_KEY))
-            if _ARRAY.match(text):
-                begin = text.index(b"[") + 1
-                break
+                return bytes(text[: found.end()]), bytes(text[found.end() :]), b""
+            if _ARRAY.match(text):  # the events alone, without an object around them
+                return b'{"traceEvents":[', bytes(text[text.index(b"[") + 1 :]), b"}"
             if not more:
                 raise self._foreign(bytes(text))
             if len(text) > _LONGEST:
                 reason = f"has no traceEvents in its first {_LONGEST >> 20} MB"
                 raise NotATrace(self.path, reason, _WRITERS)
-        if found:
-            return bytes(text[:begin]), bytes(text[begin:]), stream
-        # The events alone, without an object around them.
-        return b'{"traceEvents":[', bytes(text[begin:]), _Ended(stream)
+            place = max(place, text.rfind(_KEY), len(text) - len(_KEY))
 
-    def _whole_events(self, window: Window) -> Any:
-        """Takes the events at the beginning of a window and moves past them."""
-        end = window.end
+    def _whole_events(self, text: bytes) -> tuple[Any, bytes]:
+        """The events at the beginning of a text, and what stands behind them."""
+        end = len(text)
         for _ in range(_TRIES):
-            end = window.memory.rfind(b"}", window.begin, end)
+            end = text.rfind(b"}", 0, end)
             if end < 0:
                 break
-            if after := _BETWEEN.match(window.memory, end + 1, window.end):
+            if after := _BETWEEN.match(text, end + 1):
                 try:
-                    with window.list_until(end + 1) as text:
-                        events = self.decode(text)
+                    return self.decode(b"[%b]" % text[: end + 1]), text[after.end() :]
                 except msgspec.DecodeError:
                     continue  # a brace within an event, or behind the last of them
-                window.begin = after.end()
-                return events
-        return []
+        return [], text
 
     def _ends(self, text: bytes) -> bool:
         """Whether the list of events ends within ``text``."""
@@ -253,7 +177,7 @@ class EventText:
                 return self.decode(b"[" + text[: found.start(1)] + b"]"), text[found.end(1) :]
             except msgspec.DecodeError as problem:
                 error = str(problem)
-        self.seen += len(self._whole_events(Window(text)))
+        self.seen += len(self._whole_events(text)[0])
         raise Damaged(error)
 
     def _read_head(self, head: bytes, tail: bytes) -> None:
