@@ -1,20 +1,20 @@
-"""All devices of all ranks together: the summary of a breakdown, the tree of modules, and operators by
-the shapes of their inputs with the share of the roofline that each reaches.
+"""All devices of all ranks together: the summary of a breakdown, the tree of modules, operators by the
+shapes of their inputs with the share of the roofline that each reaches, and source lines.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from pydantic import BaseModel
 
 from schemas.results.profile_details import (
     KernelTime,
     LayerUse,
     ShapeUse,
     SourceUse,
-    StepBound,
     Straggler,
 )
 from schemas.results.profiles import (
@@ -31,8 +31,11 @@ from transformer_core.trace.events.event_table import COMMUNICATION, Mask, Rows,
 from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.operators import CONTRACTION, FORMATS
 
+if TYPE_CHECKING:
+    from schemas.results.machine import Roofline
+
 Devices = Sequence[DeviceBreakdown]
-Item = TypeVar("Item")
+Use = TypeVar("Use", bound=BaseModel)
 
 
 def summarise(
@@ -45,196 +48,133 @@ def summarise(
     """The summary of the devices of a profile; null if there is none."""
     if not devices:
         return None
-    steps = sum(max(1, len(device.steps)) for device in devices)
-    window = sum(device.profiled.window_ns for device in devices)
+    whole = [device.profiled for device in devices]
+    window = sum(part.window_ns for part in whole)
     activities = [activity for device in devices for activity in device.activities]
-    span = sum(device.span.window_ns for device in devices)
+    bounds = [device.bound for device in devices if device.bound]
+    operators = [use for device in devices for use in device.operators]
+
+    def share(part: str, of: str = "window_ns") -> float | None:
+        return _ratio(_sum(whole, part), _sum(whole, of))
+
     return ProfileSummary(
-        step_seconds=window / 1e9 / steps,
-        compute=_share(devices, "compute_ns"),
-        exposed_communication=_share(devices, "exposed_communication_ns"),
-        exposed_copies=_share(devices, "exposed_copies_ns"),
-        exposed_graphs=_share(devices, "exposed_graphs_ns"),
-        idle=_share(devices, "idle_ns"),
-        overlap=_share(devices, "overlap_ns"),
-        hidden_communication=_share(devices, "overlap_ns", of="communication_ns"),
+        step_seconds=window / 1e9 / sum(max(1, len(device.steps)) for device in devices),
+        compute=share("compute_ns"),
+        exposed_communication=share("exposed_communication_ns"),
+        exposed_copies=share("exposed_copies_ns"),
+        exposed_graphs=share("exposed_graphs_ns"),
+        idle=share("idle_ns"),
+        overlap=share("overlap_ns"),
+        hidden_communication=share("overlap_ns", of="communication_ns"),
         communication_of_device_time=_ratio(
             sum(a.time_ns for a in activities if a.kind == COMMUNICATION),
             sum(a.time_ns for a in activities),
         ),
-        host_bound=_ratio(_sum([device.host_bound_ns for device in devices]), span),
-        operators=_operator_classes(devices),
-        collectives=_all_collectives(devices),
-        phases=_all_phases(devices),
-        forward_backward=_forward_backward(devices),
+        host_bound=_ratio(
+            _sum(devices, "host_bound_ns"), sum(device.span.window_ns for device in devices)
+        ),
+        operators=[
+            _operators(uses, sum(use.time_ns for use in operators))
+            for uses in _grouped(operators, "operator_class")
+        ],
+        collectives=[
+            _together(uses, "collective", bus_bandwidth=_mean(uses, "bus_bandwidth"))
+            for uses in _grouped(_all(devices, "collectives", CollectiveUse), "collective")
+        ],
+        phases=[
+            _together(uses, "phase")
+            for uses in _grouped(_all(devices, "phases", PhaseUse), "phase")
+        ],
+        forward_backward=[
+            _together(
+                uses,
+                "operators",
+                ratio=_ratio(_sum(uses, "backward_ns") or None, _sum(uses, "forward_ns")),
+                flops_ratio=_mean(uses, "flops_ratio"),
+                bytes_ratio=_mean(uses, "bytes_ratio"),
+            )
+            for uses in _grouped(_all(devices, "forward_backward", ForwardBackward), "operators")
+        ],
         stragglers=list(stragglers),
-        bound=_bound([device.bound for device in devices if device.bound]),
+        bound=_together(bounds) if bounds else None,
         layers=list(layers),
         shapes=list(shapes),
         sources=list(sources),
     )
 
 
-def _bound(parts: Sequence[StepBound]) -> StepBound | None:
-    """The waits of the steps, summed over devices."""
-    if not parts:
-        return None
-    names = StepBound.model_fields
-    return StepBound(**{name: sum(getattr(part, name) for part in parts) for name in names})
+def _all(devices: Devices, name: str, kind: type[Use]) -> list[Use]:
+    return [use for device in devices for use in getattr(device, name)]
 
 
-def _share(devices: Devices, part: str, of: str = "window_ns") -> float | None:
-    """A part of the profiled time over another, over all devices."""
-    parts = _sum([getattr(device.profiled, part) for device in devices])
-    return _ratio(parts, sum(getattr(device.profiled, of) for device in devices))
+def _grouped(uses: Sequence[Use], key: str) -> Iterator[list[Use]]:
+    """Those of one name each, in order of appearance."""
+    groups: defaultdict[str, list[Use]] = defaultdict(list)
+    for use in uses:
+        groups[getattr(use, key)].append(use)
+    yield from groups.values()
 
 
-def _ratio(part: int | None, whole: int) -> float | None:
+def _together(uses: Sequence[Use], key: str = "", **fields: Any) -> Use:
+    """The sums of some uses of one name, but of the ``fields`` that are given."""
+    for name in type(uses[0]).model_fields.keys() - {key, *fields}:
+        fields[name] = _sum(uses, name)
+    return type(uses[0])(**({key: getattr(uses[0], key)} if key else {}), **fields)
+
+
+def _operators(uses: Sequence[OperatorClass], whole: int) -> OperatorClass:
+    counted = [use for use in uses if use.flops is not None]
+    flops, traffic = _sum(counted, "flops"), _sum(counted, "bytes")
+    time = sum(use.time_ns for use in uses)
+    return _together(
+        uses,
+        "operator_class",
+        share=_ratio(time, whole),
+        flops=flops,
+        bytes=traffic,
+        counted_ns=sum(use.counted_ns for use in counted),
+        intensity=None if flops is None else _ratio(flops, traffic),
+    )
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def _operator_classes(devices: Devices) -> list[OperatorClass]:
-    """The classes of operators, summed over devices and steps."""
-    groups = _grouped(devices, lambda device: device.operators, lambda use: use.operator_class)
-    whole = sum(use.time_ns for uses in groups.values() for use in uses)
-    found = []
-    for name, uses in groups.items():
-        time = sum(use.time_ns for use in uses)
-        counted = [use for use in uses if use.flops is not None]
-        flops, traffic = (
-            _sum([use.flops for use in counted]),
-            _sum([use.bytes for use in counted]),
-        )
-        found.append(
-            OperatorClass(
-                operator_class=name,
-                count=sum(use.count for use in uses),
-                time_ns=time,
-                share=time / whole if whole else None,
-                flops=flops,
-                bytes=traffic,
-                counted_ns=sum(use.counted_ns for use in counted),
-                intensity=flops / traffic if flops is not None and traffic else None,
-            )
-        )
-    return found
+def _sum(uses: Sequence[Any], name: str) -> int | None:
+    """The sum of a field; null if there is no value, or one of them is null."""
+    values = list(map(attrgetter(name), uses))
+    return sum(values) if values and None not in values else None
 
 
-def _all_collectives(devices: Devices) -> list[CollectiveUse]:
-    """The collectives by kind, summed over devices and steps; the bus bandwidth is their mean."""
-    groups = _grouped(devices, lambda device: device.collectives, lambda use: use.collective)
-    found = []
-    for name, uses in groups.items():
-        found.append(
-            CollectiveUse(
-                collective=name,
-                count=sum(use.count for use in uses),
-                bytes=_sum([use.bytes for use in uses]),
-                time_ns=sum(use.time_ns for use in uses),
-                union_ns=sum(use.union_ns for use in uses),
-                transfer_ns=_sum([use.transfer_ns for use in uses]),
-                waiting_ns=_sum([use.waiting_ns for use in uses]),
-                bus_bandwidth=_mean([use.bus_bandwidth for use in uses]),
-            )
-        )
-    return found
-
-
-def _all_phases(devices: Devices) -> list[PhaseUse]:
-    """The phases of the step, summed over devices and steps."""
-    groups = _grouped(devices, lambda device: device.phases, lambda use: use.phase)
-    return [
-        PhaseUse(
-            phase=name,
-            host_ns=_sum([use.host_ns for use in uses]),
-            busy_ns=sum(use.busy_ns for use in uses),
-            compute_ns=sum(use.compute_ns for use in uses),
-            communication_ns=sum(use.communication_ns for use in uses),
-            copies_ns=_sum([use.copies_ns for use in uses]),
-        )
-        for name, uses in groups.items()
-    ]
-
-
-def _forward_backward(devices: Devices) -> list[ForwardBackward]:
-    """Backward against forward by group of operators, summed over devices and steps."""
-    groups = _grouped(devices, lambda device: device.forward_backward, lambda use: use.operators)
-    found = []
-    for name, uses in groups.items():
-        forward = sum(use.forward_ns for use in uses)
-        backward = sum(use.backward_ns for use in uses)
-        found.append(
-            ForwardBackward(
-                operators=name,
-                forward_ns=forward,
-                backward_ns=backward,
-                ratio=backward / forward if forward and backward else None,
-                flops_ratio=_mean([use.flops_ratio for use in uses]),
-                bytes_ratio=_mean([use.bytes_ratio for use in uses]),
-            )
-        )
-    return found
-
-
-def _grouped(
-    devices: Devices,
-    uses: Callable[[DeviceBreakdown], Iterable[Item]],
-    name: Callable[[Item], str],
-) -> dict[str, list[Item]]:
-    groups: defaultdict[str, list[Item]] = defaultdict(list)
-    for device in devices:
-        for use in uses(device):
-            groups[name(use)].append(use)
-    return dict(groups)
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    """The sum; null if there is no value, or one of them is null."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean; null likewise."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+def _mean(uses: Sequence[Any], name: str) -> float | None:
+    whole = _sum(uses, name)
+    return None if whole is None else whole / len(uses)
 
 
 _PHASES = ("forward", "backward", "other")
-
-
-@dataclass
-class _Sums:
-    own: int = 0
-    times: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PHASES, 0))
-    flops: int | None = None
-    bytes: int | None = None
 
 
 def layers(rows: Rows) -> list[LayerUse]:
     """The modules of an event table, parents before what is in them, in the order in which they
     run; empty if nothing ran inside a module."""
     work = rows.work
-    if not (~work.missing("layer")).any():
-        return []
-    sums: defaultdict[str, _Sums] = defaultdict(_Sums)
-    for path, own in _by_path(work).items():
-        sums[path].own = sum(own.times.values())
+    own: dict[str, Counter[str]] = _by_path(work)
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for path, counts in own.items():
         for outer in _outer(path):
-            _add(sums[outer], own)
+            sums[outer].update(counts)
     calls, held = _calls(rows.where(rows.equal("kind", "module")))
-    first = _first_begins(rows.where(~rows.missing("layer")))
+    first = _first_begins(rows.where(~rows.missing("layer"))) if own else {}
     order = sorted(sums, key=lambda path: [first.get(outer, 0) for outer in _outer(path)])
     return [
         LayerUse(
             path=path,
             calls=calls.get(path),
-            forward_ns=sums[path].times["forward"],
-            backward_ns=sums[path].times["backward"],
-            other_ns=sums[path].times["other"],
-            own_ns=sums[path].own,
-            flops=sums[path].flops,
-            bytes=sums[path].bytes,
+            **{f"{phase}_ns": sums[path][phase] for phase in _PHASES},
+            own_ns=sum(own[path][phase] for phase in _PHASES) if path in own else 0,
+            flops=sums[path].get("flops"),
+            bytes=sums[path].get("bytes"),
             held_bytes=held.get(path),
         )
         for path in order
@@ -247,33 +187,20 @@ def _outer(path: str) -> list[str]:
     return [SEPARATOR.join(names[: k + 1]) for k in range(len(names))]
 
 
-def _by_path(work: Rows) -> dict[str, _Sums]:
-    """The time that belongs to each module itself."""
+def _by_path(work: Rows) -> dict[str, Counter[str]]:
+    """What belongs to each module itself: time by phase, and the work that is known."""
     forward = work.equal("phase", phases.FORWARD, phases.LOSS)
     backward = work.equal("phase", phases.BACKWARD)
     found = {}
     for path, mine in work.groups("layer").items():
-        times, own = work.durations[mine], _Sums()
+        times, counts = work.durations[mine], Counter[str]()
         for name, phase in zip(_PHASES, (forward, backward, ~(forward | backward)), strict=True):
-            own.times[name] = int(times[phase[mine]].sum())
-        own.flops = _known(work["flops"][mine])
-        own.bytes = _known(work["operator_bytes"][mine])
-        found[path] = own
+            counts[name] = int(times[phase[mine]].sum())
+        for name, column in (("flops", "flops"), ("bytes", "operator_bytes")):
+            if len(known := work[column][mine][work[column][mine] != NULL]):
+                counts[name] = int(known.sum())
+        found[path] = counts
     return found
-
-
-def _known(values: Integers) -> int | None:
-    values = values[values != NULL]
-    return int(values.sum()) if len(values) else None
-
-
-def _add(sums: _Sums, own: _Sums) -> None:
-    for name in _PHASES:
-        sums.times[name] += own.times[name]
-    if own.flops is not None:
-        sums.flops = (sums.flops or 0) + own.flops
-    if own.bytes is not None:
-        sums.bytes = (sums.bytes or 0) + own.bytes
 
 
 def _calls(modules: Rows) -> tuple[dict[str, int], dict[str, int]]:
@@ -299,9 +226,6 @@ def _first_begins(rows: Rows) -> dict[str, int]:
             found[outer] = min(begin, found.get(outer, begin))
     return found
 
-
-if TYPE_CHECKING:
-    from schemas.results.machine import Roofline
 
 SHAPES_SHOWN = 20
 

@@ -86,10 +86,10 @@ def traces_of(paths: Sequence[Path]) -> list[Path]:
     without any."""
     found: list[Path] = []
     for path in paths:
-        inside = [one for one in _inside(path) if one.suffix in _SUFFIXES] or [path]
-        if path.is_dir() and inside == [path]:
+        inside = [one for one in _inside(path) if one.suffix in _SUFFIXES]
+        if path.is_dir() and not inside:
             raise unusable(path, "holds no traces", "name the files, or another folder")
-        found += inside
+        found += inside or [path]
     return found
 
 
@@ -100,27 +100,23 @@ def _inside(path: Path) -> list[Path]:
     return sorted(one for one in path.iterdir() if one.is_file() and one.name[0] != ".")
 
 
-def _check_kind(path: Path) -> None:
-    """TraceError for anything but a regular file."""
+def _start(path: Path) -> bytes:
+    """The first bytes of a regular file; TraceError for anything else."""
     try:
-        mode = path.stat().st_mode
+        if not stat.S_ISREG(path.stat().st_mode):
+            problem = "is not a regular file and may never end"
+            raise unusable(path, problem, "write it to a file first")
+        with path.open("rb") as stream:
+            return stream.read(64)
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error})"
         raise unusable(path, reason, "check its path and permissions") from None
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise unusable(path, "is not a regular file and may never end", "write it to a file first")
 
 
 def read_source(path: Path) -> Source:
     """One file, of whichever format it is; TraceError if it cannot be used, NotATrace if it is
     something else."""
-    _check_kind(path)
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(64)
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror or error})"
-        raise unusable(path, reason, "check its path and permissions") from None
+    start = _start(path)
     database = start.startswith(_SQLITE)
     if not start:
         raise NotATrace(path, _EMPTY, _FORMATS)
@@ -154,7 +150,7 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
     """
     files = traces_of(paths)
     for path in files:
-        _check_kind(path)
+        _start(path)
     if len(files) == 1 and files[0].suffix == ".parquet":
         from transformer_core.trace.events.arrow import read_events
 
