@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from transformer_core.common.progress import Progress
 from transformer_core.trace.events.collectives import OTHER, collective_of
-from transformer_core.trace.events.columns import NULL, Integers, Names, or_null
+from transformer_core.trace.events.columns import NULL, Integers, Names, nulls, or_null
 from transformer_core.trace.events.process import (
     LAUNCH_NAME,
     LeftOut,
@@ -103,7 +103,7 @@ _WORK_PER_BYTE = 100
 """Instructions of SQLite's machine for each byte of a file. Reading takes some ten: more of them
 means that the file does not hold what it says, and would never end."""
 _MARKS, _OPERATES, _TALKS = range(3)
-_A_RANGE = ("eventType IN (59, 60)",)
+_A_RANGE = "eventType IN (59, 60)"
 """NVTX events with a begin and an end: on a thread, and across threads."""
 _COPIES = {
     1: "h2d",
@@ -317,14 +317,16 @@ class _Report:
         """Takes NVTX ranges: operators of PyTorch, collectives of NCCL, and the program's own."""
         columns = ("start", "end", "globalTid")
         unfinished = 0
-        for rows, text, first in self._stretches("NVTX_EVENTS", columns, "text", _A_RANGE):
+        for rows, text, edges in self._stretches("NVTX_EVENTS", columns, "text", _A_RANGE):
             known = (rows["start"] != NULL) & (rows["globalTid"] != NULL)
             unfinished += int((known & (rows["end"] == NULL)).sum())
             known &= rows["end"] >= rows["start"]
-            self._add_ranges(rows, text, known, first)
+            self._add_ranges(rows, text, known, edges)
         self.left_out.add("NVTX ranges that never end", unfinished)
 
-    def _add_ranges(self, rows: dict[str, Integers], text: str, known: Mask, first: int) -> None:
+    def _add_ranges(
+        self, rows: dict[str, Integers], text: str, known: Mask, edges: tuple[int, int]
+    ) -> None:
         """Take up ranges as what they are. Most are operators, each with a text of its own, so that
         only what stands before the first comma is looked up, and the rest searched for what it has.
         """
@@ -340,7 +342,7 @@ class _Report:
             if not _COLLECTIVE.fullmatch(texts[place]):
                 kinds[place] = _MARKS
         talks = np.flatnonzero(known & (kinds == _TALKS)).tolist()
-        payloads = self._payloads(first, len(texts)) if talks else []
+        payloads = self._payloads(edges) if talks else []
         for place in talks:
             self._add_collective(
                 {n: int(rows[n][place]) for n in rows}, texts[place], payloads[place]
@@ -379,15 +381,12 @@ class _Report:
         number = reference[1:]
         return self.texts.get(int(number), "") if number.isdecimal() else reference
 
-    def _payloads(self, first: int, count: int) -> list[str | None]:
+    def _payloads(self, edges: tuple[int, int]) -> list[str | None]:
         """The payloads of a stretch of ranges, which few have and only NCCL's need."""
         there = self._columns_of("NVTX_EVENTS")
         listed = ", ".join(name if name in there else "NULL" for name in ("jsonText", "jsonTextId"))
-        found = self.database.execute(
-            f"SELECT {listed} FROM NVTX_EVENTS WHERE _rowid_ > ? AND {_A_RANGE[0]} "
-            "ORDER BY _rowid_ LIMIT ?",
-            (first, count),
-        )
+        query = f"SELECT {listed} FROM NVTX_EVENTS WHERE _rowid_ BETWEEN ? AND ? AND {_A_RANGE}"
+        found = self.database.execute(f"{query} ORDER BY _rowid_", edges)
         return [text if type(text) is str else self.texts.get(number) for text, number in found]
 
     def _texts(self, numbers: Integers, otherwise: str) -> list[str]:
@@ -410,75 +409,59 @@ class _Report:
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
 
     def _stretches(
-        self, table: str, columns: Sequence[str], text: str = "", wanted: Sequence[str] = ()
-    ) -> Iterator[tuple[dict[str, Integers], str, int]]:
-        """Numbers and joined texts of some rows of a table, piece by piece, and the number of the
-        row before them.
+        self, table: str, columns: Sequence[str], text: str = "", wanted: str = ""
+    ) -> Iterator[tuple[dict[str, Integers], str, tuple[int, int]]]:
+        """Numbers and joined texts of the ``wanted`` rows of a table, piece by piece, and the numbers
+        of the first and last row that each piece may hold.
 
         What is not there, or of another type, is null; of a text it is empty, or the number of one
-        of the report's. Without the columns of the conditions ``wanted`` no row is.
+        of the report's. A table without the column of the condition ``wanted`` has no such rows.
         """
         there = self._columns_of(table)
-        if not there or any(condition.split()[0] not in there for condition in wanted):
+        if not there or (wanted and wanted.split()[0] not in there):
             return
         known = [name for name in columns if name in there]
-        conditions = " AND ".join(["_rowid_ > ? AND _rowid_ <= ?", *wanted])
         number = f"char({ord(_NUMBERED)}) || textId" if "textId" in there else "NULL"
-        exact, after, most, last = False, -(2**63), _ROWS, _ROWS
-        while (end := self._end_of_stretch(table, after, most, last)) is not None:
+        begin, most, exact = -(2**63), _ROWS, False
+        while begin < 2**63:
+            least = f'SELECT min(_rowid_) FROM "{table}" WHERE _rowid_ >= ?'
+            (first,) = self.database.execute(least, (begin,)).fetchone()
+            if first is None:
+                return
+            edges = (first, min(first + most, 2**63) - 1)
             # Most reports hold only whole numbers there, so their types are not queried.
-            values = [
-                f'CASE typeof("{name}") WHEN \'integer\' THEN "{name}" ELSE {NULL} END'
-                if exact
-                else f'ifnull("{name}", {NULL})'
-                for name in known
-            ]
-            told = (
-                f"CASE typeof(\"{text}\") WHEN 'text' THEN \"{text}\" ELSE ifnull({number}, '') END"
-            )
-            if not exact:
-                told = f"ifnull(\"{text}\", ifnull({number}, ''))"
-            joined = [f"group_concat({value})" for value in values]
+            form = 'ifnull("{0}", {2})'
+            if exact:
+                form = 'CASE typeof("{0}") WHEN \'{1}\' THEN "{0}" ELSE {2} END'
+            parts = [f"group_concat({form.format(name, 'integer', NULL)})" for name in known]
             if text in there:
+                told = form.format(text, "text", f"ifnull({number}, '')")
                 told = f"replace({told}, char({ord(_SEPARATOR)}), ' ')" if exact else told
-                joined.append(f"group_concat({told}, char({ord(_SEPARATOR)}))")
-            query = f'SELECT {", ".join(["count(*)", *joined])} FROM "{table}" WHERE {conditions}'
+                parts.append(f"group_concat({told}, char({ord(_SEPARATOR)}))")
+            query = f'SELECT {", ".join(["count(*)", *parts])} FROM "{table}" WHERE _rowid_ BETWEEN'
             try:
-                count, *found = self.database.execute(query, (after, end)).fetchone()
+                found = self.database.execute(
+                    f"{query} ? AND ?{wanted and ' AND '}{wanted}", edges
+                ).fetchone()
             except sqlite3.DataError:
                 if most == 1:
                     reason = f"holds a text of more than {_LONGEST_TEXT >> 20} MB in {table}"
                     raise unusable(self.path, reason, _EXPORT) from None
-                most, last = max(1, most // 16), after
+                most = max(1, most // 16)
                 continue
-            texts = found.pop() if text in there else _SEPARATOR * (count - 1)
-            parsed = [_numbers(values) for values in found]
+            count, *values = found
+            texts = values.pop() if text in there else _SEPARATOR * (count - 1)
+            parsed = [_numbers(value) for value in values]
             if count and not exact:
                 whole = type(texts) is str and texts.count(_SEPARATOR) == count - 1
                 if not whole or any(len(one) != count for one in parsed):
                     exact = True
                     continue
             self.progress.update(count)
-            given = dict(zip(known, parsed, strict=True))
             if count:
-                rows = {name: given.get(name, np.full(count, NULL)) for name in columns}
-                yield rows, texts, after
-            after, last = end, end + most
-
-    def _end_of_stretch(self, table: str, after: int, most: int, last: int) -> int | None:
-        """The number of the last row of a stretch of at most so many; null at the end of a table.
-
-        Numbers mostly have no gaps: where the row ``last`` is there, it is that one.
-        """
-        query = f'SELECT 1 FROM "{table}" WHERE _rowid_ = ?'
-        if after >= 0 and self.database.execute(query, (last,)).fetchone():
-            return last
-        query = (
-            f'SELECT max(_rowid_) FROM (SELECT _rowid_ FROM "{table}" WHERE _rowid_ > ? '
-            "ORDER BY _rowid_ LIMIT ?)"
-        )
-        (end,) = self.database.execute(query, (after, most)).fetchone()
-        return None if end is None else int(end)
+                given = dict(zip(known, parsed, strict=True))
+                yield {n: given.get(n, nulls(count)) for n in columns}, texts, edges
+            begin = edges[1] + 1
 
     def _version(self) -> str | None:
         """Version of the tool; the table of it has two names."""
