@@ -9,7 +9,7 @@ kernels add up durations, whatever runs beside them, and say what to look at.
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,6 +81,15 @@ class Difference:
         return found
 
 
+_LISTS = {
+    "phases": ("phases", "phase", "busy_ns"),
+    "operators": ("operators", "operator_class", "time_ns"),
+    "collectives": ("collectives", "collective", "time_ns"),
+    "kernels": ("kernel_times", "name", "time_ns"),
+}
+"""Of each list of a difference: that of a device, and the fields of name and time there."""
+
+
 @dataclass(frozen=True)
 class _Side:
     """A profile, and how many units of work its devices did in all."""
@@ -89,87 +98,82 @@ class _Side:
     units: float
     steps: bool
 
-    def per_unit(self, nanoseconds: float) -> float:
-        """Milliseconds of a unit."""
-        return nanoseconds / 1e6 / self.units
-
     def whole(self, name: str) -> float | None:
-        """A part of the wall time; null where no device has such a part."""
+        """Milliseconds of a unit in a part of the wall time; null where no device has it."""
         windows = [device.profiled if self.steps else device.span for device in self.devices]
         known = [value for one in windows if (value := getattr(one, name)) is not None]
-        return self.per_unit(sum(known)) if known else None
+        return sum(known) / 1e6 / self.units if known else None
 
-    def times(
-        self, uses: Callable[[DeviceBreakdown], Iterable[tuple[str, int]]]
-    ) -> dict[str, float]:
-        """Times by name."""
+    def parts(self) -> dict[str, float]:
+        found = {name: self.whole(column) for name, column in _PARTS.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def times(self, listed: str, name: str, time: str) -> dict[str, float]:
+        """Milliseconds of a unit by name."""
         total: defaultdict[str, int] = defaultdict(int)
         for device in self.devices:
-            for name, time in uses(device):
-                total[name] += time
-        return {name: self.per_unit(time) for name, time in total.items()}
+            for use in getattr(device, listed):
+                total[getattr(use, name)] += getattr(use, time)
+        return {key: value / 1e6 / self.units for key, value in total.items()}
 
 
 def difference(first: Breakdown, second: Breakdown) -> Difference:
     """The two side by side; both must hold a device."""
     one, other, unit, notes = _sides(first, second)
 
-    def changes(time: Callable[[_Side], dict[str, float]]) -> list[Change]:
-        before, after = time(one), time(other)
+    def changes(before: dict[str, float], after: dict[str, float]) -> list[Change]:
         names = dict.fromkeys([*before, *after])
         found = [Change(name, before.get(name), after.get(name)) for name in names]
         return sorted(found, key=lambda change: -abs(change.difference_ms))
 
-    def parts(side: _Side) -> dict[str, float]:
-        known = {name: side.whole(column) for name, column in _PARTS.items()}
-        return {name: value for name, value in known.items() if value is not None}
-
-    kernels = changes(lambda s: s.times(lambda d: ((k.name, k.time_ns) for k in d.kernel_times)))
+    lists = {name: changes(one.times(*by), other.times(*by)) for name, by in _LISTS.items()}
+    # Kernels that are missing from a list that is not whole may have run there.
+    whole = [lists_all_kernels(profile) for profile in (first, second)]
+    lists["kernels"] = [
+        change
+        for change in lists["kernels"]
+        if (whole[0] or change.first_ms is not None) and (whole[1] or change.second_ms is not None)
+    ]
+    if (counts := (len(first.devices), len(second.devices)))[0] != counts[1]:
+        notes.append(f"{first.name} ran on {counts[0]} devices, {second.name} on {counts[1]}")
+    if first.source != second.source:
+        notes.append("The two were recorded by different profilers, which slow a step differently")
     return Difference(
         first=first.name,
         second=second.name,
         step=Change(unit, one.whole("window_ns"), other.whole("window_ns")),
-        parts=changes(parts),
-        phases=changes(lambda s: s.times(lambda d: ((p.phase, p.busy_ns) for p in d.phases))),
-        operators=changes(
-            lambda s: s.times(lambda d: ((o.operator_class, o.time_ns) for o in d.operators))
-        ),
-        collectives=changes(
-            lambda s: s.times(lambda d: ((c.collective, c.time_ns) for c in d.collectives))
-        ),
-        kernels=_listed(kernels, *map(lists_all_kernels, (first, second))),
-        notes=[*notes, *_notes(first, second)],
+        parts=changes(one.parts(), other.parts()),
+        **lists,
+        notes=notes,
         unit=unit,
     )
 
 
 def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list[str]]:
     """The two with a common unit of work, its name, and notes on it."""
-    both = (first.devices, second.devices)
-    if all(any(device.steps for device in devices) for devices in both):
-        one, other = (
-            _Side(devices, sum(max(1, len(device.steps)) for device in devices), True)
-            for devices in both
-        )
-        return one, other, "step", []
     bare = [
         profile.name
         for profile in (first, second)
         if not any(device.steps for device in profile.devices)
     ]
-    said = f"{' and '.join(dict.fromkeys(bare))} {'mark' if len({*bare}) > 1 else 'marks'} no steps"
-    times = _times_as_much(*both)
-    note = f"{said}, and the two share no kernel: each whole trace stands for one"
-    if times is not None:
+    if not bare:
+        one, other = (
+            _Side(side.devices, sum(max(1, len(device.steps)) for device in side.devices), True)
+            for side in (first, second)
+        )
+        return one, other, "step", []
+    told = f"{' and '.join(dict.fromkeys(bare))} {'mark' if len({*bare}) > 1 else 'marks'} no steps"
+    times = _times_as_much(first.devices, second.devices)
+    if times is None:
+        note = f"{told}, and the two share no kernel: each whole trace stands for one"
+    else:
         note = (
-            f"{said}: times are of the work that the first did, of which the second did "
+            f"{told}: times are of the work that the first did, of which the second did "
             f"{times:.4g} times as much, by how often each ran the same kernels"
         )
-    one, other = (
-        _Side(devices, units, False)
-        for devices, units in zip(both, (len(both[0]), len(both[1]) * (times or 1)), strict=True)
-    )
-    return one, other, "work" if times is not None else "trace", [note]
+    one = _Side(first.devices, len(first.devices), False)
+    other = _Side(second.devices, len(second.devices) * (times or 1), False)
+    return one, other, "trace" if times is None else "work", [note]
 
 
 def _times_as_much(
@@ -203,25 +207,6 @@ def lists_all_kernels(breakdown: Breakdown) -> bool:
         sum(kernel.count for kernel in device.kernel_times) >= device.kernels
         for device in breakdown.devices
     )
-
-
-def _listed(kernels: list[Change], first: bool, second: bool) -> list[Change]:
-    """Drops kernels that are missing from a side whose list is incomplete: they may have run
-    there."""
-    return [
-        one
-        for one in kernels
-        if (first or one.first_ms is not None) and (second or one.second_ms is not None)
-    ]
-
-
-def _notes(first: Breakdown, second: Breakdown) -> list[str]:
-    notes = []
-    if (counts := (len(first.devices), len(second.devices)))[0] != counts[1]:
-        notes.append(f"{first.name} ran on {counts[0]} devices, {second.name} on {counts[1]}")
-    if first.source != second.source:
-        notes.append("The two were recorded by different profilers, which slow a step differently")
-    return notes
 
 
 _ALL = Choice(KernelChoice(count=10_000))
@@ -258,14 +243,8 @@ def _breakdown(path: Path) -> Breakdown | None:
 def text(found: Difference, count: int, columns: int) -> str:
     """The differences as lines, ``count`` of each list."""
     rows: list[tuple[str, ...]] = []
-    for title, changes in (
-        ("", [found.step]),
-        ("wall time", found.parts),
-        ("phases", found.phases),
-        ("operators", found.operators),
-        ("collectives", found.collectives),
-        ("kernels", found.kernels),
-    ):
+    lists = {"": [found.step], "wall time": found.parts}
+    for title, changes in (lists | {name: getattr(found, name) for name in _LISTS}).items():
         some = [change for change in changes if change.first_ms or change.second_ms]
         if some and title:
             rows.append((title, "", "", "", ""))

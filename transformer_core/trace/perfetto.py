@@ -8,7 +8,7 @@ their clocks differ, and are set so that the collectives end together.
 
 import gzip
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -71,13 +71,14 @@ def clock_offsets(work: Rows) -> list[Offset]:
 def _executions(work: Rows, rank: int) -> dict[tuple[str, str | None], tuple[Integers, Integers]]:
     """Begins and ends by collective and group, in order of time."""
     mine = work.where(work["rank"] == rank)
+    mine = mine.where(np.argsort(mine["t0_ns"], kind="stable"))
     found = {}
     for name, places in mine.groups("collective").items():
-        groups = mine["group"][places]
-        for group in {*groups.tolist()}:
-            inside = places[[value == group for value in groups.tolist()]]
-            inside = inside[np.argsort(mine["t0_ns"][inside], kind="stable")]
-            found[name, group] = (mine["t0_ns"][inside], mine["t1_ns"][inside])
+        codes = mine.columns["group"][places]
+        for code in np.unique(codes).tolist():
+            inside = places[codes == code]
+            key = (name, mine.texts["group"][code])
+            found[key] = (mine["t0_ns"][inside], mine["t1_ns"][inside])
     return found
 
 
@@ -96,14 +97,8 @@ _ARGS = {
 }
 
 
-@dataclass(frozen=True)
-class Clock:
-    """From nanoseconds of a trace to microseconds after the begin."""
-
-    origin_ns: int
-
-    def __call__(self, time_ns: int) -> float:
-        return (time_ns - self.origin_ns) / 1000
+Clock = Callable[[int], float]
+"""From nanoseconds of a trace to microseconds after the begin."""
 
 
 def events_of_rank(rank: int, rows: Rows, clock: Clock) -> Iterator[Event]:
@@ -132,7 +127,10 @@ def events_of_rank(rank: int, rows: Rows, clock: Clock) -> Iterator[Event]:
         yield from _links(rank, device, mine, clock)
     memory = rows.where(rows.equal("kind", "memory"))
     for device in sorted({*memory["device"].tolist()}):
-        yield from _memory(rank, device, memory.where(memory.equal("device", device)), clock)
+        mine = memory.where(memory.equal("device", device))
+        mine = mine.where(np.argsort(mine["t0_ns"], kind="stable"))
+        times, sizes = mine["t0_ns"].tolist(), mine["bytes"].tolist()
+        yield from _counter(rank, f"{device} allocated (bytes)", times, sizes, clock)
 
 
 def _named(what: str, rank: int, lane: int, name: str) -> Event:
@@ -211,12 +209,6 @@ def _fits(ends: list[int], t0: int, t1: int) -> bool:
     return not ends or t1 <= ends[-1]
 
 
-def _memory(rank: int, device: str, rows: Rows, clock: Clock) -> Iterator[Event]:
-    rows = rows.where(np.argsort(rows["t0_ns"], kind="stable"))
-    times, sizes = rows["t0_ns"].tolist(), rows["bytes"].tolist()
-    yield from _counter(rank, f"{device} allocated (bytes)", times, sizes, clock)
-
-
 def _links(rank: int, device: str, rows: Rows, clock: Clock) -> Iterator[Event]:
     """Bytes a second that collectives and copies move, while they run, by their own sizes."""
     sides = {
@@ -251,18 +243,15 @@ def events(table: "Events | pa.Table") -> tuple[Iterator[Event], list[Offset]]:
     offsets = clock_offsets(rows.work)
     moved = {offset.rank: offset.nanoseconds for offset in offsets}
     parts = [
-        (rank, _shifted(rows.where(rows["rank"] == rank), moved.get(rank, 0)))
+        (rank, rows.where(rows["rank"] == rank), moved.get(rank, 0))
         for rank in np.unique(rows["rank"]).tolist()
     ]
-    clock = Clock(min((int(part["t0_ns"].min()) for _, part in parts), default=0))
-    return (event for rank, part in parts for event in events_of_rank(rank, part, clock)), offsets
-
-
-def _shifted(rows: Rows, nanoseconds: int) -> Rows:
-    if not nanoseconds:
-        return rows
-    moved = {name: rows.columns[name] + nanoseconds for name in ("t0_ns", "t1_ns")}
-    return rows.replaced(**moved)
+    origin = min((int(part["t0_ns"].min()) + later for _, part, later in parts), default=0)
+    return (
+        event
+        for rank, part, later in parts
+        for event in events_of_rank(rank, part, lambda t, o=origin - later: (t - o) / 1000)
+    ), offsets
 
 
 def write(path: Path, table: "Events | pa.Table") -> list[Offset]:

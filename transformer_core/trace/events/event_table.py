@@ -203,13 +203,6 @@ class Rows:
         """When any of the rows runs."""
         return union(self["t0_ns"][mask], self["t1_ns"][mask])
 
-    def replaced(self, **columns: NDArray) -> "Rows":
-        """The same rows with other values in some columns."""
-        return Rows(
-            lambda name, places: (columns if name in columns else self.columns)[name][places],
-            self.texts,
-        )
-
     @cached_property
     def work(self) -> "Rows":
         """Those of devices: what ran, not what the host marked."""
