@@ -7,11 +7,7 @@ from traces import event_table, mark, talk, work
 
 from schemas.results import CollectiveUse, DeviceBreakdown
 from transformer_core.trace.breakdown.devices import break_down
-from transformer_core.trace.events.collectives import (
-    bus_factor,
-    collective_of,
-    message_bytes,
-)
+from transformer_core.trace.events.collectives import bus_factor, collective_of, message_bytes
 
 
 def devices(*rows: dict[str, Any]) -> list[DeviceBreakdown]:

@@ -15,12 +15,7 @@ from traces import event_table as table_of
 
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.events.arrow import (
-    events_of,
-    integers,
-    numbers,
-    strings,
-)
+from transformer_core.trace.events.arrow import events_of, integers, numbers, strings
 from transformer_core.trace.events.arrow import table_of as arrow_table
 from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.events.process import TraceError

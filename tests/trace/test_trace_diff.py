@@ -59,11 +59,7 @@ def test_the_parts_explain_the_step(pair: tuple[Path, Path]) -> None:
     kernels = by_name(found.kernels)
     assert list(kernels) == ["sgemm", "gelu_kernel", "softmax_kernel"]
     assert kernels == {"sgemm": -20, "gelu_kernel": -5, "softmax_kernel": 5}
-    assert by_name(found.operators) == {
-        "contraction": -20,
-        "element_wise": -5,
-        "normalization": 5,
-    }
+    assert by_name(found.operators) == {"contraction": -20, "element_wise": -5, "normalization": 5}
     assert by_name(found.phases) == {"forward": -20}
 
 

@@ -57,12 +57,7 @@ def test_two_groups_of_two_ranks(tmp_path: Path) -> None:
     (whole,) = found.summary.collectives
     assert (whole.transfer_ns, whole.waiting_ns) == (1_500_000, 500_000)
     named = [(s.rank, s.last, s.share, s.caused_ns) for s in found.summary.stragglers]
-    assert named == [
-        (0, 1, 0.5, 250_000),
-        (2, 1, 0.5, 250_000),
-        (1, 0, 0.0, 0),
-        (3, 0, 0.0, 0),
-    ]
+    assert named == [(0, 1, 0.5, 250_000), (2, 1, 0.5, 250_000), (1, 0, 0.0, 0), (3, 0, 0.0, 0)]
     assert found.notes == [
         "4 of 4 device events have no launch in the trace: phase and operator of those are "
         "unknown, and the host-bound time is a lower bound"

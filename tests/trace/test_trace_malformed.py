@@ -208,11 +208,7 @@ NEEDED = {"start", "end", "deviceId", "streamId"}
 @pytest.mark.parametrize("change", ["null", "text", "gone"])
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
 def test_a_column_of_a_report(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    table: str,
-    column: str,
-    change: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, column: str, change: str
 ) -> None:
     path = training_report(tmp_path / "report.sqlite")
     with sqlite3.connect(path) as database:

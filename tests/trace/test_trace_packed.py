@@ -31,9 +31,7 @@ def test_packed_values_come_back(values: list[int]) -> None:
 
 
 @given(
-    st.lists(st.tuples(*[st.sampled_from(EDGES)] * 2), max_size=40),
-    st.integers(1, 7),
-    st.data(),
+    st.lists(st.tuples(*[st.sampled_from(EDGES)] * 2), max_size=40), st.integers(1, 7), st.data()
 )
 def test_columns_over_many_blocks(rows: list[tuple[int, int]], block: int, data: Any) -> None:
     mask = np.array(

@@ -53,8 +53,7 @@ def whole(tmp_path: Path) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [(b"", b",]"), (b"", b" , \n]"), (b"\xef\xbb\xbf", b"]")],
+    ("before", "after"), [(b"", b",]"), (b"", b" , \n]"), (b"\xef\xbb\xbf", b"]")]
 )
 def test_what_other_programs_leave_in_a_text(tmp_path: Path, before: bytes, after: bytes) -> None:
     path = tmp_path / "t.json"

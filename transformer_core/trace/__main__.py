@@ -116,7 +116,6 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(arguments)
@@ -169,9 +168,7 @@ def _command(path: Path) -> str | None:
 
 def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Events]:
     choice = Choice(
-        kernels=KernelChoice(_ALL_KERNELS, options.filter),
-        shapes=2 * options.top,
-        window=stretch,
+        kernels=KernelChoice(_ALL_KERNELS, options.filter), shapes=2 * options.top, window=stretch
     )
     try:
         return breakdown_of_files(options.files, options.name, choice)

@@ -22,7 +22,6 @@ def count(text: str) -> int:
 
 
 def pattern(text: str) -> str:
-    """A regular expression."""
     try:
         re.compile(text)
     except re.error as error:
@@ -61,11 +60,7 @@ def add_window(parser: argparse._ActionsContainer) -> None:
         help="leave out earlier events, in milliseconds after the first event",
     )
     parser.add_argument(
-        "--to",
-        dest="end",
-        type=milliseconds,
-        metavar="MS",
-        help="leave out later events, likewise",
+        "--to", dest="end", type=milliseconds, metavar="MS", help="leave out later events, likewise"
     )
 
 

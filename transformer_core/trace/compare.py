@@ -46,7 +46,6 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """Second over first; null where either is zero or not there."""
         return self.second_ms / self.first_ms if self.first_ms and self.second_ms else None
 
 
@@ -229,7 +228,6 @@ def read_profile(path: Path) -> Breakdown:
 
 
 def _breakdown(path: Path) -> Breakdown | None:
-    """A file that is a breakdown already; null for any other."""
     try:
         with path.open("rb") as stream:
             start = stream.read(4096)
@@ -241,7 +239,6 @@ def _breakdown(path: Path) -> Breakdown | None:
 
 
 def text(found: Difference, count: int, columns: int) -> str:
-    """The differences as lines, ``count`` of each list."""
     rows: list[tuple[str, ...]] = []
     lists = {"": [found.step], "wall time": found.parts}
     for title, changes in (lists | {name: getattr(found, name) for name in _LISTS}).items():
@@ -271,7 +268,6 @@ def _row(change: Change, indent: str) -> tuple[str, ...]:
 
 
 def _verdict(found: Difference, allowed: float) -> tuple[str, int]:
-    """The result of the comparison, as a sentence and as an exit code."""
     if found.step.ratio is None or found.unit == "trace":
         return "Nothing can be said of the length of a step", 0
     growth = 100 * (found.step.ratio - 1)
@@ -284,7 +280,6 @@ def _verdict(found: Difference, allowed: float) -> tuple[str, int]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the differences; :data:`REGRESSION` if the second is slower by more than allowed."""
     parser = argparse.ArgumentParser(
         prog="trace diff",
         description="Compare two profiles by part of the wall time, phase, class of operators, "

@@ -26,8 +26,6 @@ _COLOURS = ("#9ecae1", "#a1d99b", "#fdd0a2", "#dadaeb", "#fcbba1")
 
 @dataclass(frozen=True)
 class Series:
-    """Allocated bytes of a device whenever they change, in order of time."""
-
     rank: int
     device: str
     t0: Integers
@@ -35,7 +33,6 @@ class Series:
 
 
 def series(rows: Rows) -> list[Series]:
-    """Those of all devices of all ranks."""
     memory = rows.where(rows.equal("kind", "memory"))
     memory = memory.where(np.argsort(memory["t0_ns"], kind="stable"))
     return [
@@ -69,7 +66,6 @@ def _size(size: int) -> str:
 
 
 def draw(rows: Rows, found: Sequence[Series]) -> str:
-    """The figure, as SVG: a strip for each device, all with one axis of time."""
     begin, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     scale = (_WIDTH - _LEFT) / max(1, end - begin)
     height = (_HEIGHT + _STRIP + 40) * len(found)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offset:
-    """Nanoseconds to add to the times of a rank."""
-
     rank: int
     nanoseconds: int
     matched: int
@@ -99,6 +97,10 @@ _ARGS = {
 
 Clock = Callable[[int], float]
 """From nanoseconds of a trace to microseconds after the begin."""
+
+
+def _clock(origin_ns: int) -> Clock:
+    return lambda time_ns: (time_ns - origin_ns) / 1000
 
 
 def events_of_rank(rank: int, rows: Rows, clock: Clock) -> Iterator[Event]:
@@ -190,7 +192,6 @@ class _Lanes:
         }
 
     def merged(self, name: str, kind: str, rows: Rows) -> Iterator[Event]:
-        """A lane of when anything of one kind runs."""
         if not len(rows):
             return
         number, head = self._open(name)
@@ -250,12 +251,11 @@ def events(table: "Events | pa.Table") -> tuple[Iterator[Event], list[Offset]]:
     return (
         event
         for rank, part, later in parts
-        for event in events_of_rank(rank, part, lambda t, o=origin - later: (t - o) / 1000)
+        for event in events_of_rank(rank, part, _clock(origin - later))
     ), offsets
 
 
 def write(path: Path, table: "Events | pa.Table") -> list[Offset]:
-    """The file, whole or not at all; compressed if its name ends in .gz."""
     with atomic_path(path) as temporary, ExitStack() as opened:
         stream: BinaryIO = opened.enter_context(temporary.open("wb"))
         if path.suffix == ".gz":

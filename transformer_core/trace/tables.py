@@ -54,7 +54,6 @@ class Tables:
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """A row per device: the partition of its profiled time."""
         return self._of_devices(lambda device: [device.profiled])
 
     @cached_property
@@ -70,7 +69,6 @@ class Tables:
 
     @cached_property
     def kernels(self) -> "pd.DataFrame":
-        """A row per device and kernel, longest first."""
         return self._of_devices(lambda device: device.kernel_times).sort_values(
             "time_ns", ascending=False, ignore_index=True
         )
@@ -96,12 +94,10 @@ class Tables:
 
     @cached_property
     def phases(self) -> "pd.DataFrame":
-        """A row per device and phase."""
         return self._of_devices(lambda device: device.phases)
 
     @cached_property
     def collectives(self) -> "pd.DataFrame":
-        """A row per device and kind of collective."""
         return self._of_devices(lambda device: device.collectives)
 
     @cached_property

@@ -34,7 +34,6 @@ _PARTS = {
 
 
 def width() -> int:
-    """Columns of the terminal, within reason."""
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((100, 24)).columns))
 
 
@@ -203,7 +202,6 @@ def _by_time(found: dict[str, list], whole: int, devices: int) -> list[Row]:
 
 
 def _listed(heads: Row, rows: Sequence[Row], columns: int, top: int) -> list[str]:
-    """The first rows of a table, and how many more there are."""
     lines = table(heads, rows[:top], columns) if rows else []
     return [*lines, f"and {len(rows) - top:,} more"] if len(rows) > top else lines
 

@@ -3,20 +3,13 @@ collectives and classes of operators.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.results.profile_details import (
-    GraphUse,
-    KernelTime,
-    NodeUse,
-    PathPart,
-    StreamUse,
-)
+from schemas.results.profile_details import GraphUse, KernelTime, NodeUse, PathPart, StreamUse
 from schemas.results.profiles import (
     Activity,
     CollectiveUse,
@@ -37,7 +30,7 @@ from transformer_core.trace.breakdown.waits import (
 from transformer_core.trace.events import event_table, operators, phases
 from transformer_core.trace.events.collectives import bus_factor
 from transformer_core.trace.events.columns import NULL
-from transformer_core.trace.events.event_table import Events, Rows, rows_of, total
+from transformer_core.trace.events.event_table import Events, Mask, Rows, rows_of, total
 from transformer_core.trace.events.intervals import Union, exposed, innermost, union
 
 if TYPE_CHECKING:
@@ -56,7 +49,6 @@ class KernelChoice:
     pattern: str = ""
 
     def accepts(self, name: str) -> bool:
-        """Whether one may be listed."""
         return bool(re.search(self.pattern, name))
 
 
@@ -73,23 +65,25 @@ def activities(rows: Rows) -> list[Activity]:
     }
     found = []
     for kind in event_table.CLASSES:
-        place = np.flatnonzero(rows.equal("class", kind))
-        mine = rows.where(place)
-        groups = mine.groups(columns.get(kind, "name"))
-        if (unnamed := mine.missing(columns.get(kind, "name"))).any():
-            groups["unknown"] = np.flatnonzero(unnamed)
-        for name, inside in groups.items():
-            time = int(durations[place[inside]].sum())
+        column = columns.get(kind, "name")
+        of_kind = rows.equal("class", kind)
+        names = np.where(of_kind, rows.columns[column], -1)
+        for code in np.unique(names[of_kind]).tolist():
+            mine = np.flatnonzero(names == code)
+            time = int(durations[mine].sum())
             found.append(
                 Activity(
-                    name=name,
+                    name=rows.texts[column][code] or "unknown",
                     kind=kind,
-                    count=len(inside),
+                    count=len(mine),
                     time_ns=time,
                     share=time / whole if whole else None,
-                    bytes=total(mine["bytes"][inside]),
+                    bytes=total(rows["bytes"][mine]),
                 )
             )
+    # Of those that take as long, by name.
+    kinds = event_table.CLASSES.index
+    found.sort(key=lambda one: (kinds(one.kind), one.name == "unknown", one.name))
     return sorted(found, key=lambda activity: -activity.time_ns)
 
 
@@ -124,7 +118,6 @@ def kernel_times(rows: Rows, choice: KernelChoice = LONGEST) -> list[KernelTime]
 
 
 def _format(rows: Rows, mine: NDArray[np.int64]) -> str | None:
-    """The one format of the inputs of some rows."""
     told = rows.texts["shapes"][np.unique(rows.columns["shapes"][mine])]
     found = {(text or "").partition(" ")[0] for text in told}
     return found.pop() if len(found) == 1 and found <= operators.FORMATS else None
@@ -193,50 +186,44 @@ def operator_classes(rows: Rows) -> list[OperatorClass]:
 
 
 def forward_backward(rows: Rows) -> list[ForwardBackward]:
-    """Backward against forward, by group of operators."""
-    durations = rows.durations
-    contraction = rows.equal("operator_class", operators.CONTRACTION)
     known = [name for name in rows.texts["operator"] if name is not None]
+    contraction = rows.equal("operator_class", operators.CONTRACTION)
+    groups = {
+        group: contraction & rows.equal("operator", *(n for n in known if _contraction(n) == group))
+        for group in ("linear", "attention")
+    }
+    for group in (operators.NORMALIZATION, operators.ELEMENT_WISE):
+        groups[group] = rows.equal("operator_class", group)
     forward = rows.equal("phase", phases.FORWARD, phases.LOSS)
     backward = rows.equal("phase", phases.BACKWARD)
     found = []
-    for group in ("linear", "attention", operators.NORMALIZATION, operators.ELEMENT_WISE):
-        if group in (operators.NORMALIZATION, operators.ELEMENT_WISE):
-            mine = rows.equal("operator_class", group)
-        else:
-            named = [name for name in known if _contraction(name) == group]
-            mine = contraction & rows.equal("operator", *named)
-        times = [int(durations[mine & phase].sum()) for phase in (forward, backward)]
-        ratios = [
-            _ratio(rows[column][mine & forward], rows[column][mine & backward])
-            for column in ("flops", "operator_bytes")
-        ]
-        if not any(times):
-            continue
-        found.append(
-            ForwardBackward(
-                operators=group,
-                forward_ns=times[0],
-                backward_ns=times[1],
-                ratio=times[1] / times[0] if all(times) else None,
-                flops_ratio=ratios[0],
-                bytes_ratio=ratios[1],
+    for group, mine in groups.items():
+        times = [int(rows.durations[mine & phase].sum()) for phase in (forward, backward)]
+        if any(times):
+            found.append(
+                ForwardBackward(
+                    operators=group,
+                    forward_ns=times[0],
+                    backward_ns=times[1],
+                    ratio=times[1] / times[0] if all(times) else None,
+                    flops_ratio=_ratio(rows["flops"], mine & forward, mine & backward),
+                    bytes_ratio=_ratio(rows["operator_bytes"], mine & forward, mine & backward),
+                )
             )
-        )
     return found
 
 
-def _contraction(operator: str | None) -> str | None:
-    """Products with weights apart from those of attention; null for a kernel of no operator."""
-    base = (operator or "").rpartition("::")[2]
+def _contraction(operator: str) -> str | None:
+    """Products with weights apart from those of attention; null for any other operator."""
+    base = operator.rpartition("::")[2]
     if any(part in base for part in _ATTENTION):
         return "attention"
     return "linear" if base in _LINEAR else None
 
 
-def _ratio(forward: NDArray, backward: NDArray) -> float | None:
+def _ratio(values: NDArray, forward: Mask, backward: Mask) -> float | None:
     """The sum of what is known backward over forward."""
-    first, second = (int(values[values != NULL].sum()) for values in (forward, backward))
+    first, second = (int(values[some & (values != NULL)].sum()) for some in (forward, backward))
     return second / first if first and second else None
 
 
@@ -245,7 +232,6 @@ OTHER = "other"
 
 
 def break_down(table: "Events | pa.Table") -> list[DeviceBreakdown]:
-    """The breakdown of every device of every rank in the event table."""
     return break_down_all(rows_of(table))[0]
 
 
@@ -254,47 +240,35 @@ def break_down_all(
 ) -> tuple[list[DeviceBreakdown], Waiting]:
     """The same of rows, with the chosen kernels by name, and what the collectives of the devices
     say of one another."""
-    work, ranges, waits = (
-        everything.work,
-        *(everything.where(everything.equal("kind", kind)) for kind in ("range", "wait")),
-    )
+    work = everything.work
+    ranges, waits = (everything.where(everything.equal("kind", kind)) for kind in ("range", "wait"))
     found: list[tuple[Rows, Rows, Rows]] = []
-    for rank, device in _devices(work):
-        mine = work.where((work["rank"] == rank) & work.equal("device", device))
+    for rank in np.unique(work["rank"]).tolist():
+        of_rank = work.where(work["rank"] == rank)
         marks, waited = (rows.where(rows["rank"] == rank) for rows in (ranges, waits))
-        found.append((mine, marks, waited))
+        for mine in of_rank.groups("device").values():
+            found.append((of_rank.where(mine), marks, waited))
     matched = waiting([mine for mine, _, _ in found])
     # One device at a time, then freed: the results of its columns are large.
     devices = [_device(*found.pop(0), transfers, kernels) for transfers in matched.transfers]
     return devices, matched
 
 
-def _devices(rows: Rows) -> Iterator[tuple[int, str]]:
-    for rank in np.unique(rows["rank"]).tolist():
-        codes = np.unique(rows.columns["device"][rows["rank"] == rank])
-        for device in sorted(rows.texts["device"][codes]):
-            yield rank, device
-
-
 def _device(
     rows: Rows, ranges: Rows, waits: Rows, transfers: dict[str, int], kernels: KernelChoice
 ) -> DeviceBreakdown:
     start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
-    layers = _layers(rows)
+    layers = [rows.union(rows.equal("class", *names)) for names in _EXPOSED]
     cpu = str(rows["device"][0]) == "cpu"
     marked = bool(np.any(~ranges.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
     windows = step_windows(rows, ranges)
+    parts = [partition(layers, begin, finish, cpu) for _, begin, finish in windows]
     steps = [
-        ProfiledStep(
-            step=number, start_ns=begin - start, partition=partition(layers, begin, finish, cpu)
-        )
-        for number, begin, finish in windows
+        ProfiledStep(step=number, start_ns=begin - start, partition=part)
+        for (number, begin, _), part in zip(windows, parts, strict=True)
     ]
-    stretches = [
-        ((begin, finish), step.partition)
-        for (_, begin, finish), step in zip(windows, steps, strict=True)
-    ]
+    stretches = [(window[1:], part) for window, part in zip(windows, parts, strict=True)]
     return DeviceBreakdown(
         rank=int(rows["rank"][0]),
         pid=int(rows["pid"][0]),
@@ -321,24 +295,19 @@ def _device(
 def _path(
     rows: Rows, ranges: Rows, waits: Rows, windows: list[tuple[int, int, int]]
 ) -> list[PathPart]:
-    """The critical path of the step of median length."""
     if not windows:
         return []
     _, begin, end = sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
     return critical_path(rows, ranges, waits, begin, end)
 
 
-def _layers(rows: Rows) -> list[Union]:
-    """When each class runs, in the order in which the partition exposes them."""
-    return [
-        rows.union(rows.equal("class", *names))
-        for names in (
-            [event_table.COMPUTE],
-            [event_table.COMMUNICATION],
-            [event_table.MEMCPY, event_table.MEMSET],
-            [event_table.GRAPH],
-        )
-    ]
+_EXPOSED = (
+    (event_table.COMPUTE,),
+    (event_table.COMMUNICATION,),
+    (event_table.MEMCPY, event_table.MEMSET),
+    (event_table.GRAPH,),
+)
+"""Classes in the order in which the partition exposes them."""
 
 
 def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> Partition:
@@ -406,14 +375,9 @@ def _streams(rows: Rows, span: int) -> list[StreamUse]:
     for stream in np.unique(rows["stream"]).tolist():
         mine = rows["stream"] == stream
         busy = rows.union(mine).length
-        found.append(
-            StreamUse(
-                stream=stream,
-                events=int(mine.sum()),
-                busy_ns=busy,
-                occupancy=busy / span if span else None,
-            )
-        )
+        share = busy / span if span else None
+        count = int(mine.sum())
+        found.append(StreamUse(stream=stream, events=count, busy_ns=busy, occupancy=share))
     return found
 
 

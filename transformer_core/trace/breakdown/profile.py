@@ -36,8 +36,6 @@ NOTHING_INSIDE = "the window of --from and --to holds no device event of the tra
 
 @dataclass(frozen=True)
 class Choice:
-    """The parts of the traces to break down."""
-
     kernels: KernelChoice = LONGEST
     shapes: int = SHAPES_SHOWN
     """Operators by shapes that are listed."""
@@ -61,7 +59,6 @@ def breakdown_of_files(
 
 
 def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, Events]:
-    """A breakdown of files that cannot be used, which says why."""
     return without_devices(name, "failed", reason), Events()
 
 
@@ -72,7 +69,6 @@ def without_devices(
     profiler_reason: str | None = None,
     files: Sequence[str] = (),
 ) -> Breakdown:
-    """A breakdown that says why there is nothing to break down."""
     return Breakdown(
         name=name,
         status=status,
@@ -93,7 +89,6 @@ def break_down_reading(
     kernels: KernelChoice = LONGEST,
     shown: int = SHAPES_SHOWN,
 ) -> Breakdown:
-    """The breakdown of an event table that was read."""
     rows = rows_of(reading.events, but="memory")
     devices, waits = break_down_all(rows, kernels)
     return Breakdown(
@@ -146,7 +141,6 @@ def with_ceilings(breakdown: Breakdown, roofline: "Roofline") -> Breakdown:
 
 
 def _launch_notes(rows: Rows) -> list[str]:
-    """A note on device events whose launch lies outside the trace."""
     work = rows.work
     missing = int((work["launch_ns"] == NULL).sum())
     if not missing:

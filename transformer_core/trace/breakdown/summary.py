@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from schemas.results.profile_details import (
-    KernelTime,
-    LayerUse,
-    ShapeUse,
-    SourceUse,
-    Straggler,
-)
+from schemas.results.profile_details import KernelTime, LayerUse, ShapeUse, SourceUse, Straggler
 from schemas.results.profiles import (
     CollectiveUse,
     DeviceBreakdown,
@@ -108,7 +102,6 @@ def _all(devices: Devices, name: str, kind: type[Use]) -> list[Use]:
 
 
 def _grouped(uses: Sequence[Use], key: str) -> Iterator[list[Use]]:
-    """Those of one name each, in order of appearance."""
     groups: defaultdict[str, list[Use]] = defaultdict(list)
     for use in uses:
         groups[getattr(use, key)].append(use)
@@ -182,7 +175,6 @@ def layers(rows: Rows) -> list[LayerUse]:
 
 
 def _outer(path: str) -> list[str]:
-    """A path and those of the modules around it, outermost first."""
     names = path.split(SEPARATOR)
     return [SEPARATOR.join(names[: k + 1]) for k in range(len(names))]
 

@@ -40,8 +40,6 @@ class Lane:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step."""
-
     step: int
     window_ns: int
     phases: dict[int, list[tuple[str, int, int]]]
@@ -90,7 +88,6 @@ def _strip(marks: Rows, start: int, end: int) -> list[tuple[str, int, int]]:
 
 
 def _streams(rows: Rows, start: int, end: int) -> list[tuple[str, Rows]]:
-    """Label and rows of the lanes of a rank."""
     inside = rows.where((rows["t0_ns"] < end) & (rows["t1_ns"] > start))
     if not len(inside):
         return []

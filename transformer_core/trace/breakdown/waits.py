@@ -59,7 +59,6 @@ def step_bound(
 
 
 def _fetching(ranges: Rows) -> Union:
-    """When the host is in the phase that fetches batches."""
     marks = ranges.where(~ranges.equal("name", phases.STEP))
     cut = innermost(marks["t0_ns"], marks["t1_ns"])
     mine = marks.equal("name", phases.DATA)[cut.owner]
@@ -67,7 +66,6 @@ def _fetching(ranges: Rows) -> Union:
 
 
 def _launched(rows: Rows) -> tuple[Integers, Integers]:
-    """Begins in order, and launches, of the events whose launch is known."""
     known = rows.where(rows["launch_ns"] != NULL)
     order = np.lexsort((known["launch_ns"], known["t0_ns"]))
     return known["t0_ns"][order], known["launch_ns"][order]
@@ -84,7 +82,6 @@ def _not_launched(begins: Integers, launches: Integers, gaps: Union) -> Union:
 
 
 def _common(first: Union, second: Union) -> int:
-    """Nanoseconds that lie in both."""
     return first.length + second.length - union_of([first, second]).length
 
 
@@ -239,8 +236,6 @@ _OUTSIDE = "outside the phases"
 
 @dataclass
 class _Path:
-    """Stretches of the path, summed by kind and name."""
-
     times: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     counts: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
 
@@ -257,8 +252,6 @@ class _Path:
 
 
 class _Host:
-    """The host's activity over time."""
-
     def __init__(self, ranges: Rows, waits: Rows) -> None:
         marks = ranges.where(~ranges.equal("name", phases.STEP))
         self.cut: Segments = innermost(marks["t0_ns"], marks["t1_ns"])
@@ -274,7 +267,6 @@ class _Host:
         return int(self.wait_begins[place]), min(int(self.wait_ends[place]), time)
 
     def tell(self, path: _Path, begin: int, end: int) -> None:
-        """Add what the host did in a stretch, by phase."""
         first = int(np.searchsorted(self.cut.t1, begin, side="right"))
         at = begin
         while at < end:

@@ -17,11 +17,7 @@ from transformer_core.trace.events.columns import NULL, Integers, distinct
 from transformer_core.trace.events.event_table import COLUMNS, TEXTS, Events
 from transformer_core.trace.events.process import unusable
 
-_TYPES = {
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "text": pa.dictionary(pa.int32(), pa.string()),
-}
+_TYPES = {"int32": pa.int32(), "int64": pa.int64(), "text": pa.dictionary(pa.int32(), pa.string())}
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
 """The columns of events.parquet, in order."""
 _ROWS = 1 << 17
@@ -31,7 +27,6 @@ _ROWS = 1 << 17
 def integers(
     values: NDArray, kind: pa.DataType, absent: NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """Whole numbers, null where ``absent`` is true."""
     data = pa.py_buffer(np.ascontiguousarray(values, kind.to_pandas_dtype()))
     present = None
     if absent is not None and absent.any():
@@ -40,7 +35,6 @@ def integers(
 
 
 def strings(texts: Sequence[str]) -> pa.Array:
-    """Texts; none is null."""
     parts = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(parts))]
@@ -75,7 +69,6 @@ def _zeros(count: int) -> pa.Buffer:
 
 
 def table_of(events: Events) -> pa.Table:
-    """The table as Arrow's, of :data:`SCHEMA`."""
     return _part(events, 0, len(events))
 
 
@@ -135,7 +128,6 @@ def _texts(texts: Sequence[str], values: Integers, absent: NDArray[np.bool_]) ->
 
 
 def events_of(table: pa.Table) -> Events:
-    """A table of :data:`SCHEMA` as arrays of numpy."""
     found = Events()
     for batch in table.to_batches():
         columns = {}

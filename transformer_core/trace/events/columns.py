@@ -57,8 +57,6 @@ def distinct(values: Integers) -> tuple[Integers, NDArray[np.int64]]:
 
 
 class Names(dict[str, int]):
-    """Distinct texts, numbered in order of appearance: ``names[text]`` is the number."""
-
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
@@ -69,7 +67,6 @@ class Names(dict[str, int]):
         return number
 
     def of(self, texts: Iterable[str]) -> Integers:
-        """The numbers of many texts."""
         return np.fromiter(map(self.__getitem__, texts), np.int64)
 
 
@@ -81,7 +78,6 @@ class Spill:
         self._file: Any = None
 
     def keep(self, values: NDArray) -> "NDArray | Spilled":
-        """The array, or where it waits."""
         self._room -= values.nbytes
         if self._room >= 0:
             return values
@@ -115,7 +111,6 @@ class Spilled:
 
 @cache
 def spill() -> Spill:
-    """That of this process."""
     return Spill()
 
 
@@ -144,7 +139,6 @@ class Packed:
             self._data = spill().keep(data)
 
     def values(self) -> Integers:
-        """The integers, made anew."""
         if self._data is None:
             return np.full(self.count, self._least, np.int64)
         data = self._data.read() if isinstance(self._data, Spilled) else self._data
@@ -163,7 +157,6 @@ class Columns:
         self._last = {name: array("q") for name in names}
 
     def add(self, *values: int) -> None:
-        """A row, in the order of the columns."""
         for column, value in zip(self._last.values(), values, strict=True):
             column.append(value)
         self._pack_some()
@@ -192,7 +185,6 @@ class Columns:
         self._pack(name, values)
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
-        """Leave out the rows where ``mask`` is false."""
         for name in self._packed:
             self.replace(name, self[name][mask])
 
@@ -206,7 +198,6 @@ class Columns:
         return sum(part.count for part in self._packed[name]) + len(self._last[name])
 
     def __getitem__(self, name: str) -> Integers:
-        """The values of a column, made anew."""
         return self.stretch(name, 0, self._count(name))
 
     def stretches(self) -> Iterator[tuple[int, int]]:
@@ -241,7 +232,6 @@ class Columns:
         return found
 
     def distinct(self, name: str) -> list[int]:
-        """The values that a column has, in order."""
         parts = [np.unique(self.stretch(name, *edges)) for edges in self.stretches()]
         return np.unique(np.concatenate(parts)).tolist() if parts else []
 

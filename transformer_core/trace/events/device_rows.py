@@ -196,7 +196,6 @@ def events_of_process(trace: ProcessTrace, rank: int = 0) -> Events:
 
 
 def _packed(trace: ProcessTrace, rank: int, columns: Iterable[tuple[str, Integers]]) -> Events:
-    """Rows of which each column is packed as soon as it is there."""
     found, count = Events(texts=trace.names.texts), 0
     for name, values in columns:
         if name in _CLOCK and trace.offset_ns:

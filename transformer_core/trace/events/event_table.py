@@ -74,8 +74,6 @@ TEXTS = frozenset(name for name, kind in COLUMNS.items() if kind == "text")
 
 @dataclass
 class Events:
-    """Rows of the table."""
-
     columns: Columns = field(default_factory=lambda: Columns(*COLUMNS))
     """By the names of :data:`COLUMNS`; those of texts hold places in ``texts``."""
     texts: list[str] = field(default_factory=list)
@@ -84,19 +82,16 @@ class Events:
         return len(self.columns)
 
     def where(self, mask: NDArray[np.bool_]) -> "Events":
-        """Some of the rows."""
         found = Events(texts=self.texts)
         count = int(mask.sum())
         found.columns.extend(count, **{name: self.columns[name][mask] for name in COLUMNS})
         return found
 
     def of_kind(self, kind: str) -> NDArray[np.bool_]:
-        """Which rows are of a kind."""
         return np.isin(self.columns["kind"], [k for k, t in enumerate(self.texts) if t == kind])
 
 
 def joined(parts: Sequence[Events]) -> Events:
-    """The rows of all parts."""
     if len(parts) == 1:
         return parts[0]
     found = Events()
@@ -126,8 +121,6 @@ Value = TypeVar("Value")
 
 
 class _Made(dict[str, Value]):
-    """A function's results by name, cached."""
-
     def __init__(self, make: Callable[[str], Value]) -> None:
         super().__init__()
         self._make = make
@@ -171,7 +164,6 @@ class Rows:
         return len(self.columns["t0_ns"])
 
     def where(self, mask: Mask | NDArray[np.int64]) -> "Rows":
-        """Some of the rows."""
         if mask.dtype == np.bool_ and mask.all():
             return self  # and what was made of its columns
         chosen = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask.astype(np.int64)
@@ -180,12 +172,10 @@ class Rows:
         return Rows(self._all, self.texts, places)
 
     def equal(self, name: str, *texts: str) -> Mask:
-        """Where a column of texts holds one of some."""
         known = self.texts[name]
         return np.isin(self.columns[name], [k for k, text in enumerate(known) if text in texts])
 
     def missing(self, name: str) -> Mask:
-        """Where a column of texts is null."""
         return self.columns[name] == len(self.texts[name]) - 1
 
     def groups(self, name: str) -> dict[str, NDArray[np.int64]]:
@@ -200,7 +190,6 @@ class Rows:
         return {text: found[text] for text in sorted(text for text in found if text is not None)}
 
     def union(self, mask: Mask | NDArray[np.int64] | slice = slice(None)) -> Union:
-        """When any of the rows runs."""
         return union(self["t0_ns"][mask], self["t1_ns"][mask])
 
     @cached_property

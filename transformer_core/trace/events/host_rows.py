@@ -24,8 +24,6 @@ from transformer_core.trace.events.process import ProcessTrace
 
 
 class ProcessRows:
-    """A process, with what several columns need."""
-
     def __init__(self, trace: ProcessTrace) -> None:
         self.trace = trace
         self.names = trace.names
@@ -67,7 +65,6 @@ class ProcessRows:
         return group.copy() if usual is None else np.where(group == NULL, self.names[usual], group)
 
     def group_sizes(self, group: Integers) -> Integers:
-        """How many ranks the groups have; null where unknown."""
         counts = [
             NULL if n == NULL or (text := self.names.texts[n])[:1] == "#" else text.count(",") + 1
             for n in group.tolist()
@@ -85,7 +82,6 @@ class ProcessRows:
         return self._of_operator("name", operator, self._kinds)
 
     def operator_names(self, operator: Integers) -> Integers:
-        """Its name likewise."""
         return self._of_operator("name", operator, None)
 
     def _of_operator(
@@ -135,7 +131,6 @@ _NOTHING = np.empty(0, np.int64)
 
 
 def host_rows(rows: ProcessRows) -> dict[str, Integers]:
-    """The columns of what the CPU of a process did."""
     mine, talks, names = rows.trace.operators, rows.trace.collectives, rows.names
     sizes, group_sizes, groups = rows.messages
     t0, t1, operator = _self_times(rows)
@@ -171,10 +166,7 @@ def host_rows(rows: ProcessRows) -> dict[str, Integers]:
         "operator": beside(name),
         "shapes": beside(rows.shapes(operator)),
         "operator_class": np.concatenate(
-            [
-                rows.operator_classes(operator),
-                np.full(count, names[operator_classes.COMMUNICATION]),
-            ]
+            [rows.operator_classes(operator), np.full(count, names[operator_classes.COMMUNICATION])]
         ),
         "layer": rows.layers.at(thread, begin),
         "source": rows.sources.at(thread, begin),
@@ -224,7 +216,6 @@ _CPU = -1
 
 
 def ranges(rows: ProcessRows) -> dict[str, Integers]:
-    """The ranges of steps and phases."""
     names, t0, t1, _ = rows.marks.phases
     steps, begins, ends, _ = rows.marks.steps
     start = np.concatenate([t0, begins])
@@ -254,7 +245,6 @@ def module_calls(rows: ProcessRows) -> dict[str, Integers]:
 
 
 def waits(rows: ProcessRows) -> dict[str, Integers]:
-    """The calls in which the host waits for a device."""
     found = rows.trace.waits
     return {
         "t0_ns": found["t0"],

@@ -22,11 +22,9 @@ class Union:
 
     @property
     def length(self) -> int:
-        """Nanoseconds covered."""
         return int((self.t1 - self.t0).sum())
 
     def clip(self, start: int, end: int) -> "Union":
-        """The part within [start, end)."""
         first = np.searchsorted(self.t1, start, side="right")
         inside = slice(first, max(first, np.searchsorted(self.t0, end)))
         t0, t1 = np.maximum(self.t0[inside], start), np.minimum(self.t1[inside], end)
@@ -56,7 +54,6 @@ def union(t0: Times, t1: Times) -> Union:
 
 
 def union_of(parts: Sequence[Union]) -> Union:
-    """The union of unions."""
     return union(
         np.concatenate([part.t0 for part in parts]), np.concatenate([part.t1 for part in parts])
     )
@@ -160,7 +157,6 @@ class Segments:
 
     @property
     def t1(self) -> Times:
-        """Their ends."""
         return self._stretches[1]
 
     @property

@@ -7,14 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import (
-    NULL,
-    Columns,
-    Integers,
-    Names,
-    distinct,
-    nulls,
-)
+from transformer_core.trace.events.columns import NULL, Columns, Integers, Names, distinct, nulls
 from transformer_core.trace.events.intervals import innermost
 
 

@@ -68,7 +68,6 @@ class Labels:
 
 
 def modules(trace: ProcessTrace) -> tuple[Columns, Integers]:
-    """The ranges of modules, and the path of each."""
     ranges, names = trace.ranges, trace.names
     for accept in (_own, _of_profiler, _foreign):
         place = np.flatnonzero(chosen(names, ranges["name"], accept))
@@ -122,5 +121,4 @@ def _of_profiler(name: str) -> bool:
 
 
 def _foreign(name: str) -> bool:
-    """A range that a program set around a part of its model."""
     return bool(name) and phase_of(name) is None

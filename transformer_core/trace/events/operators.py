@@ -194,7 +194,6 @@ def _width(kinds: Sequence[str], place: int) -> int | None:
 
 
 def _bytes(shapes: Sequence[Shape], kinds: Sequence[str]) -> int | None:
-    """Bytes of tensors; null if the type of one is unknown."""
     total = 0
     for place, shape in enumerate(shapes):
         width = _width(kinds, place)
@@ -361,7 +360,6 @@ class Rule:
     inside: str = ""
 
     def accepts(self, base: str, name: str) -> bool:
-        """Whether the rule applies to a kernel."""
         return bool(re.match(self.base, base, re.IGNORECASE)) and bool(
             re.search(self.inside, name, re.IGNORECASE)
         )
@@ -527,7 +525,6 @@ def _mangled(name: str) -> str:
 
 
 def kernel_class(name: str) -> str:
-    """The class of a kernel by its name; of unknown ones, ``other``."""
     base = base_name(name)
     if inside := fused(base):
         kinds = {operator_class(operator) for operator in inside}

@@ -51,7 +51,6 @@ _WORD = re.compile(r"[\W_]*(step|data|forward|loss|backward|optimizer)[\W_]*(\d*
 
 
 def label(phase: str) -> str:
-    """The name of the range that marks ``phase``; the counterpart of :func:`phase_of`."""
     return PREFIX + phase
 
 
@@ -87,7 +86,6 @@ class Marks:
         return self._found(False)
 
     def placed(self, times: Integers) -> dict[str, Integers]:
-        """Phase and step around each time, of whatever thread."""
         step = self._step.at(times)
         return {
             "phase": taken(self.phases[0], self._phase.at(times)),

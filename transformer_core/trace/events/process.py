@@ -19,18 +19,10 @@ from numpy.typing import NDArray
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.trace.events.columns import NULL, Columns, Integers, Names
-from transformer_core.trace.events.operators import (
-    UNKNOWN,
-    Shape,
-    Work,
-    format_of,
-    work_of,
-)
+from transformer_core.trace.events.operators import UNKNOWN, Shape, Work, format_of, work_of
 
 
 class LeftOut:
-    """Events that cannot be used."""
-
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._first: dict[str, str] = {}
@@ -38,7 +30,6 @@ class LeftOut:
         """Categories of events that are not read."""
 
     def add(self, reason: str, count: int = 1, first: str = "") -> None:
-        """``count`` events for one reason, and what is wrong with the first of them."""
         if count:
             self._counts[reason] += count
             self._first.setdefault(reason, first)
@@ -51,16 +42,13 @@ class LeftOut:
 
     @property
     def total(self) -> int:
-        """Events left out in all."""
         return self._counts.total()
 
     @property
     def told(self) -> str:
-        """The sentences as the end of another; empty if nothing was left out."""
         return f" ({'; '.join(self.notes())})" if self.total else ""
 
     def notes(self) -> list[str]:
-        """A sentence for each reason."""
         return [
             f"{count:,} {'event was' if count == 1 else 'events were'} left out: {reason}"
             + (f" ({first})" if (first := self._first[reason]) else "")
@@ -75,7 +63,6 @@ _RANKS = re.compile(r"\[\s*\d+(\s*,\s*\d+)*\s*\]")
 
 
 def group_named(name: str) -> str:
-    """A group of which no more than a name is known."""
     return f"#{name}"
 
 
@@ -124,7 +111,6 @@ LAUNCH_NAME = re.compile(r"(cuda|cu|hip)(Ext)?(Module)?(Graph)?Launch\w*")
 
 @cache
 def launches(name: str) -> bool:
-    """Whether a call launches a kernel or a graph."""
     return bool(LAUNCH_NAME.match(name))
 
 
@@ -289,7 +275,6 @@ def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
 
 
 def list_of(text: Any) -> Sequence[object]:
-    """A list of JSON, as text or bytes; empty for anything else."""
     try:
         found = json.loads(text if isinstance(text, str) else bytes(text)) if text else []
     except (ValueError, RecursionError):
@@ -306,8 +291,6 @@ def tensor_of(shape: object) -> Shape | None:
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a profiler."""
-
     format: Literal["nsys", "kineto"]
     version: str | None
     processes: list[ProcessTrace]
@@ -335,5 +318,4 @@ class NotATrace(TraceError):
 
 
 def unusable(path: Path, message: str, remedy: str) -> TraceError:
-    """The error for a file that cannot be read."""
     return TraceError(path, message, remedy)

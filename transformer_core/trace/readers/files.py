@@ -44,8 +44,6 @@ _FORMATS = "give traces of torch.profiler (.json, .json.gz) or SQLite exports of
 
 @dataclass
 class ProcessTable:
-    """One process of a file, and its rows."""
-
     path: Path
     rank: int | None
     ranks: int | None
@@ -54,8 +52,6 @@ class ProcessTable:
 
 @dataclass
 class FileTables:
-    """The contents of a profiler's file."""
-
     format: Literal["nsys", "kineto"]
     version: str | None
     notes: list[str]
@@ -64,8 +60,6 @@ class FileTables:
 
 @dataclass(frozen=True)
 class Reading:
-    """The event table of some files, with notes."""
-
     files: list[Path]
     """The files read, in the order of the table."""
     events: Events
@@ -75,7 +69,6 @@ class Reading:
 
     @property
     def table(self) -> "pa.Table":
-        """The event table as Arrow's."""
         from transformer_core.trace.events.arrow import table_of
 
         return table_of(self.events)
@@ -94,7 +87,6 @@ def traces_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def _inside(path: Path) -> list[Path]:
-    """The files of a folder that are not hidden."""
     if not path.is_dir():
         return []
     return sorted(one for one in path.iterdir() if one.is_file() and one.name[0] != ".")
@@ -313,7 +305,6 @@ def _refuse_doubles(paths: Sequence[Path]) -> None:
 
 
 def _settle_ranks(found: list[ProcessTable]) -> list[str]:
-    """Gives every process a rank; returns notes."""
     notes = []
     if any(one.rank is None for one in found):
         for place, one in enumerate(found):

@@ -80,7 +80,6 @@ class KinetoReader:
         }
 
     def read(self) -> Source:
-        """The whole file."""
         text = EventText(self.path, EventDecoder(self.left_out))
         with Progress(f"Read {self.path.name}", "events") as progress:
             for piece in text:
@@ -213,7 +212,6 @@ class KinetoReader:
         rows.extend(len(events), thread=thread, t0=t0, t1=t1, name=name)
 
     def _functions(self, events: Sequence[Any]) -> None:
-        """Functions of Python: calls of modules, and those of the program itself."""
         if modules := [event for event in events if event.name.startswith(MODULE)]:
             self._marks(self.trace.ranges, modules)
         if frames := [event for event in events if own_line(event.name)]:

@@ -88,8 +88,6 @@ class Communication(Struct, gc=False, frozen=True, rename={"collective": "Collec
 
 
 class DeviceArgs(Communication, gc=False, frozen=True):
-    """Of a kernel, copy or memory set."""
-
     device: int | None = None
     stream: int | str | None = None
     context: int | None = None
@@ -100,8 +98,6 @@ class DeviceArgs(Communication, gc=False, frozen=True):
 
 
 class LaunchArgs(Struct, gc=False, frozen=True):
-    """Of a call of the CUDA runtime or driver."""
-
     correlation: int | None = None
 
 
@@ -120,8 +116,6 @@ class OperatorArgs(Communication, gc=False, frozen=True):
 
 
 class MemoryArgs(Struct, gc=False, frozen=True):
-    """Of an event of the allocator."""
-
     device: int | None = msgspec.field(default=None, name="Device Id")
     kind: int | None = msgspec.field(default=None, name="Device Type")
     allocated: int | None = msgspec.field(default=None, name="Total Allocated")
@@ -194,8 +188,6 @@ _TEXTS = msgspec.json.Decoder(list[Raw])
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a trace: how many events it has, and those of use by category."""
-
     count: int
     runs: dict[str, list[Any]]
 

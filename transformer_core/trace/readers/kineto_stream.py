@@ -156,7 +156,6 @@ class EventText:
         return [], text
 
     def _ends(self, text: bytes) -> bool:
-        """Whether the list of events ends within ``text``."""
         for found in islice(_END.finditer(text), _TRIES):
             try:
                 self.decode(b"[" + text[: found.start(1)] + b"]")
@@ -197,7 +196,6 @@ class EventText:
         self.head = found
 
     def _foreign(self, text: bytes) -> TraceError:
-        """The error for a text without events."""
         try:
             msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -377,7 +377,6 @@ class _Report:
         trace.collectives.add(*times, number, or_null(size), NULL, members, 0)
 
     def _told(self, reference: str) -> str:
-        """The text of a range that stands among those of the report."""
         number = reference[1:]
         return self.texts.get(int(number), "") if number.isdecimal() else reference
 
@@ -495,7 +494,6 @@ def _numbers(text: str | None) -> Integers:
 
 
 def _renumbered(values: Integers, names: Names, others: Names) -> Integers:
-    """Numbers of names as those of other ones."""
     present = np.flatnonzero(np.bincount(values))
     table = np.zeros(len(names), np.int64)
     table[present] = others.of([names.texts[number] for number in present.tolist()])
@@ -509,7 +507,6 @@ def _calls(trace: ProcessTrace, texts: Sequence[str], places: Integers) -> Integ
 
 
 def _sequences(texts: Sequence[str], places: Integers) -> Integers:
-    """The sequence numbers of autograd; -1 where there is none."""
     found = (_SEQUENCE.search(texts[place]) for place in places.tolist())
     return np.array([int(one[1]) if one else -1 for one in found], np.int64)
 
