@@ -12,9 +12,8 @@ import pytest
 from traces import complete, event_table, kineto, on_device, work
 
 from transformer_core.common.tables import read_table
-from transformer_core.trace.events import columns as spilled
 from transformer_core.trace.events.arrow import events_of, write_events
-from transformer_core.trace.events.columns import NULL, Columns, Spill, filled, moved, picked, roomy
+from transformer_core.trace.events.columns import NULL, Columns, Spill, Spilled
 from transformer_core.trace.events.event_table import Events, rows_of
 
 LARGE = 200_000
@@ -27,7 +26,8 @@ def test_arrays_come_back(in_memory: int) -> None:
     spill = Spill(in_memory)
     kept = [spill.keep(values) for values in arrays]
     for values, one in zip(arrays, kept, strict=True):
-        for found in (one.read(), pickle.loads(pickle.dumps(one)).read()):
+        for again in (one, pickle.loads(pickle.dumps(one))):
+            found = again.read() if isinstance(again, Spilled) else again
             assert found.dtype == values.dtype
             assert found.tolist() == values.tolist()
 
@@ -53,23 +53,9 @@ def full(*arguments: object, **more: object) -> None:
 
 def test_without_room_on_the_disk_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", full)
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert Spill(0).keep(np.arange(5)).read().tolist() == [0, 1, 2, 3, 4]
-    assert filled(LARGE, 7).sum() == 7 * LARGE
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    assert Spill(0).keep(np.arange(5)).read().tolist() == [0, 1, 2, 3, 4]
-    assert (moved(np.arange(LARGE)) == np.arange(LARGE)).all()
-
-
-def test_large_arrays_are_those_of_numpy() -> None:
-    values = np.random.default_rng(6).integers(0, 100, LARGE).astype(np.int32)
-    places = np.argsort(values, kind="stable")
-    found = picked(values, places)
-    assert found.dtype == values.dtype
-    assert (found == values[places]).all()
-    assert found.flags.writeable
-    assert (picked(values, slice(3, 9)) == values[3:9]).all()
-    assert len(roomy(0)) == len(picked(values[:0], places[:0])) == 0
+    for name in ("some room", "none"):
+        assert list(Spill(0).keep(np.arange(5))) == [0, 1, 2, 3, 4], name
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
 
 
 ANONYMOUS = """
@@ -99,8 +85,8 @@ def peak(path: Path) -> int:
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/status").exists() or spilled.roomy(LARGE).flags.owndata,
-    reason="needs Linux and room for temporary files",
+    not Path("/proc/self/status").exists(),
+    reason="needs Linux",
 )
 def test_operators_and_launches_take_no_memory(tmp_path: Path) -> None:
     """Of the host's events there may be as many as one likes; those of the device are few."""

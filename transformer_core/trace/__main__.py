@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -38,6 +39,8 @@ from transformer_core.trace.readers.files import traces_of
 from transformer_core.trace.terminal import page, plain
 
 _ALL_KERNELS = 10_000
+_COMMANDS = {"diff": "compare", "memory": "memory", "perfetto": "perfetto"}
+"""Modules of the commands that have a name."""
 _HELP = """\
 Read traces of torch.profiler (.json, .json.gz) or Nsight Systems (.sqlite), one file
 for each rank of a training or a folder of them, and print where the time of a step
@@ -125,19 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    # Reading a trace must not wait for imports that only other commands need.
-    if arguments[:1] == ["diff"]:
-        from transformer_core.trace import compare
-
-        return compare.main(arguments[1:])
-    if arguments[:1] == ["perfetto"]:
-        from transformer_core.trace import perfetto
-
-        return perfetto.main(arguments[1:])
-    if arguments[:1] == ["memory"]:
-        from transformer_core.trace import memory
-
-        return memory.main(arguments[1:])
+    if arguments[:1] and arguments[0] in _COMMANDS:
+        # Reading a trace must not wait for imports that only other commands need.
+        module = import_module(f"transformer_core.trace.{_COMMANDS[arguments[0]]}")
+        return int(module.main(arguments[1:]))
     parser = _arguments()
     options = parser.parse_args(arguments)
     if meant := _command(options.files[0]):
@@ -162,7 +156,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _command(path: Path) -> str | None:
     """The command that a mistyped word may stand for; null for a file."""
-    found = get_close_matches(str(path), ("diff", "memory", "perfetto"), n=1)
+    found = get_close_matches(str(path), _COMMANDS, n=1)
     return None if path.exists() or not found else found[0]
 
 

@@ -1,8 +1,8 @@
 """Arguments of the commands, refused where they mean nothing, and files that commands write."""
 
 import argparse
-import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +12,10 @@ from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import read_files, traces_of
 
 _LONGEST_MS = 1e12
+"""Nanoseconds of it fit into 64 bits."""
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
@@ -30,38 +30,27 @@ def pattern(text: str) -> str:
 
 
 def percent(text: str) -> float:
-    """A finite number that is not negative."""
-    if not 0 <= (number := _number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return number
+    return _number(text, 0, sys.float_info.max, "a number of at least 0")
 
 
 def milliseconds(text: str) -> float:
-    """A time that fits into 64 bits of nanoseconds."""
-    if not abs(number := _number(text)) <= _LONGEST_MS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds")
-    return number
+    return _number(text, -_LONGEST_MS, _LONGEST_MS, "a number of milliseconds")
 
 
-def _number(text: str) -> float:
+def _number(text: str, least: float, most: float, told: str) -> float:
     try:
-        return float(text)
+        if least <= float(text) <= most:
+            return float(text)
     except ValueError:
-        return math.nan
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not {told}")
 
 
 def add_window(parser: argparse._ActionsContainer) -> None:
     """The options of a window: :func:`window` reads them."""
-    parser.add_argument(
-        "--from",
-        dest="begin",
-        type=milliseconds,
-        metavar="MS",
-        help="leave out earlier events, in milliseconds after the first event",
-    )
-    parser.add_argument(
-        "--to", dest="end", type=milliseconds, metavar="MS", help="leave out later events, likewise"
-    )
+    for word, field, told in (("--from", "begin", "earlier"), ("--to", "end", "later")):
+        told = f"leave out {told} events, in milliseconds after the first event"
+        parser.add_argument(word, dest=field, type=milliseconds, metavar="MS", help=told)
 
 
 def window(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Window:

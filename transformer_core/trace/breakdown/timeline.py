@@ -64,14 +64,20 @@ def read_timeline(path: Path) -> Timeline | None:
         return None
     windows.sort(key=lambda window: window[2] - window[1])
     step, start, end = windows[len(windows) // 2]
-    lanes: list[Lane] = []
-    strips: dict[int, list[tuple[str, int, int]]] = {}
-    for rank in np.unique(work["rank"]).tolist():
-        mine = work.where(work["rank"] == rank)
-        strips[rank] = _strip(marks.where(marks["rank"] == rank), start, end)
-        for label, rows in _streams(mine, start, end):
-            lanes.append(Lane(rank, label, _spans(rows, start, end)))
-    return Timeline(step, end - start, strips, lanes)
+    parts = [
+        (rank, marks.where(marks["rank"] == rank), work.where(work["rank"] == rank))
+        for rank in np.unique(work["rank"]).tolist()
+    ]
+    return Timeline(
+        step,
+        end - start,
+        {rank: _strip(mine, start, end) for rank, mine, _ in parts},
+        [
+            Lane(rank, label, _spans(rows, start, end))
+            for rank, _, mine in parts
+            for label, rows in _streams(mine, start, end)
+        ],
+    )
 
 
 def _strip(marks: Rows, start: int, end: int) -> list[tuple[str, int, int]]:

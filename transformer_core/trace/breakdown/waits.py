@@ -11,7 +11,7 @@ last wait for the device; where it waited, the path goes on with the event that 
 parts lie end to end, so they sum to the step.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -35,26 +35,23 @@ def step_bound(
     idle = rows.union().gaps(
         min(begin for (begin, _), _ in windows), max(end for (_, end), _ in windows)
     )
-    fetching = _fetching(ranges)
-    launched = _launched(rows)
-    parts = dict.fromkeys(("input", "host", "other"), 0)
+    fetching, launched = _fetching(ranges), _launched(rows)
+    waited = fetched = host = 0
     for (begin, end), _ in windows:
         inside = idle.clip(begin, end)
         late = inside if cpu else _not_launched(*launched, inside)
-        fetched = _common(inside, fetching)
-        parts["input"] += fetched
-        host = late.length - _common(late, fetching)
-        parts["host"] += host
-        parts["other"] += inside.length - fetched - host
+        waited += inside.length
+        fetched += _common(inside, fetching)
+        host += late.length - _common(late, fetching)
     whole = [partition for _, partition in windows]
     return StepBound(
         window_ns=sum(part.window_ns for part in whole),
         device_ns=sum(part.compute_ns + (part.exposed_graphs_ns or 0) for part in whole),
         link_ns=sum(part.exposed_communication_ns for part in whole),
         copies_ns=sum(part.exposed_copies_ns or 0 for part in whole),
-        input_ns=parts["input"],
-        host_ns=parts["host"],
-        other_ns=parts["other"],
+        input_ns=fetched,
+        host_ns=host,
+        other_ns=waited - fetched - host,
     )
 
 
@@ -110,10 +107,6 @@ def launch_use(rows: Rows) -> LaunchUse | None:
     )
 
 
-Key = tuple[str, str | None]
-"""A kind of collective and its group; null where the trace tells nothing of groups."""
-
-
 @dataclass
 class Waiting:
     """Transfers and waits, from comparing the collectives of all devices."""
@@ -136,61 +129,46 @@ class _Member:
 def waiting(devices: Sequence[Rows]) -> Waiting:
     """Match the collectives of devices. Those whose ranks are not all there, or ran them unequally
     often, have no transfer, and a note says why."""
-    members = _members(devices)
-    names = [{name for (name, _) in members if _has(members, name, k)} for k in range(len(devices))]
-    sums: list[defaultdict[str, int]] = [defaultdict(int) for _ in devices]
+    sums: list[Counter[str]] = [Counter() for _ in devices]
     failed: list[set[str]] = [set() for _ in devices]
-    last: defaultdict[int, int] = defaultdict(int)
-    caused: defaultdict[int, int] = defaultdict(int)
-    notes = []
-    for key, found in members.items():
-        if problem := _problem(key[1], found, len(devices)):
-            notes.append(f"Transfer and waiting of {key[0]} are unknown: {problem}")
+    last, caused, notes = Counter[int](), Counter[int](), set()
+    for (name, group), found in _members(devices).items():
+        if problem := _problem(group, found, len(devices)):
+            notes.add(f"Transfer and waiting of {name} are unknown: {problem}")
             for member in found:
-                failed[member.device].add(key[0])
+                failed[member.device].add(name)
             continue
         durations = np.stack([member.durations for member in found])
-        shortest = durations.min(0)
-        for member in found:
-            sums[member.device][key[0]] += int(shortest.sum())
-        late = durations.argmin(0)
+        shortest, late = durations.min(0), durations.argmin(0)
         lost = (durations - shortest).sum(0)
         for place, member in enumerate(found):
-            mine = late == place
-            last[member.rank] += int(mine.sum())
-            caused[member.rank] += int(lost[mine].sum())
+            sums[member.device][name] += int(shortest.sum())
+            last[member.rank] += int((late == place).sum())
+            caused[member.rank] += int(lost[late == place].sum())
     executions = sum(last.values())
     return Waiting(
         transfers=[
-            {name: sums[k][name] for name in names[k] - failed[k]} for k in range(len(devices))
+            {name: time for name, time in mine.items() if name not in lacking}
+            for mine, lacking in zip(sums, failed, strict=True)
         ],
-        notes=sorted(set(notes)),
+        notes=sorted(notes),
         stragglers=[
             Straggler(rank=rank, last=last[rank], share=last[rank] / executions, caused_ns=cost)
             for rank, cost in sorted(caused.items(), key=lambda item: -item[1])
-        ]
-        if executions
-        else [],
+            if executions
+        ],
     )
 
 
-def _has(members: dict[Key, list[_Member]], name: str, device: int) -> bool:
-    return any(
-        member.device == device
-        for (collective, _), found in members.items()
-        if collective == name
-        for member in found
-    )
-
-
-def _members(devices: Sequence[Rows]) -> dict[Key, list[_Member]]:
-    found: defaultdict[Key, list[_Member]] = defaultdict(list)
+def _members(devices: Sequence[Rows]) -> dict[tuple[str, str | None], list[_Member]]:
+    """By kind of collective and group, which is null where the trace tells nothing of groups."""
+    found: defaultdict[tuple[str, str | None], list[_Member]] = defaultdict(list)
     for number, rows in enumerate(devices):
         for name, places in rows.groups("collective").items():
             places = places[np.argsort(rows["t0_ns"][places], kind="stable")]
-            group = rows["group"][places]
-            for text in sorted({*group.tolist()}, key=str):
-                mine = places[np.array([value == text for value in group.tolist()])]
+            groups = rows.columns["group"][places]
+            for code in np.unique(groups).tolist():
+                mine = places[groups == code]
                 sizes = rows["group_size"][mine]
                 member = _Member(
                     device=number,
@@ -198,8 +176,8 @@ def _members(devices: Sequence[Rows]) -> dict[Key, list[_Member]]:
                     durations=rows.durations[mine],
                     sizes=frozenset(np.unique(sizes[sizes != NULL]).tolist()),
                 )
-                found[(name, text)].append(member)
-    return dict(found)
+                found[name, rows.texts["group"][code]].append(member)
+    return found
 
 
 def _problem(group: str | None, members: list[_Member], devices: int) -> str | None:

@@ -121,24 +121,21 @@ Value = TypeVar("Value")
 
 
 class _Made(dict[str, Value]):
-    def __init__(self, make: Callable[[str], Value]) -> None:
+    """The results of a function by name, cached: all of them, or the last ``most``."""
+
+    def __init__(self, make: Callable[[str], Value], most: int | None = None) -> None:
         super().__init__()
-        self._make = make
+        self._make, self._most = make, most
 
     def __missing__(self, name: str) -> Value:
+        if len(self) == self._most:
+            del self[next(iter(self))]
         self[name] = made = self._make(name)
         return made
 
 
-class _Few(_Made[Value]):
-    """The last few of what was made: of columns each takes as much memory as the table packed."""
-
-    _MOST = 6
-
-    def __missing__(self, name: str) -> Value:
-        if len(self) >= self._MOST:
-            del self[next(iter(self))]
-        return super().__missing__(name)
+_FEW = 6
+"""Columns that are kept unpacked: each takes as much memory as the whole table packed."""
 
 
 class Rows:
@@ -153,7 +150,7 @@ class Rows:
         self._all, self._places = columns, places
         self.texts = texts
         """The values of columns of texts; the last is None."""
-        self.columns: Mapping[str, NDArray] = _Few(lambda name: columns(name, places))
+        self.columns: Mapping[str, NDArray] = _Made(lambda name: columns(name, places), _FEW)
         """Numbers, or of texts the places of their values."""
 
     def __getitem__(self, name: str) -> NDArray:
@@ -209,11 +206,8 @@ def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
         from transformer_core.trace.events.arrow import events_of
 
         table = events_of(table)
-    kept = slice(None) if but is None else np.flatnonzero(~table.of_kind(but))
-    return _rows(table, kept)
+    events = table
 
-
-def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
     def known(name: str) -> tuple[NDArray, NDArray[np.int32]]:
         """The texts of a column and None, and the place there of each text of the table; what
         stands behind the last of these is the place of null."""
@@ -221,9 +215,9 @@ def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
         present = np.flatnonzero(np.bincount(values[values != NULL]))
         order: dict[str, int] = {}
         places = [order.setdefault(events.texts[k], len(order)) for k in present.tolist()]
-        table = np.full(len(events.texts) + 1, len(order), np.int32)
-        table[present] = places
-        return np.array([*order, None], dtype=object), table
+        numbers = np.full(len(events.texts) + 1, len(order), np.int32)
+        numbers[present] = places
+        return np.array([*order, None], dtype=object), numbers
 
     tables = _Made(known)
 
@@ -231,11 +225,10 @@ def _rows(events: Events, kept: NDArray[np.int64] | slice) -> Rows:
         values = events.columns[name][places]
         if name not in TEXTS:
             return values
-        table = tables[name][1]
-        # Null comes after the last text, wherever that is.
-        values[values == NULL] = len(table) - 1
-        return table[values]
+        values[values == NULL] = -1  # behind the last text
+        return tables[name][1][values]
 
+    kept = slice(None) if but is None else np.flatnonzero(~events.of_kind(but))
     return Rows(column, _Made(lambda name: tables[name][0]), kept)
 
 

@@ -228,7 +228,7 @@ class _Report:
     ) -> None:
         good = self._fine(rows, "deviceId", "streamId")
         labels = np.array(names, object)
-        for pid in np.unique(_process(rows["globalPid"][good])).tolist():
+        for pid in _few(_process(rows["globalPid"][good])):
             trace = self._process(pid)
             mine = good & (_process(rows["globalPid"]) == pid)
             ids = trace.names
@@ -283,7 +283,7 @@ class _Report:
             waiting = good & np.isin(rows["nameId"], known) & (rows["end"] >= rows["start"])
             count += int(good.sum())
             self.launched += int(np.isin(rows["nameId"][good], launching).sum())
-            for pid in np.unique(_process(rows["globalTid"][good])).tolist():
+            for pid in _few(_process(rows["globalTid"][good])):
                 of_process = _process(rows["globalTid"]) == pid
                 mine = good & of_process
                 self._process(pid).launches.extend(
@@ -348,7 +348,7 @@ class _Report:
                 {n: int(rows[n][place]) for n in rows}, texts[place], payloads[place]
             )
         pids, thread = _process(rows["globalTid"]), _thread(rows["globalTid"])
-        for pid in np.unique(pids[known]).tolist():
+        for pid in _few(pids[known]):
             mine, trace = known & (pids == pid), self._process(pid)
             marks, works = (np.flatnonzero(mine & (kinds == kind)) for kind in (_MARKS, _OPERATES))
             at = {"thread": thread, "t0": rows["start"], "t1": rows["end"]}
@@ -481,6 +481,15 @@ class _Report:
 def _process(number: Integers) -> Integers:
     """The process of a globalPid or globalTid: its id stands in bits 24 to 47; 0 for null."""
     return np.where(number == NULL, 0, (number >> 24) & 0xFFFFFF)
+
+
+def _few(numbers: Integers) -> list[int]:
+    """The distinct ones of numbers that are mostly the same; numpy would sort or hash them all."""
+    found = []
+    while len(numbers):
+        found.append(int(numbers[0]))
+        numbers = numbers[numbers != found[-1]]
+    return sorted(found)
 
 
 def _numbers(text: str | None) -> Integers:
