@@ -164,7 +164,10 @@ class Columns:
     def extend(self, count: int, **values: Integers | int) -> None:
         """Many rows; a column for which there is one number has it in all, one not named null."""
         for name, column in self._last.items():
-            found = np.broadcast_to(values.pop(name, NULL), count)
+            found = values.pop(name, NULL)
+            if isinstance(found, int):
+                found = np.full(count, found, np.int64)
+            assert len(found) == count, name
             column.frombytes(np.ascontiguousarray(found, np.int64).view(np.uint8).data)
         assert not values, f"no such columns: {', '.join(values)}"
         self._pack_some()

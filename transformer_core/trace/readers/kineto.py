@@ -39,7 +39,7 @@ from transformer_core.trace.readers.kineto_events import (
     UNREAD,
     Communication,
     EventDecoder,
-    call_of,
+    calls_of,
     copy_kind,
     input_bytes,
     nanoseconds,
@@ -183,20 +183,16 @@ class KinetoReader:
             t0=t0,
             t1=t1,
             name=self.trace.names.of(event.name for event in events),
-            call=self.trace.calls([call_of(event) for event in events]),
+            call=self.trace.calls(calls_of(events)),
             sequence=optional([event.args.sequence for event in events]),
         )
         # Old traces tell the stack with the operator, new ones as functions of Python.
-        lines = [own_line(event.args.stack) for event in events]
-        if any(lines):
+        if any(event.args.stack for event in events):
+            lines = [own_line(event.args.stack) for event in events]
             some = np.flatnonzero([line is not None for line in lines])
-            self.trace.frames.extend(
-                len(some),
-                thread=thread[some],
-                t0=t0[some],
-                t1=t1[some],
-                name=self.trace.names.of(line for line in lines if line),
-            )
+            name = self.trace.names.of(line for line in lines if line)
+            at = {"thread": thread[some], "t0": t0[some], "t1": t1[some]}
+            self.trace.frames.extend(len(some), **at, name=name)
 
     def _ranges(self, events: Sequence[Any]) -> None:
         talks = [event for event in events if COLLECTIVE.fullmatch(event.name)]

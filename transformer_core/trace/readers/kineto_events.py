@@ -381,10 +381,17 @@ def input_bytes(args: OperatorArgs) -> int | None:
     return total or None
 
 
-def call_of(event: Any) -> Call:
-    """An operator with what tells its work."""
-    args, name = event.args, event.name
-    more = bytes(args.concrete) if "conv" in name else b""
-    if (args.kernel_num_gb or args.kernel_flop) and COMPILED.match(name):
-        more = b"[%s,%s]" % (bytes(args.kernel_flop) or b"0", bytes(args.kernel_num_gb) or b"0")
-    return name, bytes(args.dims or args.old_dims), bytes(args.types), more
+def calls_of(events: Sequence[Any]) -> list[Call]:
+    """Operators with what tells their work."""
+    found: list[Call] = [
+        (e.name, bytes(e.args.dims or e.args.old_dims), bytes(e.args.types), b"") for e in events
+    ]
+    for place, event in enumerate(events):
+        args = event.args
+        if args.kernel_num_gb or args.kernel_flop:
+            if COMPILED.match(event.name):
+                told = (bytes(args.kernel_flop) or b"0", bytes(args.kernel_num_gb) or b"0")
+                found[place] = (*found[place][:3], b"[%s,%s]" % told)
+        elif "conv" in event.name:
+            found[place] = (*found[place][:3], bytes(args.concrete))
+    return found

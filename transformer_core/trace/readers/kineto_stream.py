@@ -150,7 +150,8 @@ class EventText:
                 break
             if after := _BETWEEN.match(text, end + 1):
                 try:
-                    return self.decode(b"[%b]" % text[: end + 1]), text[after.end() :]
+                    whole = b"".join((b"[", memoryview(text)[: end + 1], b"]"))
+                    return self.decode(whole), text[after.end() :]
                 except msgspec.DecodeError:
                     continue  # a brace within an event, or behind the last of them
         return [], text
