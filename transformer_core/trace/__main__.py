@@ -39,7 +39,11 @@ from transformer_core.trace.readers.files import traces_of
 from transformer_core.trace.terminal import page, plain
 
 _ALL_KERNELS = 10_000
-_COMMANDS = {"diff": "compare", "memory": "memory", "perfetto": "perfetto"}
+_COMMANDS = {
+    "diff": "transformer_core.trace.compare",
+    "memory": "transformer_core.trace.memory",
+    "perfetto": "transformer_core.trace.perfetto",
+}
 """Modules of the commands that have a name."""
 _HELP = """\
 Read traces of torch.profiler (.json, .json.gz) or Nsight Systems (.sqlite), one file
@@ -130,8 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     if arguments[:1] and arguments[0] in _COMMANDS:
         # Reading a trace must not wait for imports that only other commands need.
-        module = import_module(f"transformer_core.trace.{_COMMANDS[arguments[0]]}")
-        return int(module.main(arguments[1:]))
+        return int(import_module(_COMMANDS[arguments[0]]).main(arguments[1:]))
     parser = _arguments()
     options = parser.parse_args(arguments)
     if meant := _command(options.files[0]):
