@@ -45,8 +45,6 @@ localrules:
     link_trial_specs,
     link_error,
     projection,
-    tables,
-    figures,
     page,
     against,
     compare_page,

@@ -227,4 +227,6 @@ _REMEDIES = {
 
 
 def _cut(text: str, limit: int = 300) -> str:
+    """A text that is not too long, without characters that would steer the terminal."""
+    text = "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from transformer_core.common.digests import forget_all
+
 # Tests run side by side, one process per core: threads of each would fight for the cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in ("workflow", "slow")
     )
     items.sort(key=lambda item: (item.path not in workflow, item.path not in slow))
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_read() -> None:
+    """A process remembers the digests of what it has read: those of another test's are forgotten."""
+    forget_all()
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,8 @@ from schemas.results import Certificate
 from tests.attacks.tally import Tally, Verdict
 from tests.orders import run_job
 from transformer_core.certify import judge as certify
+from transformer_core.common.digests import NAME, forget_all
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import seal_file
 from transformer_core.common.tables import read_table
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
@@ -96,17 +96,20 @@ def _swap(path: Path, others: Sequence[Path], chance: random.Random) -> None:
         _put(path, chance.choice(others).read_bytes())
 
 
-def _swap_with_seal(path: Path, others: Sequence[Path], chance: random.Random) -> None:
+def _swap_with_digests(path: Path, others: Sequence[Path], chance: random.Random) -> None:
+    """A copy of another run's whole folder."""
+    others = [other for other in others if other.parent != path.parent]
     if others:
         other = chance.choice(others)
         _put(path, other.read_bytes())
-        if seal_file(other).exists():
-            shutil.copy2(seal_file(other), seal_file(path))
+        if other.with_name(NAME).exists():
+            _put(path.with_name(NAME), other.with_name(NAME).read_bytes())
 
 
-def _flip_seal(path: Path, others: Sequence[Path], chance: random.Random) -> None:
-    if seal_file(path).exists():
-        _put(seal_file(path), bytes(_flip(bytearray(seal_file(path).read_bytes()), chance)))
+def _flip_digests(path: Path, others: Sequence[Path], chance: random.Random) -> None:
+    file = path.with_name(NAME)
+    if file.exists():
+        _put(file, bytes(_flip(bytearray(file.read_bytes()), chance)))
 
 
 KINDS: dict[str, Damage] = {
@@ -117,8 +120,8 @@ KINDS: dict[str, Damage] = {
     "grown": _edit(_grow),
     "digit_changed": _edit(_digit),
     "of_another_run": _swap,
-    "of_another_run_with_seal": _swap_with_seal,
-    "seal_flipped": _flip_seal,
+    "of_another_run_with_digests": _swap_with_digests,
+    "digests_flipped": _flip_digests,
 }
 
 
@@ -326,13 +329,14 @@ def _clear(said: str, file: Path) -> tuple[Verdict, str]:
 
 @contextlib.contextmanager
 def _restored(file: Path):  # type: ignore[no-untyped-def]
-    """Puts a file and its seal back as they were."""
-    kept = {
-        path: (path.read_bytes(), path.stat()) for path in (file, seal_file(file)) if path.exists()
-    }
+    """Puts a file and the digests beside it back as they were."""
+    files = [path for path in (file, file.with_name(NAME)) if path.exists()]
+    kept = {path: (path.read_bytes(), path.stat()) for path in files}
+    forget_all()
     try:
         yield
     finally:
+        forget_all()
         for path, (content, stat) in kept.items():
             path.write_bytes(content)
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -27,8 +27,8 @@ import pyarrow as pa
 from schemas.config.run_spec import RunSpec
 from tests.attacks.tally import Tally, Verdict
 from tests.orders import order_text, run_order
+from transformer_core.common.digests import forget
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import seal_file
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES)
 
@@ -217,8 +217,7 @@ def judge(job: Job, calls: Calls, right: str | None) -> tuple[Verdict, str]:
         return "silent", f"it left another result; it said: {said}"
     if code == 0:
         return ("same" if left == right else "silent"), said
-    with contextlib.suppress(FileNotFoundError):
-        seal_file(job.output).unlink()
+    forget(job.output)
     if _started(job)[0] or job.made() != right:
         return "silent", f"the next attempt makes another result; it said: {said}"
     clear = "remedy" in said.lower() and calls.folder in said

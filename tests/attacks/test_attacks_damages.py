@@ -7,8 +7,8 @@ import pytest
 from pair_files import make_store
 
 from tests.attacks.damages import KINDS, run
-from transformer_core.common import records, seals
-from transformer_core.common.seals import write_sealed
+from transformer_core.common import digests
+from transformer_core.common.digests import write_result
 from transformer_core.data.sharding import shard_store
 from transformer_core.study.variants import read_variants
 
@@ -24,10 +24,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.mkdir()
         make_store(made, pairs=40, pairs_per_shard=15)
         shutil.copytree(made / "shards", folder / "data/small/shards" / split)
-        seals.seal(folder / f"data/small/shards/{split}/manifest.json")
+        digests.record(folder / f"data/small/shards/{split}/manifest.json")
     variants, _ = read_variants(ROOT / "config/variants.yaml")
     text = variants["ddp"].model_dump_json()
-    write_sealed(folder / "variants.json", f'{{"ddp": {text}}}\n')
+    write_result(folder / "variants.json", f'{{"ddp": {text}}}\n')
     return folder
 
 
@@ -41,8 +41,7 @@ def test_every_damage_is_noticed(results: Path) -> None:
 def test_readers_that_check_nothing_are_found(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records.seals, "check", lambda *_: None)
-    monkeypatch.setattr(seals.Together, "check", lambda *_: None)
+    monkeypatch.setattr(digests, "check", lambda *_: None)
     monkeypatch.setattr(shard_store, "check_quickly", lambda *_: None)
     assert run(90, 7, results).faults
 

@@ -1,5 +1,8 @@
 """Files are written whole or not at all."""
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +32,18 @@ def test_the_checksum_is_that_of_the_contents(tmp_path: Path) -> None:
     write_text(tmp_path / "abc", "abc")
     # FIPS 180-4's example.
     assert sha256(tmp_path / "abc").startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    target = tmp_path / "file.json"
+    code = (
+        "import os, sys; from pathlib import Path; from transformer_core.common.files import *\n"
+        "with atomic_path(Path(sys.argv[1])) as temporary:\n"
+        "    temporary.write_text('half'); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    (left,) = tmp_path.iterdir()
+    others = tmp_path / left.name.replace(platform.node(), "other-host")
+    others.touch()
+    write_text(target, "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"file.json", others.name}

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
 from schemas.results import CorpusSplit
 from tests.orders import run_job
+from transformer_core.common.digests import NAME
 from transformer_core.data.corpus.job import SCHEMA, read_split
 from transformer_core.data.corpus.pairs import PairFilter
 from transformer_core.data.corpus.readers import open_split
@@ -31,8 +32,7 @@ def read(folder: Path, found: AnyCorpus, **rules: Any) -> tuple[CorpusSplit, pa.
     pairs, report = folder / "out" / "train.arrow", folder / "out" / "train.json"
     result = read_split(found, Filter(**rules), "train", pairs, report)
     assert CorpusSplit.model_validate_json(report.read_text()) == result
-    # Beside each of them its seal.
-    seen = [path.name for path in (folder / "out").iterdir() if path.suffix != ".seal"]
+    seen = [path.name for path in (folder / "out").iterdir() if path.name != NAME]
     assert sorted(seen) == ["train.arrow", "train.json"]
     return result, pa.ipc.open_file(pairs).read_all()
 

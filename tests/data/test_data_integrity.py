@@ -16,8 +16,8 @@ from pair_files import make_store, steady
 
 from schemas.results import DataCheck, ShardManifest
 from tests.orders import run_job
-from transformer_core.common import seals
-from transformer_core.common.seals import digest
+from transformer_core.common import digests
+from transformer_core.common.digests import digest
 from transformer_core.data.sharding.local_copies import VARIABLE, copy_to, open_nearest
 from transformer_core.data.sharding.shard_store import ShardError, open_shards
 
@@ -102,7 +102,7 @@ def test_a_shard_is_checked_once_by_whoever_reads_it(tmp_path, monkeypatch, read
     make_store(tmp_path, pairs=60, pairs_per_shard=25)
     folder = tmp_path / "shards"
     checked = []
-    monkeypatch.setattr(seals, "digest", lambda path: checked.append(path.name) or digest(path))
+    monkeypatch.setattr(digests, "digest", lambda path: checked.append(path.name) or digest(path))
     opened = open_shards(folder / "manifest.json")
     assert checked == []
     getattr(opened, read)([30, 31])
@@ -143,7 +143,7 @@ def test_shards_from_earlier_times_are_compared_with_their_sha256(tmp_path):
     before = ShardManifest.model_validate_json(manifest.read_text())
     old = [s.model_copy(update={"xxh3": ""}) for s in before.shards]
     manifest.write_text(before.model_copy(update={"shards": old}).model_dump_json())
-    seals.seal(manifest)
+    digests.record(manifest)
     assert len(open_shards(manifest).source_rows([0])) == 1
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -164,7 +164,7 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
     folder = tmp_path / "shards"
     manifest = folder / "manifest.json"
     text = manifest.read_text()
-    seals.seal_file(manifest).unlink()
+    digests.forget(manifest)
 
     wrong = json.loads(text)
     wrong["shards"][0]["pairs"] += 1
@@ -185,7 +185,7 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
     with pytest.raises(ShardError, match="shard-00000"):
         open_shards(manifest)
     make_store(tmp_path)
-    seals.seal_file(manifest).unlink()
+    digests.forget(manifest)
 
     manifest.write_text(text)
     shard = folder / "shard-00002.arrow"

@@ -16,6 +16,7 @@ from pair_files import ENGLISH, GERMAN, decoded, make_store, steady, write_pairs
 from schemas.config.corpus import Filter
 from schemas.results import ShardManifest, ShardProgress
 from tests.orders import job_command, order_text, run_job, run_order
+from transformer_core.common.digests import NAME
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
@@ -72,7 +73,7 @@ def test_manifest_adds_up(tmp_path):
     assert manifest.vocabulary == 320
     folder = tmp_path / "shards"
     assert sorted(path.name for path in folder.iterdir()) == [
-        ".manifest.json.seal",
+        NAME,
         "manifest.json",
         *(shard.file for shard in manifest.shards),
     ]
@@ -131,7 +132,7 @@ def test_fewer_shards_leave_no_old_ones(tmp_path, tokenizer):
     assert names == ["shard-00000.arrow", "shard-00001.arrow"]
     write_shards(file, tokenizer, Filter(), tmp_path / "out", 1)
     again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    for name in ("manifest.json", ".manifest.json.seal"):  # with the time that it took
+    for name in ("manifest.json", NAME):  # with the time that it took
         first.pop(name)
         again.pop(name)
     assert again == first

@@ -8,7 +8,7 @@ import pytest
 from report_builders import build, mixed
 
 from schemas.errors import ConfigError
-from transformer_core.common.seals import seal_file
+from transformer_core.common.digests import forget
 from transformer_core.decide.against import against, read_side
 from transformer_core.report.compare_page import render
 
@@ -37,7 +37,7 @@ def test_a_regression_is_named_on_the_page(folder: Path, tmp_path: Path) -> None
     for end in ("median", "low", "high"):
         throughput["ratio"][end] /= 2
     file.write_text(json.dumps(records))
-    seal_file(file).unlink(missing_ok=True)
+    forget(file)
     found = against(read_side(slow), read_side(folder))
     worse = [(c.variant, c.quantity) for c in found.changes if c.verdict == "SLOWER"]
     assert worse == [("amp_bf16", "speedup"), ("amp_bf16", "throughput")]

@@ -14,8 +14,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import PairedRun, Refinement
 from tests.orders import run_job
+from transformer_core.common.digests import write_result
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.common.study_clock import Clock
 from transformer_core.decide import refine as job
 from transformer_core.measure import comparison
@@ -50,13 +50,13 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     sides = []
     for name in ("single", *VARIANTS):
         spec = RunSpec.model_validate({"variant": name})
-        write_sealed(folder / f"runs/{name}/spec.json", spec.canonical_json())
+        write_result(folder / f"runs/{name}/spec.json", spec.canonical_json())
         found = certificate(name).model_copy(update={"variant": name})
-        write_sealed(folder / f"equivalence/{name}.json", found.model_dump_json())
+        write_result(folder / f"equivalence/{name}.json", found.model_dump_json())
         sides.append(Side(name, spec))
     runs = compare(sides, COMPARING, folder, tmp_path / "first", "the command")
     for name, run in runs.items():
-        write_sealed(folder / f"turns/single/1/{name}/single.json", run.model_dump_json())
+        write_result(folder / f"turns/single/1/{name}/single.json", run.model_dump_json())
     return folder
 
 
@@ -67,7 +67,7 @@ def refine(
     study = Study(
         name="timed", variants=["single", *VARIANTS], time=asked, comparison=COMPARING, search=None
     )
-    write_sealed(results / "study.json", study.canonical_json())
+    write_result(results / "study.json", study.canonical_json())
     clock = Clock(began=time.time() - spent, seen=time.time(), running=True)
     (results / ".clock.json").write_text(clock.model_dump_json())
     shutil.rmtree(results / "refined", ignore_errors=True)

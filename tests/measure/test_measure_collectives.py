@@ -14,6 +14,7 @@ from schemas.config.profiling import Limits
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
 from tests.orders import job_command
+from transformer_core.common.digests import NAME
 from transformer_core.measure import collectives as worker
 from transformer_core.measure.collectives import (
     COLLECTIVES,
@@ -112,7 +113,7 @@ def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     assert "does not communicate" in str(run.reason)
     assert table.num_rows == 0
     assert table.column_names == list(COLLECTIVE_COLUMNS)
-    assert {path.name for path in tmp_path.iterdir()} == {file.name, f".{file.name}.seal"}
+    assert {path.name for path in tmp_path.iterdir()} == {file.name, NAME}
 
 
 def test_the_table_keeps_rows_and_origin(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.results import Hardware
 from tests.orders import run_job
+from transformer_core.common.digests import NAME
 from transformer_core.machine import hardware
 
 Tree = Callable[[dict[str, str]], Path]
@@ -205,7 +206,7 @@ def test_job_writes_a_whole_file(tmp_path: Path) -> None:
     assert run_job("hardware", output=output) == 0
     assert Hardware.model_validate_json(output.read_text()) == hardware.read_hardware()
     left = {path.name for path in output.parent.iterdir()}
-    assert left == {"hardware.json", ".hardware.json.seal"}
+    assert left == {"hardware.json", NAME}
 
 
 def test_job_says_why_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,9 @@ import pytest
 from matplotlib.figure import Figure
 from report_builders import build, mixed, unsupported
 
-from transformer_core.report import figures, page
+from tests.orders import run_job
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report import page
 from transformer_core.report.contents import FIGURES
 from transformer_core.report.kit import svg
 
@@ -25,7 +27,7 @@ def quick_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     for name in FIGURES:
         empty = svg.render(Figure(figsize=(1, 1)), name, name, f"The figure {name}.")
         (folder / "figures" / f"{name}.svg").write_text(empty)
-    assert page.main(["--results", str(folder)]) == 0
+    page.write_page(StudyResults(folder))
     return folder
 
 
@@ -34,8 +36,7 @@ def page_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """The same with its real figures; tests must not write to it."""
     folder = tmp_path_factory.mktemp("page") / "results"
     shutil.copytree(study_folder, folder)
-    assert figures.main(["--results", str(folder)]) == 0
-    assert page.main(["--results", str(folder)]) == 0
+    assert run_job("report", results=folder) == 0
     return folder
 
 

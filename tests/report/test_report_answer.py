@@ -9,7 +9,7 @@ import pytest
 from report_builders import EVIL, SPEED
 
 from schemas.results import Answer, Effect, Interval, Refinement, Stage, Unsettled, Verdict
-from transformer_core.common.seals import write_sealed
+from transformer_core.common.digests import write_result
 from transformer_core.common.study_clock import Clock, JobTimes
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
@@ -198,7 +198,7 @@ def timed_folder(
     folder = tmp_path_factory.mktemp("timed") / "results"
     shutil.copytree(quick_folder, folder)
     study = StudyResults(folder).study.model_copy(update={"time": "10 min"})
-    write_sealed(folder / "study.json", study.canonical_json() + "\n")
+    write_result(folder / "study.json", study.canonical_json() + "\n")
     refinement = Refinement(
         asked_seconds=600.0,
         began_at_seconds=400.0,
@@ -210,11 +210,11 @@ def timed_folder(
             Unsettled(variant="ddp", reference="single", seconds=None, reason="<no> memory"),
         ],
     )
-    write_sealed(folder / "refinement.json", refinement.model_dump_json() + "\n")
+    write_result(folder / "refinement.json", refinement.model_dump_json() + "\n")
     jobs = {"train": JobTimes(count=4, seconds=30.0), "page": JobTimes(count=1, seconds=10.0)}
     clock = Clock(began=1000.0, seen=1590.0, jobs=jobs)
     (folder / ".clock.json").write_text(clock.model_dump_json())
-    assert page.main(["--results", str(folder)]) == 0
+    page.write_page(StudyResults(folder))
     return folder
 
 

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from report_builders import EVIL_LANGUAGE
 
 from schemas.errors import ConfigError
+from transformer_core.common.digests import NAME
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.figures import FIGURES, draw, main
+from transformer_core.report.figures import FIGURES, draw, draw_all
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import legend_below
 
@@ -124,10 +125,9 @@ def test_study_without_a_number_still_has_its_figures(name: str, empty_folder: P
 
 @pytest.mark.slow
 def test_job_writes_every_figure(study_folder: Path, tmp_path: Path) -> None:
-    assert main(["--results", str(study_folder), "--output", str(tmp_path)]) == 0
+    draw_all(StudyResults(study_folder), tmp_path)
     figures = {f"{name}.svg" for name in FIGURES}
-    seals = {f".{name}.seal" for name in figures}
-    assert {path.name for path in tmp_path.iterdir()} == figures | seals
+    assert {path.name for path in tmp_path.iterdir()} == figures | {NAME}
     picture = svg.read(tmp_path / "throughput.svg")
     assert (picture.name, picture.title) == ("throughput", "Throughput")
     assert "prefers-color-scheme" in picture.markup
@@ -136,14 +136,13 @@ def test_job_writes_every_figure(study_folder: Path, tmp_path: Path) -> None:
 def test_processes_share_the_figures(
     study_folder: Path, tmp_path: Path, drawings: dict[str, str]
 ) -> None:
-    options = ["--results", str(study_folder), "--output", str(tmp_path), "--processes", "2"]
-    assert main(options) == 0
+    draw_all(StudyResults(study_folder), tmp_path, processes=2)
     assert {path.stem: path.read_text() for path in tmp_path.glob("*.svg")} == drawings
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_job_names_missing_steps(
-    processes: str,
+    processes: int,
     study_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -154,8 +153,8 @@ def test_job_names_missing_steps(
     (folder / "runs" / "single" / "repeat-1" / "steps.parquet").unlink()
     only = {"training_loss": FIGURES["training_loss"]}
     monkeypatch.setattr("transformer_core.report.figures.FIGURES", only)
-    assert main(["--results", str(folder), "--processes", processes]) == 1
-    assert "single/repeat-1/steps.parquet" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"single/repeat-1/steps\.parquet"):
+        draw_all(StudyResults(folder), folder / "figures", processes)
 
 
 def test_markup_in_titles_is_escaped() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 
+from schemas.errors import ConfigError
 from schemas.results import PairedRun
 from tests.orders import run_job
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report import figures
-from transformer_core.report.contents import SECTIONS
-from transformer_core.report.page import main
+from transformer_core.report.contents import FIGURES, SECTIONS
+from transformer_core.report.page import write_page
 from transformer_core.report.sections.translations import translations
 from transformer_core.report.sections.tried import summarise
 
@@ -80,8 +80,7 @@ class Page(HTMLParser):
 
 
 def make(folder: Path) -> str:
-    assert figures.main(["--results", str(folder)]) == 0
-    assert main(["--results", str(folder)]) == 0
+    assert run_job("report", results=folder) == 0
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -320,9 +319,6 @@ def test_study_without_a_number_has_a_page(
 def test_missing_figure_is_named(
     study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["--results", str(study_folder), "--figures", str(tmp_path)]
-    assert main([*command, "--output", str(tmp_path / "report.html")]) == 1
-    message = capsys.readouterr().err
-    assert f"{next(iter(figures.FIGURES))}.svg" in message
-    assert "report.figures" in message
-    assert not (tmp_path / "report.html").exists()
+    with pytest.raises(ConfigError, match=rf"{next(iter(FIGURES))}\.svg"):
+        write_page(StudyResults(study_folder))
+    assert not (study_folder / "report.html").exists()

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.report.tables import main
+from schemas.errors import ConfigError
+from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.tables import write_tables
 
 
 @pytest.fixture(scope="module")
 def tables(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("tables")
-    assert main(["--results", str(study_folder), "--output", str(output)]) == 0
+    write_tables(StudyResults(study_folder), output)
     return output
 
 
@@ -88,8 +90,6 @@ def test_missing_result_is_named(
     folder = tmp_path / "results"
     shutil.copytree(study_folder, folder)
     (folder / "runs" / "amp_bf16" / "metrics.json").unlink()
-    assert main(["--results", str(folder)]) == 1
-    message = capsys.readouterr().err
-    assert "amp_bf16/metrics.json" in message
-    assert "snakemake" in message
+    with pytest.raises(ConfigError, match=r"snakemake .*amp_bf16/metrics\.json"):
+        write_tables(StudyResults(folder), folder / "tables")
     assert not (folder / "tables").exists()

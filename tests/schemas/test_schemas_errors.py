@@ -208,3 +208,9 @@ def test_an_error_comes_back_from_another_process() -> None:
     error = ConfigError([ConfigProblem("study.yaml", "steps", -1, "is below 1", "take 1 or more")])
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.problems, str(again)) == (ConfigError, error.problems, str(error))
+
+
+def test_a_name_does_not_steer_the_terminal() -> None:
+    said = str(ConfigProblem("a\x1b[2Jb", "variants[0]", "\x9b2J", "is \x1b]0;x\x07", "none"))
+    assert said.replace("\n", "").isprintable()
+    assert r"a\x1b[2Jb" in said

@@ -36,25 +36,25 @@ def written_rules() -> dict[str, str]:
     return {name: body for text in texts for name, body in RULE.findall(text)}
 
 
+WRITES_TEXTS = "transformer_core.common.digests"
+"""What it writes is a parameter of its rule."""
 FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.tune\.(side|factory)$"
 
 
+LEASE, ORDERED = "transformer_core.run.gpu_leases", "transformer_core.run.job"
+
+
 def test_the_table_names_the_programs_that_the_rules_start() -> None:
-    started = {
-        name: tuple(
-            program
-            for program in re.findall(r"(?<=[ \"])(transformer_core\.[\w.]+)(?=[ \"])", body)
-            if program != "transformer_core.run.quick_start"
-        )
-        for name, body in written_rules().items()
-    }
-    started["train_again"] = started["train"]
-    # Both take their order from one function.
-    for name in ("shards", "shards_part"):
-        started[name] += (JOBS["shards"].rpartition(".")[0],)
+    started = {}
     for name, body in written_rules().items():
-        if kind := re.search(r'order\(\s*"(\w+)"', body):
-            started[name] += (JOBS[kind[1]].rpartition(".")[0],)
+        found = re.findall(r"(?<=[ \"])(transformer_core\.[\w.]+)(?=[ \"])", body)
+        if command := re.search(r"^ +(?:QUICK_)?(GPU_)?JOB$", body, re.M):
+            found = [LEASE] * bool(command[1]) + [ORDERED]
+        if ordered := re.search(r'job\(\s*"(\w+)"(?:,\s*"(\w+)")?', body):
+            assert ordered[1] == name
+            found.append(JOBS[ordered[2] or name].rpartition(".")[0])
+        unlike = ("transformer_core.run.quick_start", WRITES_TEXTS)
+        started[name] = tuple(program for program in found if program not in unlike)
     started["train_again"] = started["train"]
     listed = {
         # Programs find sections of the report, techniques and the side of a script by name.
@@ -66,15 +66,15 @@ def test_the_table_names_the_programs_that_the_rules_start() -> None:
 
 def test_a_section_of_the_report_matters_where_it_is_shown(rules: dict[str, list[str]]) -> None:
     section = "transformer_core/report/sections/equivalence"
-    assert {"figures", "tables", "page"} <= set(rules[f"{section}.py"])
+    assert "page" in rules[f"{section}.py"]
     assert "page" in rules[f"{section}.po"]
     assert "page" in rules[f"{section}.html"]
 
 
 def test_every_rule_with_a_program_has_its_own_fingerprint() -> None:
     for name, body in written_rules().items():
-        found = [*dict.fromkeys(re.findall(r"code=CODE\[\"(\w+)\"\],", body))]
-        assert found == [name] * (name in PROGRAMS), name
+        found = re.findall(r'code=CODE\["(\w+)"\],|\*\*job\(\s*"(\w+)"', body)
+        assert {"".join(one) for one in found} == {name} & {*PROGRAMS}, name
 
 
 def test_what_reads_the_rules_imports_nothing_heavy() -> None:
@@ -111,7 +111,7 @@ TIMED = {"train", "turns", "self_test_sessions", "profile", "compute_times", "li
 def test_what_starts_a_timed_job_counts(rules: dict[str, list[str]], module: str) -> None:
     found = set(rules[f"transformer_core/run/{module}.py"])
     assert found >= TIMED
-    assert not found & {"claims", "families", "compare", "page", "tables", "figures", "tokenizer"}
+    assert not found & {"claims", "families", "compare", "page", "tokenizer"}
 
 
 def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:

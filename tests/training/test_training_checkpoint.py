@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.small_training import run_small, small_setup, small_spec
+from transformer_core.common.digests import NAME
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
 
@@ -232,8 +233,7 @@ def test_nothing_in_a_checkpoint_can_execute(tmp_path: Path) -> None:
     path = checkpoint.latest(tmp_path, setup)
     assert path is not None
     assert sorted(file.name for file in path.iterdir()) == [
-        ".rank-00000.safetensors.seal",
-        ".state.json.seal",
+        NAME,
         "rank-00000.safetensors",
         "state.json",
     ]

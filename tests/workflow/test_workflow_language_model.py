@@ -14,23 +14,39 @@ STUDY = {name: TINY[name] for name in TINY if name not in ("corpus", "filter", "
     "task": {"kind": "language_model", "context": 32, "prompt": 4, "continuation": 8},
     "corpus": {
         "kind": "grammar_documents",
-        "train_texts": 200,
+        "train_texts": 300,
         "validation_texts": 12,
         "test_texts": 12,
         "sentences": 4,
     },
-    "batching": {"kind": "fixed_size", "pairs": 8},
-    "model": {"kind": "decoder_only", "layers": 1, "d_model": 16, "d_ff": 32, "heads": 2},
+    "batching": {"kind": "token_budget", "tokens": 1024},
+    "model": {
+        "kind": "decoder_only",
+        "layers": 2,
+        "d_model": 32,
+        "d_ff": 64,
+        "heads": 4,
+        "kv_heads": 2,
+    },
     "memory": None,
+    "projection": None,
     "variants": ["single", "ddp", "memory_together"],
 }
+TRIED = ["amp_bf16", "amp_fp16", "ddp_powersgd", "accum4_no_sync", "checkpoint_layers"]
+# Its messages are in bfloat16, weights of normalizations too.
+TRIED += ["fsdp_bf16"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    project = Project(tmp_path_factory.mktemp("project"), STUDY)
-    code, output = project.snakemake(REPORT)
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("project"), STUDY)
+    code, output = made.snakemake(REPORT)
     assert code == 0, output
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(project: Project) -> Path:
     return project.folder / "results"
 
 
@@ -83,3 +99,14 @@ def test_what_has_no_meaning_is_unsupported_with_the_reason_and_the_study_goes_o
         assert found.status == "unsupported", file
         assert "model.memory_products = together" in str(found.reason), file
     assert "no model.memory_products = together" in (folder / "report.html").read_text()
+
+
+def test_other_techniques_have_certificates(project: Project) -> None:
+    project.write_study(STUDY | {"variants": [*STUDY["variants"], *TRIED]})
+    files = [f"results/equivalence/{variant}.json" for variant in TRIED]
+    code, output = project.snakemake(*files)
+    assert code == 0, output
+    assert "Train single" not in output
+    for file in files:
+        found = Certificate.model_validate_json((project.folder / file).read_text())
+        assert found.status == "equivalent", f"{found.variant}: {found.reason}"

@@ -8,6 +8,7 @@ from project import TINY, Project
 
 from schemas.results import LargestBatchResult, MemoryResult, PredictedMemory
 from schemas.results.memory import PARTS
+from transformer_core.common.digests import NAME
 
 LIMIT = 800 * 2**20
 STUDY = TINY | {
@@ -18,12 +19,13 @@ STUDY = TINY | {
 PREDICTED = "results/memory/predicted.json"
 MEASURED = [f"results/memory/{variant}.json" for variant in STUDY["variants"]]
 LARGEST = "results/memory/largest_batch/single.json"
+RUN = "results/runs/single/repeat-1/metrics.json"
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
-    code, output = made.snakemake(PREDICTED, *MEASURED)
+    code, output = made.snakemake(PREDICTED, *MEASURED, LARGEST, RUN)
     assert code == 0, output
     return made
 
@@ -51,19 +53,14 @@ def test_every_variant_is_measured_and_predicted(project: Project) -> None:
 
 
 def test_another_prediction_is_no_reason_to_train_again(project: Project) -> None:
-    run = "results/runs/single/repeat-1/metrics.json"
-    code, output = project.snakemake(run)
-    assert code == 0, output
     (project.folder / PREDICTED).touch()
-    assert project.planned(run) == {}
+    assert project.planned(RUN) == {}
     kept = (project.folder / PREDICTED).rename(project.folder / "kept.json")
-    assert "train" not in project.planned(run)
+    assert "train" not in project.planned(RUN)
     kept.rename(project.folder / PREDICTED)
 
 
 def test_the_largest_batch_has_a_target_and_a_limit(project: Project) -> None:
-    code, output = project.snakemake(LARGEST)
-    assert code == 0, output
     result = LargestBatchResult.model_validate_json((project.folder / LARGEST).read_text())
     assert (result.status, result.limit_bytes) == ("ok", LIMIT)
     last = [trial for trial in result.trials if trial.purpose == "confirmation"][-1]
@@ -97,28 +94,24 @@ def test_a_search_names_variants_of_the_study(project: Project) -> None:
 def test_a_run_that_cannot_fit_is_warned_of_on_the_terminal(project: Project) -> None:
     """The prediction in the file is made a thousand times larger: the job of the run says so."""
     path: Path = project.folder / PREDICTED
-    if not path.exists():
-        code, output = project.snakemake(PREDICTED)
-        assert code == 0, output
     kept = path.read_text()
     larger = json.loads(kept)
     for prediction in larger["predictions"]:
         prediction["context_bytes"] = 2**50
     path.write_text(json.dumps(larger))
-    # What is changed by hand has no seal: with one it would be refused.
-    seal = path.with_name(f".{path.name}.seal")
-    sealed = seal.read_bytes()
-    seal.unlink()
-    run = "results/runs/single/repeat-1/metrics.json"
+    # With its digest, it would be refused.
+    digests = path.with_name(NAME)
+    before = digests.read_bytes()
+    digests.unlink()
     try:
-        code, output = project.snakemake(run, "--forcerun", "train")
+        code, output = project.snakemake(RUN, "--forcerun", "train")
     finally:
         path.write_text(kept)
-        seal.write_bytes(sealed)
+        digests.write_bytes(before)
     assert code == 0, output
     warning = "WARNING: single will probably run out of memory: 1048576"
     assert warning in output
-    assert warning in (project.folder / "results/runs/single/repeat-1/run.log").read_text()
+    assert warning in (project.folder / RUN).with_name("run.log").read_text()
 
 
 def test_a_study_may_leave_it_out(project: Project) -> None:

@@ -1,9 +1,14 @@
 """What the DAG plans for certificates and for what variants need of the machine, in dry runs."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
 from project import TINY, Project
+
+from transformer_core.run.job import read_job
+from transformer_core.run.kinds import JOBS
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +55,30 @@ def test_collective_operations_where_they_are_of_use(tmp_path: Path) -> None:
         if "collectives" in Project(tmp_path / name, study).planned("results/report.html")
     }
     assert measured == {"several", "projected"}
+
+
+def test_every_order_of_a_rule_is_one_that_its_job_takes(tmp_path: Path) -> None:
+    study = TINY | {
+        "time": "1h",
+        "quality": {},
+        "search": {},
+        "memory": {"largest_batch": {"variants": ["single"]}},
+        "link_check": {"bandwidths": ["100Mbit/s"]},
+    }
+    project = Project(tmp_path, study)
+    targets = ["results/report.html", "results/self_test/report.json", "results/compare.html"]
+    targets += ["results/data/grammar/verify.json", "results/data/grammar/parquet/test.parquet"]
+    targets += ["results/gpu_check/device.json", "results/gpu_check/tests.json"]
+    targets += ["results/gpu_check/attention.json"]
+    options = ("--set-scatter", "tokenize=3", "--config", "against=/elsewhere")
+    code, output = project.snakemake("-n", "-p", *targets, *options)
+    assert code == 0, output
+    kinds = set()
+    for line in output.splitlines():
+        if "--order" in line:
+            words = shlex.split(line)
+            text = words[words.index("--order") + 1]
+            read_job(text)  # refuses an order with other fields
+            kinds.add(json.loads(text)["kind"])
+    # Those of the GPU check ask for the variants of its own study.
+    assert {*JOBS} - kinds <= {"gpu_checks", "gpu_check_page"}

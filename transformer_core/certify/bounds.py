@@ -27,7 +27,7 @@ from schemas.results.checks import Checks, TensorDistance
 from schemas.results.runs import SpotCheck
 from transformer_core.certify.dropout_bounds import judge_dropout, judge_moments
 from transformer_core.certify.final_losses import compare_final_losses
-from transformer_core.common.seals import check
+from transformer_core.common.digests import check
 
 Tensors = Mapping[str, NDArray[Any]]
 

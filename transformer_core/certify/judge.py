@@ -54,9 +54,9 @@ from transformer_core.certify.bounds import (
     spot_deviations,
 )
 from transformer_core.certify.kernels import as_timed, timed_otherwise
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import program
-from transformer_core.common.records import check_together, read_record
-from transformer_core.common.seals import write_sealed
+from transformer_core.common.records import read_record
 
 
 def certify(
@@ -145,17 +145,6 @@ def different(variant: str, equivalence: Different) -> Certificate:
     )
 
 
-def files_of(run: Path, reference: Path) -> list[Path]:
-    """The input files of a certificate, in the folders of the two short runs."""
-    return [
-        run / "trajectory.json",
-        run / "final.safetensors",
-        reference / "trajectory.json",
-        reference / "initial.safetensors",
-        reference / "final.safetensors",
-    ]
-
-
 def _pairs(equivalence: ClassOfEquivalence, run: Trajectory, reference: Trajectory) -> Pairs:
     count = equivalence.seeds if isinstance(equivalence, Statistical) else 1
     pairs = list(zip(run.seeds, reference.seeds, strict=False))
@@ -223,16 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", required=True, type=Path, help="the certificate to write")
     options = parser.parse_args(arguments)
     equivalence = TypeAdapter(AnyEquivalence).validate_json(options.equivalence)
-    files: list[Path] = []
     try:
         if isinstance(equivalence, Different):
             certificate = different(options.variant, equivalence)
         else:
             if options.run is None or options.reference is None:
                 parser.error(f"--run and --reference are needed for {equivalence.kind}")
-            files = files_of(options.run, options.reference)
-            files += [options.timed] if options.timed else []
-            check_together(files)
             certificate = certify(
                 equivalence,
                 read_record(options.run / "trajectory.json", Trajectory),
@@ -248,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"{options.variant}: {certificate.status}: {certificate.reason}")
-    write_sealed(options.output, certificate.model_dump_json(indent=1) + "\n", files)
+    write_result(options.output, certificate.model_dump_json(indent=1) + "\n")
     return 0
 
 

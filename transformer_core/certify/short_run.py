@@ -13,10 +13,10 @@ from schemas.base import Schema, Steps
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import AnySchedule
 from schemas.results import Trajectory
+from transformer_core.common.digests import forget, record
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import seal, seal_file
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job import TrainingJob
@@ -70,21 +70,21 @@ WEIGHTS = ("initial.safetensors", "final.safetensors")
 
 
 def supervise(order: ShortRunOrder, made_from: Sequence[Path]) -> None:
-    """Run the workers, make sure that trajectory.json records how they ended, and seal the
-    results as ``made_from`` these files."""
+    """Run the workers, make sure that trajectory.json records how they ended, and
+    record the results as ``made_from`` these files."""
     started = datetime.now(UTC)
     for name in (*WEIGHTS, RECORD):
         (order.output / name).unlink(missing_ok=True)
-        seal_file(order.output / name).unlink(missing_ok=True)
+        forget(order.output / name)
     outcome = attempt(order, order.output / RECORD)
     if outcome is not None:
         _write_unfinished(order, outcome, started)
         if outcome.again:
             count_failure(order.output / RECORD)
     for name in WEIGHTS:
-        seal(order.output / name)
+        record(order.output / name)
     # The weights belong to this training, not to another with the same outcome.
-    seal(order.output / RECORD, [*made_from, *(order.output / name for name in WEIGHTS)])
+    record(order.output / RECORD, [*made_from, *(order.output / name for name in WEIGHTS)])
 
 
 def _write_unfinished(order: ShortRunOrder, outcome: Outcome, started: datetime) -> None:

@@ -1,8 +1,10 @@
 """Files written whole or not at all, and their checksums."""
 
 import errno
+import glob
 import hashlib
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,19 +14,35 @@ from pathlib import Path
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path`` that takes its place if the block ends without an error.
 
-    The folder is made where it is missing; after an error the temporary file is removed. Raises
-    OSError for what is no regular file, such as a device: a file would stand in its place.
+    The folder is made where it is missing. The temporary file is removed after an error, and so are
+    those of processes of this host that were killed. Raises OSError for what is no regular file,
+    such as a device: a file would stand in its place.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    mark = f".{path.name}.{platform.node()}"
+    for left_over in path.parent.glob(f"{glob.escape(mark)}.*.tmp"):
+        if _is_dead(left_over.name.split(".")[-2]):
+            left_over.unlink(missing_ok=True)
+    temporary = path.with_name(f"{mark}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _is_dead(process: str) -> bool:
+    """Whether a process of this host has ended."""
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:  # of another user
+        return False
+    except (ProcessLookupError, ValueError, OverflowError):
+        return True
+    return False
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,11 +4,16 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
+from pydantic import ConfigDict
+
 from schemas.base import Schema
 
 
 class Job(Schema):
     """An order that a rule writes; each kind adds its files and settings."""
+
+    # In JSON, pydantic takes no default of a path.
+    model_config = ConfigDict(validate_default=False)
 
     kind: ClassVar[str]
     """Its name among :data:`transformer_core.run.kinds.JOBS`."""

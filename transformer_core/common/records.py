@@ -1,7 +1,6 @@
 """Reading the records of other jobs, with errors that say what to do."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import Schema
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validation
-from transformer_core.common import seals
+from transformer_core.common import digests
 from transformer_core.common.endings import remake
 from transformer_core.common.yaml_files import read_yaml
 
@@ -19,8 +18,8 @@ Record = TypeVar("Record", bound=Schema)
 
 def read_record(path: str | Path, model: type[Record]) -> Record:
     """The ``model`` in a JSON file, or in a YAML file of that name; ConfigError if the file is
-    missing, holds something else, or is not what its seal says
-    (:mod:`transformer_core.common.seals`)."""
+    missing, holds something else, or has changed since it was made
+    (:mod:`transformer_core.common.digests`)."""
     path = Path(path)
     text = json.dumps(read_yaml(path)) if path.suffix == ".yaml" else _read_text(path)
     try:
@@ -36,7 +35,7 @@ def read_record(path: str | Path, model: type[Record]) -> Record:
 
 
 def read_as(path: str | Path, kind: Any) -> Any:
-    """Reads a JSON file and checks it against its seal and any type annotation; ConfigError if it
+    """Reads a JSON file and checks it against its digest and any type annotation; ConfigError if it
     fails."""
     text = _read_text(path)
     try:
@@ -54,13 +53,6 @@ def read_as(path: str | Path, kind: Any) -> Any:
         ) from None
 
 
-def check_together(paths: Iterable[str | Path]) -> None:
-    """Check files that are read together: see :class:`transformer_core.common.seals.Together`."""
-    together = seals.Together()
-    for path in paths:
-        together.check(Path(path))
-
-
 def check_option(option: str, text: str, kind: Any) -> Any:
     """Parses the JSON text of a command line's ``option``; ConfigError if it is not a ``kind``."""
     try:
@@ -72,8 +64,8 @@ def check_option(option: str, text: str, kind: Any) -> Any:
 def _read_text(path: str | Path) -> str:
     path = Path(path)
     try:
-        content = path.read_bytes()
-        seals.check(path, content)
+        content = digests.regular(path).read_bytes()
+        digests.check(path, content)
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remake(path))

@@ -1,4 +1,4 @@
-"""Reading and writing Parquet files, sealed, with errors that say what to do."""
+"""Reading and writing Parquet files, with digests, and errors that say what to do."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
-from transformer_core.common import seals
+from transformer_core.common import digests
 from transformer_core.common.endings import remake
 from transformer_core.common.files import atomic_path
 
@@ -16,7 +16,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     different one."""
     import pyarrow.parquet as pq  # slow, and programs that read no table import this module
 
-    seals.check(path)
+    digests.check(path)
     try:
         return pq.read_table(path, columns=columns and list(columns))
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -25,7 +25,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table, compression: str = "snappy") -> None:
-    """Write a Parquet file, whole or not at all, and seal it."""
+    """Write a Parquet file, whole or not at all, and record its digest."""
     write_parts(path, table.schema, [table], compression)
 
 
@@ -35,11 +35,11 @@ def write_parts(
     """The same for a table in parts, each freed before the next is made."""
     import pyarrow.parquet as pq  # likewise
 
-    seals.seal_file(path).unlink(missing_ok=True)
+    digests.forget(path)
     with (
         atomic_path(path) as temporary,
         pq.ParquetWriter(temporary, schema, compression=compression) as writer,
     ):
         for part in parts:
             writer.write_table(part)
-    seals.seal(path)
+    digests.record(path)

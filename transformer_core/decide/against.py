@@ -29,9 +29,9 @@ from schemas.results import (
     SearchResult,
     VariantResult,
 )
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_as, read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import exact, quotient
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
@@ -221,4 +221,4 @@ class AgainstJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         found = against(read_side(self.here), read_side(self.there))
-        write_sealed(self.output, found.model_dump_json(indent=1) + "\n")
+        write_result(self.output, found.model_dump_json(indent=1) + "\n")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from schemas.config.claims import Claim, Claims
 from schemas.results import ClaimResult, ClaimVerdict, Evidence, FamilyCurve
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_as
-from transformer_core.common.seals import write_sealed
 from transformer_core.decide.claim_tests import Findings, judge
 from transformer_core.decide.study_results import StudyResults
 
@@ -91,4 +91,4 @@ class ClaimsJob(Job):
             judge_claim(name, claim, findings, command) for name, claim in self.claims.items()
         ]
         text = json.dumps([item.model_dump(mode="json") for item in judged], indent=1)
-        write_sealed(self.output, text + "\n")
+        write_result(self.output, text + "\n")

@@ -9,9 +9,9 @@ from pydantic import Field
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import EvaluationResult, Interval, Repeat, ShardManifest, VariantResult, Window
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
-from transformer_core.common.records import check_together, read_record
-from transformer_core.common.seals import write_sealed
+from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import median_interval
 
 
@@ -131,12 +131,10 @@ class CombineJob(Job):
     output: Path
 
     def run(self, log_file: Path | None) -> None:
-        files = [self.spec, *self.repeats, self.evaluation, self.manifest]
-        check_together(files)
         repeats, evaluation = check(self.spec, self.variant, self.repeats, self.evaluation)
         train = read_record(self.manifest, ShardManifest)
         result = combine(self.variant, repeats, evaluation, train)
-        write_sealed(self.output, result.model_dump_json(indent=1) + "\n", files)
+        write_result(self.output, result.model_dump_json(indent=1) + "\n")
 
 
 def rates(repeats: Iterable[Repeat], count: Literal["tokens", "pairs"]) -> list[list[float]]:

@@ -26,9 +26,9 @@ from schemas.results import (
     VariantResult,
 )
 from transformer_core.certify.kernels import turns_otherwise
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
-from transformer_core.common.records import check_together, read_record
-from transformer_core.common.seals import write_sealed
+from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import counted, judge, not_measured
 
@@ -244,8 +244,6 @@ class CompareJob(Job):
     output: Path
 
     def run(self, log_file: Path | None) -> None:
-        made_from = [*self.pairs, *self.results, *self.certificates]
-        check_together(made_from)
         runs = [read_record(file, PairedRun) for file in self.pairs]
         results = {
             one.variant: one for one in (read_record(f, VariantResult) for f in self.results)
@@ -262,7 +260,7 @@ class CompareJob(Job):
             )
         ]
         text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
-        write_sealed(self.output, text + "\n", made_from)
+        write_result(self.output, text + "\n")
 
 
 def _refuse_missing(field: str, missing: set[str], file: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from schemas.config.families import Families, Family, Member
 from schemas.results import FamilyCurve, FamilyPoint, Interval, Pair, VariantResult
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
-from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import exact
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.verdicts import ONE_SESSION
@@ -143,4 +143,4 @@ class FamiliesJob(Job):
         results = StudyResults(self.results)
         curves = [curve(name, family, results) for name, family in self.families.items()]
         text = json.dumps([item.model_dump(mode="json") for item in curves], indent=1)
-        write_sealed(self.output, text + "\n")
+        write_result(self.output, text + "\n")

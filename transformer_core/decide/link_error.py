@@ -11,10 +11,10 @@ from scipy.optimize import nnls
 
 from schemas.config.link import LinkModel, show_bandwidth
 from schemas.results import CollectiveRun, LinkError, LinkTrial, MeasuredLink, PairedRun
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.common.tables import read_table
 from transformer_core.measure.session_ratio import log_ratios
 
@@ -93,7 +93,7 @@ class LinkErrorJob(Job):
         for found in trials:
             said = "not measured" if found.error is None else f"{found.error:+.1%}"
             log.info("%s at %s: %s", found.name, show_bandwidth(found.bandwidth), said)
-        write_sealed(self.output, summarise(trials).model_dump_json(indent=1) + "\n")
+        write_result(self.output, summarise(trials).model_dump_json(indent=1) + "\n")
 
 
 MEASURED = "measured"

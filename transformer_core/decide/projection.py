@@ -23,9 +23,9 @@ from schemas.results import (
     TriedBucket,
     VariantResult,
 )
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.decide.link_error import MEASURED, as_model, measured_link
 from transformer_core.decide.step_model import Compute, step_seconds, worked_example
 from transformer_core.parallel.link_times import PAYLOAD_SHARE
@@ -95,7 +95,7 @@ class ProjectionJob(Job):
             measured_link(self.collectives),
             self.settings,
         )
-        write_sealed(self.output, found.model_dump_json(indent=1) + "\n")
+        write_result(self.output, found.model_dump_json(indent=1) + "\n")
 
 
 DEFAULT_BUCKET_MB = 25.0

@@ -24,11 +24,11 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Certificate, Pair, PairedRun, Refinement, Session, Stint, Unsettled
+from transformer_core.common.digests import check, write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import check, write_sealed
 from transformer_core.common.study_clock import CLOCK, JobTimes, read_clock
 from transformer_core.decide.next_sessions import (
     Limits,
@@ -94,7 +94,7 @@ class KeptStints:
             "keys": {variant: self._keys[Pair(variant, reference)] for variant in variants},
             "session": session.model_dump(mode="json"),
         }
-        write_sealed(self._folder / f"session-{self.last}.json", json.dumps(kept))
+        write_result(self._folder / f"session-{self.last}.json", json.dumps(kept))
 
     def _files(self) -> dict[int, Path]:
         found = self._folder.glob("session-*.json")
@@ -350,5 +350,5 @@ class RefineJob(Job):
         for pair in pairs:
             inputs = [*(files[name] for name in pair.pair), *shard_manifests(self.data)]
             text = pair.record().model_dump_json(indent=1) + "\n"
-            write_sealed(self.records / f"{pair.pair}.json", text, inputs)
-        write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+            write_result(self.records / f"{pair.pair}.json", text, inputs)
+        write_result(self.output, result.model_dump_json(indent=1) + "\n")

@@ -25,11 +25,11 @@ from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Pair
 from schemas.results.search import BASELINE, SearchResult
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import between_sessions
 from transformer_core.decide.search_final import (
     FinalComparison,
@@ -93,8 +93,8 @@ class SearchJob(Job):
                 folder,
                 reproducing_command(self.output),
             )
-            write_sealed(self.recommended, recommended_yaml(result))
-            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+            write_result(self.recommended, recommended_yaml(result))
+            write_result(self.output, result.model_dump_json(indent=1) + "\n")
         log.info("recommended: %s (%s)", " + ".join(result.parts) or result.baseline, result.reason)
 
 

@@ -15,10 +15,10 @@ from scipy import stats
 
 from schemas.results import Interval, LogRatio, Pair, Session
 from schemas.results.self_test import SelfTestKind, SelfTestReport, SelfTestRun, Share
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.decide.intervals import between_sessions, simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 
@@ -137,4 +137,4 @@ class SelfTestReportJob(Job):
             said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
             log.info("planted %.0f%%: ratio %.3f; %s", 100 * kind.planted, kind.ratio, said)
         log.info("%s", found.reason)
-        write_sealed(self.output, found.model_dump_json(indent=1) + "\n")
+        write_result(self.output, found.model_dump_json(indent=1) + "\n")

@@ -39,8 +39,7 @@ from schemas.results import (
     VariantResult,
 )
 from transformer_core.common.endings import remake
-from transformer_core.common.records import Record, read_as, read_record
-from transformer_core.common.seals import Together
+from transformer_core.common.records import read_as, read_record
 from transformer_core.common.tables import read_table
 
 Found = TypeVar("Found")
@@ -57,41 +56,32 @@ class StudyResults:
         self.folder = folder
         self._study = study or folder / "study.json"
         self._comparisons = comparisons or folder / "comparisons.json"
-        self._together = Together()
-
-    def _read(self, path: Path, model: type[Record]) -> Record:
-        self._together.check(path)
-        return read_record(path, model)
-
-    def _read_as(self, path: Path, kind: type[Found]) -> Found:
-        self._together.check(path)
-        found: Found = read_as(path, kind)
-        return found
 
     # The study and its runs
 
     @cached_property
     def study(self) -> Study:
         """The study."""
-        return self._read(self._study, Study)
+        return read_record(self._study, Study)
 
     @cached_property
     def definitions(self) -> dict[str, Variant]:
         """The defined variants, and their ancestors."""
-        return self._read_as(self.folder / "variants.json", dict[str, Variant])
+        return read_as(self.folder / "variants.json", dict[str, Variant])
 
     @cached_property
     def specs(self) -> dict[str, RunSpec]:
         """Run specs by variant."""
         return {
-            name: self._read(self._run(name) / "spec.json", RunSpec) for name in self.study.variants
+            name: read_record(self._run(name) / "spec.json", RunSpec)
+            for name in self.study.variants
         }
 
     @cached_property
     def variants(self) -> dict[str, VariantResult]:
         """Results of each variant's runs."""
         return {
-            name: self._read(self._run(name) / "metrics.json", VariantResult)
+            name: read_record(self._run(name) / "metrics.json", VariantResult)
             for name in self.study.variants
         }
 
@@ -118,7 +108,7 @@ class StudyResults:
     @cached_property
     def all_comparisons(self) -> list[Comparison]:
         """Every comparison, including those with references other than the baseline."""
-        return self._read_as(self._comparisons, list[Comparison])
+        return read_as(self._comparisons, list[Comparison])
 
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
@@ -135,7 +125,7 @@ class StudyResults:
     def paired_runs(self) -> list[PairedRun]:
         """The turns with the baseline, in the order of the study."""
         return [
-            self._read(self.folder / comparison.record, PairedRun)
+            read_record(self.folder / comparison.record, PairedRun)
             for comparison in self.comparisons.values()
             if comparison.record is not None
         ]
@@ -145,29 +135,29 @@ class StudyResults:
         """Certificates by variant."""
         folder = self.folder / "equivalence"
         return {
-            name: self._read(folder / f"{name}.json", Certificate) for name in self.study.variants
+            name: read_record(folder / f"{name}.json", Certificate) for name in self.study.variants
         }
 
     @cached_property
     def claims(self) -> list[ClaimResult]:
         """Result for each claim."""
-        return self._read_as(self.folder / "claims.json", list[ClaimResult])
+        return read_as(self.folder / "claims.json", list[ClaimResult])
 
     @cached_property
     def curves(self) -> list[FamilyCurve]:
         """The families of variants that differ in one number."""
-        return self._read_as(self.folder / "families.json", list[FamilyCurve])
+        return read_as(self.folder / "families.json", list[FamilyCurve])
 
     @cached_property
     def search(self) -> SearchResult:
         """Result of the search for the best combination."""
-        return self._read(self.folder / "search.json", SearchResult)
+        return read_record(self.folder / "search.json", SearchResult)
 
     @cached_property
     def quality(self) -> QualityResult | None:
         """How long two trainings take to translate well; null unless the study asks."""
         asked = self.study.quality is not None
-        return self._read(self.folder / "quality.json", QualityResult) if asked else None
+        return read_record(self.folder / "quality.json", QualityResult) if asked else None
 
     # Links and more devices
 
@@ -175,13 +165,13 @@ class StudyResults:
     def projection(self) -> Projection | None:
         """The projection; null unless the study asks."""
         path = self.folder / "projection" / "projection.json"
-        return None if self.study.projection is None else self._read(path, Projection)
+        return None if self.study.projection is None else read_record(path, Projection)
 
     @cached_property
     def link_error(self) -> LinkError | None:
         """The error of the emulated link; null unless the study checks it."""
         path = self.folder / "links" / "error.json"
-        return None if self.study.link_check is None else self._read(path, LinkError)
+        return None if self.study.link_check is None else read_record(path, LinkError)
 
     # Memory
 
@@ -189,14 +179,14 @@ class StudyResults:
     def predicted_memory(self) -> PredictedMemory | None:
         """Predictions; null unless the study asks for memory."""
         path = self.folder / "memory" / "predicted.json"
-        return None if self.study.memory is None else self._read(path, PredictedMemory)
+        return None if self.study.memory is None else read_record(path, PredictedMemory)
 
     @cached_property
     def memory(self) -> dict[str, MemoryResult]:
         """Measured memory by variant, if the study asks for it."""
         asked, folder = self.study.memory, self.folder / "memory"
         names = self.study.variants if asked is not None and asked.anatomy else []
-        return {name: self._read(folder / f"{name}.json", MemoryResult) for name in names}
+        return {name: read_record(folder / f"{name}.json", MemoryResult) for name in names}
 
     @cached_property
     def largest_batches(self) -> dict[str, LargestBatchResult]:
@@ -204,7 +194,7 @@ class StudyResults:
         asked, folder = self.study.memory, self.folder / "memory" / "largest_batch"
         searched = asked.largest_batch.variants if asked is not None else []
         return {
-            name: self._read(folder / f"{name}.json", LargestBatchResult)
+            name: read_record(folder / f"{name}.json", LargestBatchResult)
             for name in self.study.variants
             if name in searched
         }
@@ -220,12 +210,12 @@ class StudyResults:
         """The breakdowns of the variants that have one, and of user-provided traces."""
         names = (*self.study.variants, *self.study.traces)
         paths = {name: self.profile_folder(name) / "breakdown.json" for name in names}
-        return {name: self._read(path, Breakdown) for name, path in paths.items() if path.exists()}
+        return {name: read_record(path, Breakdown) for name, path in paths.items() if path.exists()}
 
     def capture(self, variant: str) -> Capture | None:
         """How a profile was recorded, if known."""
         path = self.profile_folder(variant) / "capture.json"
-        return self._read(path, Capture) if path.exists() else None
+        return read_record(path, Capture) if path.exists() else None
 
     # The corpus
 
@@ -233,20 +223,20 @@ class StudyResults:
     def splits(self) -> dict[str, CorpusSplit]:
         """Corpus record of each split."""
         folder = self._corpus / "pairs"
-        return {split: self._read(folder / f"{split}.json", CorpusSplit) for split in SPLITS}
+        return {split: read_record(folder / f"{split}.json", CorpusSplit) for split in SPLITS}
 
     @cached_property
     def manifests(self) -> dict[str, ShardManifest]:
         """The token ids of each split."""
         folder = self._corpus / "shards"
         return {
-            split: self._read(folder / split / "manifest.json", ShardManifest) for split in SPLITS
+            split: read_record(folder / split / "manifest.json", ShardManifest) for split in SPLITS
         }
 
     @cached_property
     def tokenizer(self) -> TokenizerReport:
         """Report on the tokenizer."""
-        return self._read(self._corpus / "tokenizer.report.json", TokenizerReport)
+        return read_record(self._corpus / "tokenizer.report.json", TokenizerReport)
 
     @property
     def _corpus(self) -> Path:
@@ -257,17 +247,17 @@ class StudyResults:
     @cached_property
     def hardware(self) -> Hardware:
         """The machine."""
-        return self._read(self.folder / "machine" / "hardware.json", Hardware)
+        return read_record(self.folder / "machine" / "hardware.json", Hardware)
 
     @cached_property
     def roofline(self) -> Roofline:
         """Measured limits of the device."""
-        return self._read(self.folder / "machine" / "roofline.json", Roofline)
+        return read_record(self.folder / "machine" / "roofline.json", Roofline)
 
     @cached_property
     def utilisation(self) -> list[Utilisation]:
         """Utilisation of these limits by each variant."""
-        return self._read_as(self.folder / "utilisation.json", list[Utilisation])
+        return read_as(self.folder / "utilisation.json", list[Utilisation])
 
     @cached_property
     def collectives(self) -> tuple[CollectiveRun, pd.DataFrame] | None:

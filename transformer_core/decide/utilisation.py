@@ -24,9 +24,9 @@ from schemas.results import (
     Utilisation,
     VariantResult,
 )
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.common.tables import read_table
 from transformer_core.data.batching.epoch_plan import plan_epoch
 from transformer_core.data.batching.rows import WindowRows
@@ -212,4 +212,4 @@ class UtilisationJob(Job):
             steps = [folder / f"repeat-{r.repeat}" / "steps.parquet" for r in result.repeats]
             found.append(utilisation(spec, result, steps, store, roofline))
         lines = ",\n".join(record.model_dump_json() for record in found)
-        write_sealed(self.output, f"[\n{lines}\n]\n")
+        write_result(self.output, f"[\n{lines}\n]\n")

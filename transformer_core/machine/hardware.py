@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from schemas.results import Hardware
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
-from transformer_core.common.seals import write_sealed
 from transformer_core.machine.process_settings import affinity, cuda_allocator
 from transformer_core.parallel import nvml
 
@@ -222,4 +222,4 @@ class HardwareJob(Job):
     """JSON file to write."""
 
     def run(self, log_file: Path | None) -> None:
-        write_sealed(self.output, read_hardware().model_dump_json(indent=2) + "\n")
+        write_result(self.output, read_hardware().model_dump_json(indent=2) + "\n")

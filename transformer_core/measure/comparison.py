@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from schemas.config.measurement import Comparing
 from schemas.results import Pair, PairedRun, Provenance, Round, Session
+from transformer_core.common.digests import check, write_result
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import SessionLines, log
-from transformer_core.common.seals import check, write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.session_ratio import session_ratio
 from transformer_core.measure.sessions import Enough, SessionEndedError, Sessions, Side, for_devices
@@ -106,7 +106,7 @@ class Kept:
     def add(self, session: Session) -> None:
         """Saves a session."""
         kept = {"key": self.key, "session": session.model_dump(mode="json")}
-        write_sealed(self._path(session.number), json.dumps(kept))
+        write_result(self._path(session.number), json.dumps(kept))
 
     def recorded(self, comparing: Comparing) -> bool:
         """Whether the last comparison here finished with exactly these settings."""

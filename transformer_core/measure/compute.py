@@ -25,11 +25,11 @@ from schemas.config.parallel import Single
 from schemas.config.projection import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, ComputeTimes, ReadyGradient
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.machine.provenance import collect
 from transformer_core.observe.followed_step import watched_step
@@ -134,7 +134,7 @@ class ComputeTimesJob(Job):
                 )
                 for spec in different_work(specs)
             ]
-        write_sealed(output, ComputeRecord(times=times).model_dump_json(indent=1) + "\n")
+        write_result(output, ComputeRecord(times=times).model_dump_json(indent=1) + "\n")
 
 
 Moment = float | torch.cuda.Event

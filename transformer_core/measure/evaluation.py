@@ -8,9 +8,9 @@ from pathlib import Path
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results import EvaluationResult, Repeat, Status
+from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.endings import count_failure, reproducing_command
-from transformer_core.common.records import check_together, read_record
-from transformer_core.common.seals import write_sealed
+from transformer_core.common.records import read_record
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
 from transformer_core.run.order import TrainingOrder
@@ -79,7 +79,7 @@ class Evaluation(TrainingJob):
     def run(self, log_file: Path | None) -> None:
         manifest, tokenizer = self.data / "shards/test/manifest.json", self.data / "tokenizer.json"
         made_from = [self.spec, self.metrics, self.weights, manifest, tokenizer]
-        check_together(made_from)
+        check_all(made_from)
         repeat = read_record(self.metrics, Repeat)
         order = EvaluationOrder(
             spec=alone(read_record(self.spec, RunSpec)),
@@ -91,7 +91,7 @@ class Evaluation(TrainingJob):
         )
         with workplace(order.output):
             found = evaluation(order, repeat, self.output)
-            write_sealed(self.output, found.model_dump_json(indent=2) + "\n", made_from)
+            write_result(self.output, found.model_dump_json(indent=2) + "\n", made_from)
 
 
 RESULT = "evaluation.json"

@@ -23,11 +23,11 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import BatchShape, BatchTrial, LargestBatchResult, ShardManifest
 from schemas.results.largest_batch import LimitKind, Purpose
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.heaviest_batch import blank_batch
@@ -264,7 +264,7 @@ class LargestBatchJob(TrainingJob):
         manifest = read_record(self.data / "shards/train/manifest.json", ShardManifest)
         with workplace(self.output.with_suffix("")):
             result = measure(spec, self.settings, manifest, self.output)
-            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+            write_result(self.output, result.model_dump_json(indent=1) + "\n")
 
 
 STEPS = 3

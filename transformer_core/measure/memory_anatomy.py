@@ -13,9 +13,9 @@ from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
@@ -93,7 +93,7 @@ class MemoryAnatomy(TrainingJob):
         lend_processes(order)
         with workplace(order.output):
             result = measure(order)
-            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+            write_result(self.output, result.model_dump_json(indent=1) + "\n")
 
 
 def rank_file(rank: int | str) -> str:

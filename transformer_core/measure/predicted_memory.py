@@ -16,10 +16,10 @@ from schemas.config.parallel import DataParallel, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import PredictedMemory, Prediction, ShardManifest
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.measure.memory_fit import doubt
@@ -163,4 +163,4 @@ class PredictMemory(Job):
                 log.warning("%s", warning)
         if self.output is not None:
             result = PredictedMemory(predictions=predictions)
-            write_sealed(self.output, result.model_dump_json(indent=1) + "\n")
+            write_result(self.output, result.model_dump_json(indent=1) + "\n")

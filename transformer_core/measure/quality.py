@@ -21,10 +21,10 @@ from schemas.config.training import Evaluation
 from schemas.results import SearchResult, Translation
 from schemas.results.quality import QualityLook, QualityResult, QualitySide
 from schemas.results.search import BASELINE, BEST
+from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log
-from transformer_core.common.records import check_together, read_record
-from transformer_core.common.seals import write_sealed
+from transformer_core.common.records import read_record
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.measure.sessions import Ask, SessionEndedError, Sessions, Side, TurnsOrder
 from transformer_core.measure.turns_worker import take_turns
@@ -181,13 +181,13 @@ class QualityJob(TrainingJob):
         end_on_request()
         splits = [self.data / f"shards/{split}/manifest.json" for split in ("train", "validation")]
         made_from = [self.spec, self.search, self.data / "tokenizer.json", *splits]
-        check_together(made_from)
+        check_all(made_from)
         baseline = read_record(self.spec, RunSpec)
         found = read_record(self.search, SearchResult)
         folder, command = self.output.with_suffix(""), reproducing_command(self.output)
         with workplace(folder):
             result = time_to_quality(baseline, found, self.goal, self.data, folder, command)
-            write_sealed(self.output, result.model_dump_json(indent=1) + "\n", made_from)
+            write_result(self.output, result.model_dump_json(indent=1) + "\n", made_from)
         log.info("quality: %s", result.reason)
 
 

@@ -25,10 +25,10 @@ from schemas.config.profiling import Limits
 from schemas.config.training import Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
 from schemas.results import Bandwidth, MatrixRate, NumberFormat, Roofline, Transfer, VendorPeak
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
-from transformer_core.common.seals import write_sealed
 from transformer_core.machine import hardware
 from transformer_core.training.precision import set_matmul
 
@@ -177,7 +177,7 @@ class RooflineJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         roofline = measure(self.device, self.limits, reproducing_command(self.output))
-        write_sealed(self.output, roofline.model_dump_json(indent=1) + "\n")
+        write_result(self.output, roofline.model_dump_json(indent=1) + "\n")
 
 
 _READING_SECONDS = 0.005

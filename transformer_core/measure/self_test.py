@@ -19,10 +19,10 @@ from schemas.config.measurement import Comparing, SelfTest
 from schemas.config.run_spec import RunSpec
 from schemas.results import Pair, Session
 from schemas.results.self_test import SelfTestRun
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.comparison import Kept, enough
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
@@ -106,5 +106,5 @@ class SelfTestJob(TrainingJob):
             except SessionEndedError as error:
                 print(f"{self.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
                 return 1
-            write_sealed(self.output, run.model_dump_json() + "\n")
+            write_result(self.output, run.model_dump_json() + "\n")
         return None

@@ -15,10 +15,10 @@ import safetensors.numpy
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Repeat
+from transformer_core.common.digests import forget, record
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import seal, seal_file
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory_fit import warn_before
 from transformer_core.run.folder_locks import exclusive
@@ -43,18 +43,18 @@ class TimedRunOrder(TrainingOrder):
 
 
 def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
-    """Runs the workers, makes sure that metrics.json says how they ended, and seals the results as
+    """Runs the workers, makes sure that metrics.json says how they ended, and records the results as
     ``made_from`` these files."""
     started = datetime.now(UTC)
     for name in ("steps.parquet", "model.safetensors", "metrics.json"):
         (order.output / name).unlink(missing_ok=True)
-        seal_file(order.output / name).unlink(missing_ok=True)
+        forget(order.output / name)
     metrics = order.output / "metrics.json"
     outcome = attempt(order, metrics)
     if outcome is not None:
         _write_unfinished(order, outcome, started)
-    seal(order.output / "model.safetensors")
-    seal(metrics, made_from)
+    record(order.output / "model.safetensors")
+    record(metrics, made_from)
     if outcome is not None and outcome.again:
         count_failure(metrics)  # and the next attempt resumes from the last checkpoint
     else:

@@ -21,9 +21,9 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.measure.comparison import compare_pairs, leave_sessions
 from transformer_core.measure.sessions import Side, start_side
 from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
@@ -120,7 +120,7 @@ class TurnsJob(Job):
             )
             for pair, output in zip(pairs, outputs, strict=True):
                 inputs = [*(file_of[name] for name in pair), *shard_manifests(self.data)]
-                write_sealed(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
+                write_result(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
             leave_sessions(folder, self.comparing)
 
 

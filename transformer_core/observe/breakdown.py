@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from schemas.errors import ConfigError, from_validation
 from schemas.results.captures import Capture
 from schemas.results.profiles import Breakdown
-from transformer_core.common import seals
+from transformer_core.common import digests
 from transformer_core.common.job import Job
 from transformer_core.trace.__main__ import write_results
 from transformer_core.trace.breakdown.devices import KERNELS_SHOWN
@@ -43,7 +43,7 @@ def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Eve
 def read_capture(path: Path) -> Capture:
     """A capture.json; ConfigError if it cannot be used."""
     try:
-        seals.check(path)
+        digests.check(path)
         return Capture.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"

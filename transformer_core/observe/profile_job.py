@@ -23,11 +23,11 @@ from schemas.config.profiling import Profiling
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Capture, RankCapture, Topology
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
-from transformer_core.common.seals import write_sealed
 from transformer_core.machine.provenance import collect
 from transformer_core.observe.nsys import (
     Nsys,
@@ -205,7 +205,7 @@ def supervise(order: CaptureOrder) -> None:
         clear(output)
         if outcome.again:
             count_failure(output / "capture.json")
-    write_sealed(output / "capture.json", record.model_dump_json(indent=1) + "\n")
+    write_result(output / "capture.json", record.model_dump_json(indent=1) + "\n")
     for path in output.glob("rank-*[0-9].json"):
         path.unlink()
 

@@ -1,13 +1,11 @@
-"""One self-contained page of a study: ``python -m transformer_core.report.page``.
+"""The report of a study: figures, tables, and one self-contained page.
 
 The page needs no script, no network and no other file. Its sections are in
 :mod:`transformer_core.report.contents`. Beside it lie the same answer on one page of Markdown, and
 for programs: report.md and summary.json, from the same reading.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from schemas.config.variants import Variant
-from schemas.errors import ConfigError
-from transformer_core.common.endings import program
-from transformer_core.common.records import read_as
-from transformer_core.common.seals import write_sealed
-from transformer_core.decide.results_options import add_arguments, from_arguments
+from transformer_core.common.digests import write_result
+from transformer_core.common.job import Job
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.brief import as_yaml, brief
 from transformer_core.report.contents import FIGURES, SECTIONS
+from transformer_core.report.figures import draw_all
 from transformer_core.report.kit import language, palette, svg
 from transformer_core.report.kit.formats import FILTERS, Numbers
 from transformer_core.report.sections.answer import read_answer
+from transformer_core.report.tables import write_tables
 
 
 def environment() -> Environment:
@@ -76,47 +73,30 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.report.page",
-        description="Write the report of a study as one HTML file that needs no other file.",
-    )
-    add_arguments(parser)
-    parser.add_argument(
-        "--variants",
-        type=Path,
-        help="the variants of the study as JSON (default: variants.json in the results)",
-    )
-    parser.add_argument(
-        "--figures",
-        type=Path,
-        help="folder of the figures (default: figures in the results)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="the page (default: report.html in the results); report.md and summary.json beside it",
-    )
-    options = parser.parse_args(arguments)
-    figures = options.figures or options.results / "figures"
-    try:
-        results = from_arguments(options)
-        variants: dict[str, Variant] = read_as(
-            options.variants or options.results / "variants.json", dict[str, Variant]
-        )
-        pictures = [svg.read(figures / f"{name}.svg") for name in FIGURES]
-        page = render(results, variants, pictures)
-        answer = read_answer(results)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    output = options.output or options.results / "report.html"
-    write_sealed(output.with_name("summary.json"), answer.model_dump_json(indent=1) + "\n")
-    write_sealed(output.with_name("report.md"), brief(answer))
-    write_sealed(output, page)
-    return 0
+def write_page(results: StudyResults) -> None:
+    """Write report.html with the figures that lie beside it, report.md and summary.json."""
+    folder = results.folder
+    pictures = [svg.read(folder / f"figures/{name}.svg") for name in FIGURES]
+    page = render(results, results.definitions, pictures)
+    answer = read_answer(results)
+    write_result(folder / "summary.json", answer.model_dump_json(indent=1) + "\n")
+    write_result(folder / "report.md", brief(answer))
+    write_result(folder / "report.html", page)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+class ReportJob(Job):
+    """Writes the report of a study: figures, tables and pages."""
+
+    kind = "report"
+
+    results: Path = Path("results")
+    """The folder of the results."""
+    processes: int = 1
+    """Processes that draw the figures."""
+
+    def run(self, log_file: Path | None) -> None:
+        results = StudyResults(self.results)
+        # First, in processes that have read nothing yet.
+        draw_all(results, self.results / "figures", self.processes)
+        write_tables(results, self.results / "tables")
+        write_page(results)

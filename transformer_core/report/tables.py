@@ -1,16 +1,12 @@
-"""The report's numbers as CSV: ``python -m transformer_core.report.tables``."""
+"""The report's numbers as CSV."""
 
-import argparse
 import csv
 import io
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import ConfigError
-from transformer_core.common.endings import program
-from transformer_core.common.seals import write_sealed
-from transformer_core.decide.results_options import add_arguments, from_arguments
+from transformer_core.common.digests import write_result
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import TABLES, Row
 
 
@@ -25,28 +21,8 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.report.tables",
-        description=f"Write {', '.join(TABLES)} from the results of a study, as CSV.",
-    )
-    add_arguments(parser)
-    parser.add_argument(
-        "--output", type=Path, help="folder for the tables (default: tables in the results)"
-    )
-    options = parser.parse_args(arguments)
-    folder = options.output or options.results / "tables"
-    try:
-        results = from_arguments(options)
-        texts = {name: to_csv(section.rows(name, results)) for name, section in TABLES.items()}
-        for name, text in texts.items():
-            write_sealed(folder / f"{name}.csv", text)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def write_tables(results: StudyResults, folder: Path) -> None:
+    """Write every table into ``folder``, or none if a result is missing."""
+    texts = {name: to_csv(section.rows(name, results)) for name, section in TABLES.items()}
+    for name, text in texts.items():
+        write_result(folder / f"{name}.csv", text)

@@ -44,6 +44,7 @@ JOBS = MappingProxyType(
         "quality": "transformer_core.measure.quality.QualityJob",
         "read_corpus": "transformer_core.data.corpus.job.ReadCorpus",
         "refine": "transformer_core.decide.refine.RefineJob",
+        "report": "transformer_core.report.page.ReportJob",
         "roofline": "transformer_core.measure.roofline.RooflineJob",
         "search": "transformer_core.decide.search.SearchJob",
         "self_test": "transformer_core.measure.self_test.SelfTestJob",

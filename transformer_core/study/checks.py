@@ -52,13 +52,12 @@ def violations(spec: RunSpec) -> Iterator[Violation]:
     yield from _parallel(spec)
     yield from of_formats(spec)
     if spec.evaluation.beam_size > spec.tokenizer.vocabulary:
-        yield (
-            "evaluation.beam_size",
-            spec.evaluation.beam_size,
+        message = (
             f"is more than there are tokens to go on with "
-            f"(tokenizer.vocabulary = {spec.tokenizer.vocabulary})",
-            f"take at most {spec.tokenizer.vocabulary}",
+            f"(tokenizer.vocabulary = {spec.tokenizer.vocabulary})"
         )
+        remedy = f"take at most {spec.tokenizer.vocabulary}"
+        yield "evaluation.beam_size", spec.evaluation.beam_size, message, remedy
 
 
 def _model(spec: RunSpec) -> Iterator[Violation]:
@@ -70,48 +69,35 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         yield from _width(model)
     together = isinstance(model, Transformer) and model.memory_products == "together"
     if together and spec.parallel.sharded:
-        yield (
-            "model.memory_products",
-            "together",
-            "needs the weights of all decoder layers at once, which FSDP gathers layer by layer",
-            "take per_layer, or another strategy",
+        message = (
+            "needs the weights of all decoder layers at once, which FSDP gathers layer by layer"
         )
+        remedy = "take per_layer, or another strategy"
+        yield "model.memory_products", "together", message, remedy
     weights = parameters(spec, spec.tokenizer.vocabulary)
     if weights > MOST_WEIGHTS:
-        yield (
-            "model.d_model",
-            model.d_model,
-            f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and {stack}",
-            f"take sizes that make at most {MOST_WEIGHTS:.0e}",
-        )
+        message = f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and {stack}"
+        remedy = f"take sizes that make at most {MOST_WEIGHTS:.0e}"
+        yield "model.d_model", model.d_model, message, remedy
     yield from _attention(spec)
     qkv = getattr(model, "qkv", None)
     if isinstance(qkv, StreamsQkv) and spec.machine.device == "cpu":
-        yield (
-            "model.qkv.kind",
-            "streams",
-            "needs CUDA streams, but machine.device is cpu",
-            "take separate or fused, or set machine.device to auto or cuda",
-        )
+        message = "needs CUDA streams, but machine.device is cpu"
+        remedy = "take separate or fused, or set machine.device to auto or cuda"
+        yield "model.qkv.kind", "streams", message, remedy
 
 
 def _width(model: AnyModel) -> Iterator[Violation]:
     if model.d_model % model.heads:
         divisors = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0]
         near = sorted(divisors, key=lambda n: abs(n - model.heads))[:2]
-        yield (
-            "model.heads",
-            model.heads,
-            f"does not divide model.d_model = {model.d_model}",
-            f"take {' or '.join(map(str, sorted(near)))} heads, or change model.d_model",
-        )
+        message = f"does not divide model.d_model = {model.d_model}"
+        remedy = f"take {' or '.join(map(str, sorted(near)))} heads, or change model.d_model"
+        yield "model.heads", model.heads, message, remedy
     if model.d_model % 2:
-        yield (
-            "model.d_model",
-            model.d_model,
-            "is odd, but sinusoidal positions come in pairs of sine and cosine",
-            f"take {model.d_model + 1}",
-        )
+        message = "is odd, but sinusoidal positions come in pairs of sine and cosine"
+        remedy = f"take {model.d_model + 1}"
+        yield "model.d_model", model.d_model, message, remedy
 
 
 def _attention(spec: RunSpec) -> Iterator[Violation]:
@@ -124,59 +110,43 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
     if backend == "auto":
         return
     if spec.machine.device == "cpu":
-        yield (
-            field,
-            backend,
-            "names a kernel of CUDA devices, but machine.device is cpu",
-            "take auto, or set machine.device to auto or cuda",
-        )
+        message = "names a kernel of CUDA devices, but machine.device is cpu"
+        remedy = "take auto, or set machine.device to auto or cuda"
+        yield field, backend, message, remedy
     if backend in ("flash", "cudnn") and not spec.training.precision.numbers.results:
-        yield (
-            field,
-            backend,
-            f"computes in 16 bits, but training.precision is {spec.training.precision.kind}",
-            "take precision: {kind: bf16}, or the backend efficient",
-        )
+        message = f"computes in 16 bits, but training.precision is {spec.training.precision.kind}"
+        remedy = "take precision: {kind: bf16}, or the backend efficient"
+        yield field, backend, message, remedy
     masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
     if isinstance(model, DecoderOnly) and backend == "flash" and masked:
-        yield (
-            field,
-            backend,
-            "takes no mask, and with task.texts: masked there is one",
-            "take task.texts: joined, or the backend efficient",
-        )
+        message = "takes no mask, and with task.texts: masked there is one"
+        remedy = "take task.texts: joined, or the backend efficient"
+        yield field, backend, message, remedy
     elif (
         isinstance(model, Transformer)
         and backend == "flash"
         and not isinstance(model.tokens, UnpaddedTokens)
     ):
-        yield (
-            field,
-            backend,
-            "takes no mask, and with tokens: {kind: padded} there is one",
-            "take tokens: {kind: unpadded}, or the backend efficient",
-        )
+        message = "takes no mask, and with tokens: {kind: padded} there is one"
+        remedy = "take tokens: {kind: unpadded}, or the backend efficient"
+        yield field, backend, message, remedy
 
 
 def _machine(spec: RunSpec) -> Iterator[Violation]:
     machine = spec.machine
     if machine.link is not None and machine.nodes != 2:
-        yield (
-            "machine.nodes",
-            machine.nodes,
-            "is not 2, but machine.link joins two hosts",
-            "take nodes: 2, or link: null",
-        )
+        message = "is not 2, but machine.link joins two hosts"
+        remedy = "take nodes: 2, or link: null"
+        yield "machine.nodes", machine.nodes, message, remedy
     hosts = machine.nodes if machine.link is not None else 1
     processes = hosts * machine.devices_per_node
     if machine.threads * processes > MOST_THREADS:
-        yield (
-            "machine.threads",
-            machine.threads,
+        message = (
             f"makes {machine.threads * processes} threads on one host "
-            f"(machine.devices_per_node = {machine.devices_per_node})",
-            f"take at most {MOST_THREADS // processes}, or 0 for an even share of the cores",
+            f"(machine.devices_per_node = {machine.devices_per_node})"
         )
+        remedy = f"take at most {MOST_THREADS // processes}, or 0 for an even share of the cores"
+        yield "machine.threads", machine.threads, message, remedy
 
 
 def _batching(spec: RunSpec) -> Iterator[Violation]:
@@ -189,12 +159,9 @@ def _batching(spec: RunSpec) -> Iterator[Violation]:
     unit = "pairs" if isinstance(batching, FixedSize) else "tokens"
     size = batching.scaled_pairs if isinstance(batching, FixedSize) else batching.scaled_tokens
     if size > MOST_TOKENS:
-        yield (
-            "batching.scale",
-            batching.scale,
-            f"makes global batches of {size:,} {unit}",
-            f"take at most {MOST_TOKENS / (size / batching.scale):g}, or fewer {unit}",
-        )
+        message = f"makes global batches of {size:,} {unit}"
+        remedy = f"take at most {MOST_TOKENS / (size / batching.scale):g}, or fewer {unit}"
+        yield "batching.scale", batching.scale, message, remedy
     if isinstance(batching, FixedSize) and batching.scaled_pairs < parts:
         yield _small_batch(
             "pairs",
@@ -227,13 +194,12 @@ def _rows(spec: RunSpec) -> Iterator[Violation]:
     if isinstance(spec.task, LanguageModel):
         return
     if isinstance(spec.batching.rows, PackedRows) and not isinstance(spec.model, Transformer):
-        yield (
-            "batching.rows.kind",
-            "packed",
+        message = (
             f"needs a model that tells the pairs of a row apart, which one of kind "
-            f"{spec.model.kind} does not",
-            "take rows: {kind: padded}, or model: {kind: transformer}",
+            f"{spec.model.kind} does not"
         )
+        remedy = "take rows: {kind: padded}, or model: {kind: transformer}"
+        yield "batching.rows.kind", "packed", message, remedy
 
 
 def _small_batch(
@@ -254,60 +220,46 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
     training, measurement = spec.training, spec.measurement
     needed = measurement.warmup_steps + measurement.window_steps
     if training.steps < needed:
-        yield (
-            "training.steps",
-            training.steps,
-            f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}",
-            f"take at least {needed} steps, or shorten the warm-up or the window",
-        )
+        message = f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}"
+        remedy = f"take at least {needed} steps, or shorten the warm-up or the window"
+        yield "training.steps", training.steps, message, remedy
     loss = training.loss
     if loss.only_32_bits and training.precision.numbers.results:
-        yield (
-            "training.loss.kind",
-            loss.kind,
+        message = (
             f"{loss.only_32_bits}, and with training.precision {training.precision.kind} these "
-            "have 16 bits",
-            "take loss: {kind: one_pass}, or precision: {kind: fp32}",
+            "have 16 bits"
         )
+        remedy = "take loss: {kind: one_pass}, or precision: {kind: fp32}"
+        yield "training.loss.kind", loss.kind, message, remedy
     if loss.of_hidden:
         yield from _loss_of_hidden(spec)
     warmup = training.schedule.warmup
     if warmup > training.steps:
-        yield (
-            "training.schedule.warmup",
-            warmup,
-            f"is longer than the training ({training.steps} steps)",
-            f"take at most {training.steps}",
-        )
+        message = f"is longer than the training ({training.steps} steps)"
+        remedy = f"take at most {training.steps}"
+        yield "training.schedule.warmup", warmup, message, remedy
 
 
 def _parallel(spec: RunSpec) -> Iterator[Violation]:
     hook = spec.parallel.message_hook
     if hook is not None and hook.steps_before >= spec.training.steps:
-        yield (
-            "parallel.hook.start_step",
-            hook.steps_before,
+        message = (
             f"comes after the training (training.steps = {spec.training.steps}): nothing would be "
-            "compressed",
-            "take a smaller start_step, or more steps",
+            "compressed"
         )
+        remedy = "take a smaller start_step, or more steps"
+        yield "parallel.hook.start_step", hook.steps_before, message, remedy
 
 
 def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
     if not isinstance(spec.model, Transformer | DecoderOnly | HuggingFaceCausal):
-        yield (
-            "training.loss.kind",
-            spec.training.loss.kind,
-            f"needs the decoder's output, and a model of kind {spec.model.kind} gives logits",
-            "take loss: {kind: whole}, or model: {kind: transformer}",
-        )
+        message = f"needs the decoder's output, and a model of kind {spec.model.kind} gives logits"
+        remedy = "take loss: {kind: whole}, or model: {kind: transformer}"
+        yield "training.loss.kind", spec.training.loss.kind, message, remedy
     if spec.parallel.gathers_logits:
-        yield (
-            "training.loss.kind",
-            spec.training.loss.kind,
-            f"holds no logits that {spec.parallel.kind} could gather",
-            "set parallel.local_loss: true, or take loss: {kind: whole}",
-        )
+        message = f"holds no logits that {spec.parallel.kind} could gather"
+        remedy = "set parallel.local_loss: true, or take loss: {kind: whole}"
+        yield "training.loss.kind", spec.training.loss.kind, message, remedy
 
 
 def of_formats(spec: RunSpec) -> Iterator[Violation]:
@@ -316,12 +268,9 @@ def of_formats(spec: RunSpec) -> Iterator[Violation]:
     numbers = precision.numbers
     in_bf16 = numbers.products == "bf16" and numbers.results
     if getattr(model, "residual", "") == "bf16" and not in_bf16:
-        yield (
-            "model.residual",
-            "bf16",
-            f"is a format of 16 bits, but training.precision is {precision.kind}",
-            "take precision: {kind: bf16} or {kind: bf16_weights}, or residual: as_computed",
-        )
+        message = f"is a format of 16 bits, but training.precision is {precision.kind}"
+        remedy = "take precision: {kind: bf16} or {kind: bf16_weights}, or residual: as_computed"
+        yield "model.residual", "bf16", message, remedy
     if numbers.masters:
         yield from _low_weights(spec)
     if getattr(model, "compile", "none") != "none":
@@ -397,12 +346,11 @@ def of_imported(spec: RunSpec) -> Iterator[Violation]:
         section, usual = getattr(spec, name), RunSpec.model_fields[name].default
         if section != usual:
             field = next(f for f in type(section).model_fields if _differs(section, usual, f))
-            yield (
-                f"{name}.{field}",
-                getattr(section, field),
-                f"is not used: with task.kind = {spec.task.kind}, model and batches are your own",
-                f"leave {name} out; settings of your code go into task",
+            message = (
+                f"is not used: with task.kind = {spec.task.kind}, model and batches are your own"
             )
+            remedy = f"leave {name} out; settings of your code go into task"
+            yield f"{name}.{field}", getattr(section, field), message, remedy
 
 
 def _differs(section: object, usual: object, field: str) -> bool:
@@ -412,13 +360,11 @@ def _differs(section: object, usual: object, field: str) -> bool:
 def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
     """Variants, which are laid over a study's sections, of a study that has none of these."""
     if isinstance(study.task, ImportedTask | ScriptTask) and study.variants != [study.baseline]:
-        yield ConfigProblem(
-            file,
-            "variants",
-            study.variants,
-            f"is not used: with task.kind = {study.task.kind}, task.techniques says what is tried",
-            f"take variants: [{study.baseline}]",
+        message = (
+            f"is not used: with task.kind = {study.task.kind}, task.techniques says what is tried"
         )
+        remedy = f"take variants: [{study.baseline}]"
+        yield ConfigProblem(file, "variants", study.variants, message, remedy)
 
 
 def own_targets(study: Study) -> tuple[str, ...]:
@@ -433,13 +379,9 @@ def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
     targets = own_targets(study)
     for target in asked:
         if target.startswith("results/") and target not in targets:
-            yield ConfigProblem(
-                "command line",
-                "target",
-                target,
-                f"is not made of a training of your own (task.kind = {study.task.kind})",
-                f"ask for {REPORT}",
-            )
+            message = f"is not made of a training of your own (task.kind = {study.task.kind})"
+            remedy = f"ask for {REPORT}"
+            yield ConfigProblem("command line", "target", target, message, remedy)
 
 
 def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
@@ -451,13 +393,9 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
             remedy = f"check the path (relative ones start at {Path.cwd()})"
             yield ConfigProblem(file, field, path, message, remedy)
     if study.quality is not None and isinstance(study.task, LanguageModel):
-        yield ConfigProblem(
-            file,
-            "quality",
-            study.quality.bleu,
-            "asks for BLEU, and task.kind is language_model",
-            "leave quality out",
-        )
+        message = "asks for BLEU, and task.kind is language_model"
+        remedy = "leave quality out"
+        yield ConfigProblem(file, "quality", study.quality.bleu, message, remedy)
     lists: dict[str, Iterable[object]] = {"self_test.planted": study.self_test.planted}
     if study.link_check is not None:
         lists["link_check.bandwidths"] = study.link_check.bandwidths
@@ -496,58 +434,50 @@ def of_task(spec: RunSpec) -> Iterator[Violation]:
     texts = isinstance(spec.task, LanguageModel)
     causal = isinstance(spec.model, DecoderOnly | HuggingFaceCausal)
     if (spec.corpus.kind in TEXT_KINDS) != texts:
-        yield (
-            "corpus.kind",
-            spec.corpus.kind,
+        message = (
             "holds sentence pairs, and a language model learns from texts"
             if texts
-            else "holds texts in one language, and a translation learns from sentence pairs",
+            else "holds texts in one language, and a translation learns from sentence pairs"
+        )
+        remedy = (
             f"take corpus: {{kind: {' or '.join(TEXT_KINDS)}}}"
             if texts
-            else "take task: {kind: language_model}, or a corpus of pairs",
+            else "take task: {kind: language_model}, or a corpus of pairs"
         )
+        yield "corpus.kind", spec.corpus.kind, message, remedy
     if causal != texts:
-        yield (
-            "model.kind",
-            spec.model.kind,
+        message = (
             "translates, and task.kind is language_model"
             if texts
-            else "gives the next token of a text, and task.kind is translation",
+            else "gives the next token of a text, and task.kind is translation"
+        )
+        remedy = (
             "take model: {kind: decoder_only} or huggingface_causal"
             if texts
-            else "take task: {kind: language_model}, or model: {kind: transformer}",
+            else "take task: {kind: language_model}, or model: {kind: transformer}"
         )
+        yield "model.kind", spec.model.kind, message, remedy
     if isinstance(spec.task, LanguageModel):
         yield from _of_texts(spec, spec.task)
 
 
 def _of_texts(spec: RunSpec, task: LanguageModel) -> Iterator[Violation]:
     if spec.filter.max_tokens != task.context:
-        yield (
-            "filter.max_tokens",
-            spec.filter.max_tokens,
-            f"is not task.context = {task.context}: long texts are cut into rows, not left out",
-            "leave it out, or change task.context",
+        message = (
+            f"is not task.context = {task.context}: long texts are cut into rows, not left out"
         )
+        remedy = "leave it out, or change task.context"
+        yield "filter.max_tokens", spec.filter.max_tokens, message, remedy
     if task.prompt + task.continuation > task.context:
-        yield (
-            "task.continuation",
-            task.continuation,
-            f"and task.prompt = {task.prompt} are more than task.context = {task.context}",
-            "make one of them smaller",
-        )
+        message = f"and task.prompt = {task.prompt} are more than task.context = {task.context}"
+        remedy = "make one of them smaller"
+        yield "task.continuation", task.continuation, message, remedy
     if isinstance(spec.batching.rows, PackedRows):
-        yield (
-            "batching.rows.kind",
-            "packed",
-            "packs sentence pairs; the texts of a language model stand in full rows as it is",
-            "take rows: {kind: padded}",
-        )
+        message = "packs sentence pairs; the texts of a language model stand in full rows as it is"
+        remedy = "take rows: {kind: padded}"
+        yield "batching.rows.kind", "packed", message, remedy
     positions = getattr(spec.model, "positions", None)
     if isinstance(positions, LearnedPositions) and positions.length < task.context:
-        yield (
-            "model.positions.length",
-            positions.length,
-            f"is less than task.context = {task.context}",
-            f"take at least {task.context}",
-        )
+        message = f"is less than task.context = {task.context}"
+        remedy = f"take at least {task.context}"
+        yield "model.positions.length", positions.length, message, remedy

@@ -5,8 +5,6 @@ Snakemake makes a file again when its parameters have changed, and keeps those i
 them as they are: the results of one study would pass for those of another. So they are refused.
 """
 
-import ast
-import base64
 import contextlib
 import errno
 import fcntl
@@ -24,31 +22,20 @@ CHANGES_NO_RESULT = True  # it decides whether work may begin
 
 
 def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> None:
-    """Refuse files that say what they are of, are of something else than what is ``planned`` (the
-    text of each), and are unknown in the folder ``snakemake``, so that they would stay.
+    """Where Snakemake knows nothing of what is here, refuse files of something else than what is
+    ``planned``, the text of each: they would stay.
 
-    ``study`` is the name of the study's file. Raises ConfigError.
+    ``study`` is the name of the study's file, ``snakemake`` Snakemake's folder. Raises ConfigError.
     """
+    if any(any(snakemake.glob(f"{kept}/*")) for kept in ("metadata", "incomplete")):
+        return
     for place, text in planned.items():
-        path = Path(place)
         try:
-            found = path.read_text(encoding="utf-8").strip()
+            found = Path(place).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             continue  # it is made, or its reader reports the error
-        if found != text and not _is_known(place, found, snakemake):
+        if found != text:
             raise ConfigError([_problem(place, found, text, study)])
-
-
-def _is_known(place: str, found: str, snakemake: Path) -> bool:
-    """Whether Snakemake knows exactly this file, or knows that it is unfinished."""
-    name = base64.b64encode(place.encode()).decode()
-    if (snakemake / "incomplete" / name).exists():
-        return True
-    try:
-        record = json.loads((snakemake / "metadata" / name).read_text(encoding="utf-8"))
-        return found in map(ast.literal_eval, record["params"])
-    except (OSError, ValueError, SyntaxError, TypeError, KeyError):
-        return False
 
 
 def _problem(place: str, found: str, text: str, study: str) -> ConfigProblem:

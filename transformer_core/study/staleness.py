@@ -10,6 +10,7 @@ with the results, and makes them again when it changes.
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,21 +41,10 @@ def rules_of_files(sources: Sources) -> dict[str, list[str]]:
 
 def _table(rows: Mapping[str, Sequence[str]]) -> str:
     """Rows of a name and words, the words in lines of bounded length."""
-    lines = []
-    for name, words in rows.items():
-        lines.append(name)
-        lines += [f"    {line}" for line in _lines(words)] or ["    (nothing)"]
-    return "\n".join(lines)
-
-
-def _lines(words: Sequence[str], width: int = 96) -> list[str]:
-    lines: list[str] = []
-    for word in words:
-        if lines and len(lines[-1]) + 2 + len(word) <= width:
-            lines[-1] += f", {word}"
-        else:
-            lines.append(word)
-    return lines
+    wrapper = textwrap.TextWrapper(100, "    ", "    ", break_on_hyphens=False)
+    return "\n".join(
+        f"{name}\n{wrapper.fill(', '.join(words) or '(nothing)')}" for name, words in rows.items()
+    )
 
 
 def _chosen(

@@ -1,9 +1,8 @@
 """The expected duration of a study, and its progress.
 
-A job is expected to take as long as others of its rule took on this host, else a guess is made.
-A guess is a range. It rests on how fast this host multiplies matrices at the time, and on how long
-this very program took to start. Once jobs that train have ended, those of the other rules that
-train are expected at the same place of their ranges.
+A job is expected to take as long as others of its rule took on this host, else a guess is made: from
+how fast this host multiplies matrices, and how long this very program took to start. Jobs that
+train and have ended correct the guesses for other rules that train.
 
 While jobs run, a line of Snakemake's log says now and then how far the study is. Which jobs run
 and which have ended is taken from the events of that log.
@@ -13,10 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log, prod
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, geometric_mean
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -27,33 +25,22 @@ from schemas.results.refinement import Refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.reservations import step_flops
 
-STARTS = (0.3, 2.0)
-"""Least and most that a job takes to start, in times of this program's start: a fork of a process
-that has imported everything, and an import from a slow disk."""
-EFFICIENCY = (1.5, 0.3)
-"""Most and least of the rate of a matrix product that a training would reach if all its rows were
-as long as they may be: the shorter they are, the faster it seems."""
 TRAINS = ("train", "train_again", "short_run", "evaluate", "profile", "memory")
 """Rules whose jobs are about as long as a training."""
-ALIKE = (0.6, 1.7)
-"""Range around the place where others that train were in their ranges."""
+KNOWN, ALIKE, GUESSED = (0.8, 1.3), (0.6, 1.7), (0.3, 2.0)
+"""Ranges around an expectation: where jobs of the rule have ended, where others that train have, and
+where none has."""
 LARGE = 512
 """Width of the matrices that are multiplied."""
 TRIES = 20
 """Products of which the fastest counts: on a busy host most are interrupted."""
-SPREAD = (0.8, 1.3)
-"""Range around the earlier times of jobs of the same rule."""
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Seconds, from and to."""
 
     low: float
     high: float
-
-    def __add__(self, other: "Range") -> "Range":
-        return Range(self.low + other.low, self.high + other.high)
 
     def times(self, factor: float) -> "Range":
         """Of so many, or of a share."""
@@ -70,71 +57,55 @@ def matrix_rate() -> float:
         began = time.perf_counter()
         matrix @ matrix
         best = min(best, time.perf_counter() - began)
-    return 2.0 * prod(matrix.shape) * LARGE / best
+    return 2.0 * LARGE**3 / best
 
 
 def guesses(
     study: Study, specs: Mapping[str, RunSpec], groups: Sequence[int], start: float, rate: float
-) -> dict[str, Range]:
-    """A guess for a job of each rule that trains or is budgeted; of others, see :func:`expected`.
+) -> dict[str, float]:
+    """Seconds that a job of each rule that trains or is budgeted may take.
 
-    ``groups`` are the sides of each comparison job, ``start`` the seconds that this program took
-    to start, ``rate`` what :func:`matrix_rate` says.
+    ``groups`` are the sides of each comparison job, ``start`` the seconds that a job takes to
+    start, ``rate`` what :func:`matrix_rate` says.
     """
-    flops = [step_flops(spec, study.tokenizer.vocabulary) for spec in specs.values()]
-    step = sum(flops) / len(flops) / rate
-    # A step is computed, a training runs its steps.
-    training = Range(*(study.training.steps * step / share for share in EFFICIENCY))
-    begin = Range(*(factor * start for factor in STARTS))
-    found = dict.fromkeys(TRAINS, begin + training)
+    flops = fmean(step_flops(spec, study.tokenizer.vocabulary) for spec in specs.values())
+    training = start + study.training.steps * flops / rate
+    found = dict.fromkeys(TRAINS, training)
     if groups:
-        budget = study.comparison.budget * sum(groups) / len(groups) / 2
-        found["turns"] = begin + Range(budget / 2, 1.5 * budget)
+        found["turns"] = start + study.comparison.budget * fmean(groups) / 2
     if study.search is not None:
-        budget = study.search.budget
-        found["search"] = begin + training + Range(0.8 * budget, 1.5 * budget)
+        found["search"] = training + study.search.budget
     if study.quality is not None:
-        budget = study.quality.budget
-        found["quality"] = begin + Range(0.2 * budget, 1.2 * budget)
+        found["quality"] = start + study.quality.budget / 2
     return found
 
 
 def expected(
-    rule: str, known: Mapping[str, JobTimes], guessed: Mapping[str, Range], start: float
+    rule: str, known: Mapping[str, JobTimes], guessed: Mapping[str, float], start: float
 ) -> Range:
-    """Seconds of a job of a rule."""
+    """Seconds of a job of a rule: as others of it took, or a guess, which those of other rules
+    that train correct."""
     if rule in known and known[rule].count:
-        return Range(*(factor * known[rule].mean for factor in SPREAD))
-    if rule in TRAINS and rule in guessed:
-        return _as_others(guessed[rule], known, guessed)
-    return guessed.get(rule, Range(*(factor * start for factor in STARTS)))
-
-
-def _as_others(guess: Range, known: Mapping[str, JobTimes], guessed: Mapping[str, Range]) -> Range:
-    """A guess for jobs that train, narrowed to where those that have ended were in theirs."""
-    places = [
-        log(known[rule].mean / guessed[rule].low) / log(guessed[rule].high / guessed[rule].low)
-        for rule in TRAINS
-        if rule in guessed and rule in known and known[rule].seconds > 0
-    ]
-    if not places or guess.low <= 0:
-        return guess
-    mean = guess.low * (guess.high / guess.low) ** fmean(places)
-    return Range(*(factor * mean for factor in ALIKE))
+        return Range(*KNOWN).times(known[rule].mean)
+    others = [known[name].mean / guessed[name] for name in TRAINS if name in {*known} & {*guessed}]
+    if rule in TRAINS and others and min(others) > 0:
+        return Range(*ALIKE).times(guessed[rule] * geometric_mean(others))
+    return Range(*GUESSED).times(guessed.get(rule, start))
 
 
 def total(
     counts: Mapping[str, int],
     shares: Mapping[str, float],
     known: Mapping[str, JobTimes],
-    guessed: Mapping[str, Range],
+    guessed: Mapping[str, float],
     start: float,
 ) -> Range:
     """Seconds of so many jobs of each rule, each of which takes a share of the machine."""
-    found = Range(0.0, 0.0)
-    for rule, count in counts.items():
-        found += expected(rule, known, guessed, start).times(count * shares.get(rule, 1.0))
-    return found
+    ranges = [
+        expected(rule, known, guessed, start).times(count * shares.get(rule, 1.0))
+        for rule, count in counts.items()
+    ]
+    return Range(sum(one.low for one in ranges), sum(one.high for one in ranges))
 
 
 def in_words(seconds: Range) -> str:
@@ -161,7 +132,7 @@ class Work:
     """Share of the cores that a job of each rule reserves."""
     known: Mapping[str, JobTimes]
     """How long jobs took before."""
-    guessed: Mapping[str, Range]
+    guessed: Mapping[str, float]
     start: float
     """Seconds that this program took to start."""
     done: int = 0

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import in_words
-from transformer_core.common.seals import write_sealed
 from transformer_core.trace.arguments import (
     add_window,
     count,
@@ -187,7 +187,7 @@ def write_results(
             write_events(table, events, told | {"notes": breakdown.notes})
     if output:
         with writing(output):
-            write_sealed(output, breakdown.model_dump_json(indent=2) + "\n")
+            write_result(output, breakdown.model_dump_json(indent=2) + "\n")
 
 
 if __name__ == "__main__":

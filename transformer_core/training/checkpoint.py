@@ -8,7 +8,7 @@ file of torch.distributed.checkpoint is a pickle, which could execute anything.)
 
 The folder is written under a temporary name and renamed when every rank has written its part, and
 renamed once more before it is deleted: one with the final name is complete at any moment. Its files
-are sealed (:mod:`transformer_core.common.seals`), and the last two are kept: where the newest is
+have digests (:mod:`transformer_core.common.digests`), and the last two are kept: where the newest is
 damaged, a run goes on from the one before. Several hosts need a file system that they share.
 """
 
@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from schemas.errors import ConfigError
+from transformer_core.common.digests import check, record, write_result
 from transformer_core.common.progress import log
-from transformer_core.common.seals import check, seal, write_sealed
 from transformer_core.parallel.sharded_weights import (
     divided_like,
     is_sharded,
@@ -62,9 +62,9 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     file = _shard(partial, setup.process.rank)
     messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
     save_file(own | messages | _random_state(setup.strategy.devices), file)
-    seal(file, of=final / file.name)
+    record(file, of=final / file.name)
     if main:
-        record = {
+        found = {
             "step": step,
             "spec": setup.spec.digest(),
             "world_size": setup.process.world_size,
@@ -72,8 +72,7 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
             "precision": setup.precision.state(),
             "state": state,
         }
-        text = json.dumps(record)
-        write_sealed(partial / "state.json", text, of=final / "state.json")
+        write_result(partial / "state.json", json.dumps(found), of=final / "state.json")
     setup.strategy.synchronise()
     if not main:
         return None

@@ -15,8 +15,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.training import Evaluation
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import EvaluationResult, Translation
+from transformer_core.common.digests import check
 from transformer_core.common.endings import remake
-from transformer_core.common.seals import check
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer

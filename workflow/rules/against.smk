@@ -9,15 +9,11 @@ rule against:
     log:
         "results/logs/against.log",
     params:
-        code=CODE["against"],
-        there=as_text(str(AGAINST or "NOT-GIVEN")),
-        order=lambda wildcards, output: order(
-            "against", there=AGAINST or "NOT-GIVEN", output=output[0]
-        ),
+        **job("against", there=AGAINST or "NOT-GIVEN"),
     message:
-        "Compare the results with those in {params.there}"
+        "Compare the results with those of another commit or machine"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 rule compare_page:
@@ -28,11 +24,8 @@ rule compare_page:
     log:
         "results/logs/compare_page.log",
     params:
-        code=CODE["compare_page"],
-        order=lambda wildcards, input, output: order(
-            "compare_page", against=input.against, output=output[0]
-        ),
+        **job("compare_page"),
     message:
         "Write the comparison: results/compare.html"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB

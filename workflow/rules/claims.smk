@@ -16,13 +16,11 @@ rule families:
     log:
         "results/logs/families.log",
     params:
-        code=CODE["families"],
-        asked=asked(FAMILIES),
-        order=lambda wildcards, output: order("families", families=FAMILIES, output=output[0]),
+        **job("families", families=FAMILIES),
     message:
         "Draw conclusions from the families of variants"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 rule claims:
@@ -30,16 +28,14 @@ rule claims:
         CONCLUDED_FROM,
         "results/families.json",
         # The files that claims name and this study makes: other claims are not testable.
-        measured=sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY, EXTRA_PAIRS)}),
+        sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY, EXTRA_PAIRS)}),
     output:
         "results/claims.json",
     log:
         "results/logs/claims.log",
     params:
-        code=CODE["claims"],
-        asked=asked(CLAIMS),
-        order=lambda wildcards, output: order("claims", claims=CLAIMS, output=output[0]),
+        **job("claims", claims=CLAIMS),
     message:
         "Test the claims"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB

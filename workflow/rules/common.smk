@@ -11,16 +11,14 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
 
-from schemas.base import Schema, seconds_of
+from schemas.base import seconds_of
 from schemas.config.corpus import SPLITS
 from schemas.config.equivalence import REFERENCE
 from schemas.errors import ConfigError
-from transformer_core.common.endings import failures
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.run import warm_start
-from transformer_core.common.seals import seal_file, seal_of
 from transformer_core.study.certification import compared_with
 from transformer_core.study.study_files import (
     CLAIMS_FILE,
@@ -32,6 +30,7 @@ from transformer_core.study.study_files import study_settings
 from transformer_core.study.compared_pairs import turn_groups
 from transformer_core.study.ownership import check_foreign, check_owner, work_alone
 from transformer_core.study.checks import asked_in_vain, own_targets
+from transformer_core.study.orders import order_params
 from transformer_core.study.plan import plan_study
 from transformer_core.study.reservations import (
     largest,
@@ -219,56 +218,54 @@ def as_text(text):
     return lambda wildcards: text
 
 
-def order(kind, **fields):
-    """An order for transformer_core.run.job, as one line of JSON."""
-
-    return as_json({"kind": kind, **fields})
-
-
-def as_json(value):
-    """Settings as one line of JSON."""
-
-    def plain(value):
-        return value.model_dump(mode="json") if isinstance(value, Schema) else str(value)
-
-    return json.dumps(value, default=plain)
+def job(rule, kind=None, of=None, again=None, **fields):
+    """Parameters where a job runs an order (see study/orders.py)."""
+    return order_params(kind or rule, CODE[rule], of, again, **fields)
 
 
-def asked(*settings):
-    """The settings within an order, as a parameter of their own: Snakemake does not compare
-    parameters that are made from inputs or outputs, so a changed order reruns nothing by itself."""
-    return as_text(as_json(settings))
+# Commands of such rules. A quick start is that of a fork of a process which has imported torch.
+JOB = "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+QUICK_JOB = JOB.replace("-m ", "-m transformer_core.run.quick_start ")
+GPU_JOB = f"python -m transformer_core.run.gpu_leases --count {{params.gpus}} -- {JOB}"
+QUICK_GPU_JOB = GPU_JOB.replace(JOB, QUICK_JOB)
+# Rules without inputs write texts that are parameters.
+WRITE_SPEC = "python -m transformer_core.common.digests {output} {params.spec:q} 2> {log}"
+SHARDS = expand(
+    f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
+)
 
 
-def shards_order(wildcards, input, output, threads):
-    """To tokenize a split, or a part of it."""
-    part = {"part": wildcards.scatteritem} if "scatteritem" in wildcards.keys() else {}
-    return order(
-        "shards",
-        tokenizer=input.tokenizer,
-        filter=STUDY.filter,
-        pairs=input.pairs,
-        output=Path(output.manifest).parent,
-        threads=threads,
-        **CONTEXT,
-        **part,
-    )
+def specs_of_variant(wildcards):
+    return [SPECS[wildcards.variant]]
 
 
-def data_of(input):
-    """The folder of the corpus whose shards are an input."""
-    return Path(input.shards[0] if isinstance(input.shards, list) else input.shards).parents[2]
+def every_spec(wildcards):
+    return [*SPECS.values()]
+
+
+def largest_spec(wildcards):
+    return [largest(SPECS.values())]
+
+
+def baseline_spec(wildcards):
+    return [SPECS[STUDY.baseline]]
+
+
+def short_spec_of(wildcards):
+    return [SHORT_RUNS[wildcards.run].spec]
+
+
+def real_link(wildcards):
+    return [PLANNED.link_trials[wildcards.trial].real]
+
+
+def devices(wildcards):
+    return SPECS[wildcards.variant].machine.devices_per_node
 
 
 def dump(schema):
     """A schema as one line of JSON, for a command line."""
     return as_text(schema.canonical_json())
-
-
-def sealing(file, text):
-    """The command that writes the seal of a file that a rule prints ``text`` into."""
-    path = Path(file)
-    return f"printf '%s' {shlex.quote(seal_of(path, text + chr(10)))} > {seal_file(path)}"
 
 
 def without_braces(paths):
@@ -341,19 +338,6 @@ def compared_runs(wildcards):
         "run": f"{TRAJECTORIES}/{wildcards.variant}/trajectory.json",
         "reference": f"{TRAJECTORIES}/{other}/trajectory.json",
         "timed": f"results/runs/{wildcards.variant}/repeat-1/metrics.json",
-    }
-
-
-def seeds_until_decided(run, reference):
-    """How many seeds a short run has: fields of its order."""
-    if not run.first_look:
-        return {"seeds": run.seeds}
-    return {
-        "seeds": run.seeds,
-        "first_look": run.first_look,
-        "margin": run.margin,
-        "budget": STUDY.certificate.budget,
-        "reference": reference,
     }
 
 

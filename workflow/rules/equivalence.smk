@@ -11,21 +11,16 @@ rule short_spec:
         run="|".join(SHORT_RUNS) or "none",
     params:
         spec=lambda wildcards: SHORT_RUNS[wildcards.run].spec.canonical_json(),
-        seal=lambda wildcards, output: sealing(
-            output[0], SHORT_RUNS[wildcards.run].spec.canonical_json()
-        ),
     message:
         "Write the run spec of a short run of {wildcards.run}"
     shell:
-        "(printf '%s\\n' {params.spec:q} > {output}; {params.seal}) 2> {log}"
+        WRITE_SPEC
 
 
 rule short_run:
     input:
         spec=f"{TRAJECTORIES}/{{run}}/spec.json",
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        shards=SHARDS,
         # Seeds are trained until their losses decide.
         reference=lambda wildcards: (
             f"{TRAJECTORIES}/{REFERENCE}/trajectory.json"
@@ -33,10 +28,8 @@ rule short_run:
             else []
         ),
     output:
-        trajectory=f"{TRAJECTORIES}/{{run}}/trajectory.json",
-        weights=expand(
-            f"{TRAJECTORIES}/{{{{run}}}}/{{name}}.safetensors", name=["initial", "final"]
-        ),
+        f"{TRAJECTORIES}/{{run}}/trajectory.json",
+        expand(f"{TRAJECTORIES}/{{{{run}}}}/{{name}}.safetensors", name=["initial", "final"]),
     log:
         f"{TRAJECTORIES}/{{run}}/run.log",
     wildcard_constraints:
@@ -44,38 +37,30 @@ rule short_run:
     # As many threads as in the timed run, so that the certificate covers what was timed.
     threads: CORES
     resources:
-        **needs(lambda wildcards: [SHORT_RUNS[wildcards.run].spec]),
+        **needs(short_spec_of),
     params:
-        code=CODE["short_run"],
-        again=lambda wildcards: failures(f"{TRAJECTORIES}/{wildcards.run}/trajectory.json"),
-        own=lambda wildcards: own_models([SHORT_RUNS[wildcards.run].spec]),
-        gpus=lambda wildcards: SHORT_RUNS[wildcards.run].spec.machine.devices_per_node,
-        asked=lambda wildcards: as_json(
-            [
-                SHORT_RUNS[wildcards.run].dropout,
-                SHORT_RUNS[wildcards.run].schedule,
-                SHORT_RUNS[wildcards.run].steps,
-                seeds_until_decided(SHORT_RUNS[wildcards.run], "reference"),
-            ]
-        ),
-        order=lambda wildcards, input, output: order(
+        **job(
             "short_run",
-            spec=input.spec,
-            data=data_of(input),
-            output=Path(output.trajectory).parent,
-            dropout=SHORT_RUNS[wildcards.run].dropout,
-            late={
+            of=short_spec_of,
+            again=f"{TRAJECTORIES}/{{run}}/trajectory.json",
+            output=lambda wildcards, output: Path(output[0]).parent,
+            dropout=lambda wildcards: SHORT_RUNS[wildcards.run].dropout,
+            late=lambda wildcards: {
                 "schedule": SHORT_RUNS[wildcards.run].schedule,
                 "steps": SHORT_RUNS[wildcards.run].steps,
             },
-            **seeds_until_decided(SHORT_RUNS[wildcards.run], input.reference),
+            seeds=lambda wildcards: SHORT_RUNS[wildcards.run].seeds,
+            first_look=lambda wildcards: SHORT_RUNS[wildcards.run].first_look or None,
+            margin=lambda wildcards: SHORT_RUNS[wildcards.run].margin or None,
+            budget=lambda wildcards: (
+                STUDY.certificate.budget if SHORT_RUNS[wildcards.run].first_look else None
+            ),
         ),
+        gpus=lambda wildcards: SHORT_RUNS[wildcards.run].spec.machine.devices_per_node,
     message:
         "Train {wildcards.run} for a few steps"
     shell:
-        "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
-        " python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log}"
+        QUICK_GPU_JOB
 
 
 rule certify:

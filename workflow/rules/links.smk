@@ -18,17 +18,14 @@ rule link_trial_specs:
     message:
         "Write the run specs of the trial {wildcards.trial}"
     shell:
-        "(printf '%s\\n' {params.real:q} > {output.real};"
-        " printf '%s\\n' {params.emulated:q} > {output.emulated}) 2> {log}"
+        "python -m transformer_core.common.digests {output.real} {params.real:q}"
+        " {output.emulated} {params.emulated:q} 2> {log}"
 
 
 rule link_trial:
     input:
-        real="results/links/{trial}/real_link.json",
-        emulated="results/links/{trial}/emulated_link.json",
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        specs=expand("results/links/{{trial}}/{kind}_link.json", kind=["real", "emulated"]),
+        shards=SHARDS,
     output:
         "results/links/{trial}.json",
     log:
@@ -38,23 +35,21 @@ rule link_trial:
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
-        **needs(lambda wildcards: [LINK_TRIALS[wildcards.trial].real]),
+        **needs(real_link),
         timed=1,
     params:
-        code=CODE["link_trial"],
-        own=lambda wildcards: own_models([LINK_TRIALS[wildcards.trial].real]),
-        asked=asked(COMPARING),
-        order=lambda wildcards, input, output: order(
+        **job(
+            "link_trial",
             "turns",
-            specs=[input.real, input.emulated],
+            of=real_link,
+            output=None,
+            outputs=lambda wildcards, output: [output[0]],
             comparing=COMPARING,
-            data=data_of(input),
-            outputs=[output[0]],
         ),
     message:
         "Time {wildcards.trial} over a real and an emulated link"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 rule link_error:
@@ -65,16 +60,14 @@ rule link_error:
     log:
         "results/logs/link_error.log",
     params:
-        code=CODE["link_error"],
-        order=lambda wildcards, input, output: order(
+        **job(
             "link_error",
-            trials=[
+            trials=lambda wildcards, input: [
                 (trial.change, trial.bandwidth, file)
                 for trial, file in zip(LINK_TRIALS.values(), input.trials)
             ],
-            output=output[0],
         ),
     message:
         "Compare the emulated link with the real one"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB

@@ -13,12 +13,11 @@ rule hardware:
     resources:
         **needs(lambda wildcards: [ONE_DEVICE]),
     params:
-        code=CODE["hardware"],
-        order=lambda wildcards, output: order("hardware", output=output[0]),
+        **job("hardware"),
     message:
         "Describe the machine"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 rule roofline:
@@ -31,15 +30,11 @@ rule roofline:
         **needs(lambda wildcards: [ONE_DEVICE]),
         timed=1,
     params:
-        code=CODE["roofline"],
-        asked=asked(STUDY.machine.device, STUDY.limits),
-        order=lambda wildcards, output: order(
-            "roofline", device=STUDY.machine.device, limits=STUDY.limits, output=output[0]
-        ),
+        **job("roofline", device=STUDY.machine.device, limits=STUDY.limits),
     message:
         "Measure the limits of the device"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 # Communication is not measured where each variant has a single process.
@@ -58,22 +53,22 @@ rule collectives:
         **needs(lambda wildcards: [ALL_DEVICES]),
         timed=1,
     params:
-        code=CODE["collectives"],
-        again=lambda wildcards: failures("results/machine/collectives.parquet"),
-        asked=asked(STUDY.machine, STUDY.limits),
-        order=lambda wildcards, output: order(
-            "collectives", output=output[0], machine=STUDY.machine, limits=STUDY.limits
+        **job(
+            "collectives",
+            again="results/machine/collectives.parquet",
+            machine=STUDY.machine,
+            limits=STUDY.limits,
         ),
     message:
         "Measure the collective operations"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 rule utilisation:
     input:
-        runs=expand("results/runs/{variant}/{name}.json", variant=SPECS, name=["spec", "metrics"]),
-        steps=expand(
+        expand("results/runs/{variant}/{name}.json", variant=SPECS, name=["spec", "metrics"]),
+        expand(
             "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
         ),
         manifest=f"results/data/{CORPUS}/shards/train/manifest.json",
@@ -83,15 +78,8 @@ rule utilisation:
     log:
         "results/logs/utilisation.log",
     params:
-        code=CODE["utilisation"],
-        order=lambda wildcards, input, output: order(
-            "utilisation",
-            runs=expand("results/runs/{variant}", variant=SPECS),
-            manifest=input.manifest,
-            roofline=input.roofline,
-            output=output[0],
-        ),
+        **job("utilisation", runs=expand("results/runs/{variant}", variant=SPECS)),
     message:
         "Compare the variants with the limits of the machine"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB

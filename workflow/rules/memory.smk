@@ -14,9 +14,7 @@ MEMORY_FILES = [
 rule predict_memory:
     input:
         specs=expand("results/runs/{variant}/spec.json", variant=SPECS),
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        shards=SHARDS,
     output:
         "results/memory/predicted.json",
     log:
@@ -28,25 +26,19 @@ rule predict_memory:
         # The remaining memory of a process is measured on a device, if there is one.
         **needs(lambda wildcards: [on_one_device(largest(SPECS.values()))]),
     params:
-        code=CODE["predict_memory"],
-        own=own_models(SPECS.values()),
-        order=lambda wildcards, input, output: order(
-            "predict_memory", specs=list(input.specs), data=data_of(input), output=output[0]
-        ),
+        **job("predict_memory", of=every_spec),
+        gpus=1,
     message:
         "Predict the memory of every variant"
     # A GPU of its own: memory of other jobs would count as that of a process.
     shell:
-        "python -m transformer_core.run.gpu_leases --count 1 --"
-        " python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        GPU_JOB
 
 
 rule memory:
     input:
         spec="results/runs/{variant}/spec.json",
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        shards=SHARDS,
     output:
         "results/memory/{variant}.json",
     log:
@@ -55,21 +47,14 @@ rule memory:
     # Half of the cores it uses: most of so short a job is its start, on one core.
     threads: lambda wildcards: (1 + SPECS[wildcards.variant].processes_per_node) // 2
     resources:
-        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
+        **needs(specs_of_variant),
     params:
-        code=CODE["memory"],
-        again=lambda wildcards: failures(f"results/memory/{wildcards.variant}.json"),
-        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
-        order=lambda wildcards, input, output: order(
-            "memory", spec=input.spec, data=data_of(input), output=output[0]
-        ),
+        **job("memory", of=specs_of_variant, again="results/memory/{variant}.json"),
+        gpus=devices,
     message:
         "Measure the memory of {wildcards.variant} by purpose"
     shell:
-        "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
-        " python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log}"
+        QUICK_GPU_JOB
 
 
 rule largest_batch:
@@ -85,21 +70,15 @@ rule largest_batch:
     # Nothing runs beside it: without a limit it fills the memory of the machine.
     threads: CORES
     resources:
-        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
+        **needs(specs_of_variant),
     params:
-        code=CODE["largest_batch"],
-        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        gpus=lambda wildcards: SPECS[wildcards.variant].machine.devices_per_node,
-        asked=lambda wildcards: as_json(STUDY.memory.largest_batch),
-        order=lambda wildcards, input, output: order(
+        **job(
             "largest_batch",
-            spec=input.spec,
-            data=data_of(input),
-            output=output[0],
-            settings=STUDY.memory.largest_batch,
+            of=specs_of_variant,
+            settings=lambda wildcards: STUDY.memory.largest_batch,
         ),
+        gpus=devices,
     message:
         "Search for the largest batch of {wildcards.variant}"
     shell:
-        "python -m transformer_core.run.gpu_leases --count {params.gpus} --"
-        " python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        GPU_JOB

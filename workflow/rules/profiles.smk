@@ -4,9 +4,7 @@
 rule profile:
     input:
         spec="results/runs/{variant}/spec.json",
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        shards=SHARDS,
     output:
         "results/profiles/{variant}/capture.json",
     log:
@@ -14,40 +12,32 @@ rule profile:
     # Like a timed run: other work at the time would show in the trace.
     threads: CORES
     resources:
-        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
+        **needs(specs_of_variant),
         timed=1,
     params:
-        code=CODE["profile"],
-        again=lambda wildcards: failures(f"results/profiles/{wildcards.variant}/capture.json"),
-        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        asked=asked(STUDY.profiling),
-        order=lambda wildcards, input, output: order(
+        **job(
             "profile",
-            spec=input.spec,
-            data=data_of(input),
-            output=Path(output[0]).parent,
+            of=specs_of_variant,
+            again="results/profiles/{variant}/capture.json",
+            output=lambda wildcards, output: Path(output[0]).parent,
             profiling=STUDY.profiling,
         ),
     message:
         "Profile {wildcards.variant}"
     shell:
-        "python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log}"
+        QUICK_JOB
 
 
 rule breakdown:
     input:
         capture="results/profiles/{variant}/capture.json",
     output:
-        breakdown="results/profiles/{variant}/breakdown.json",
+        "results/profiles/{variant}/breakdown.json",
         events="results/profiles/{variant}/events.parquet",
     log:
         "results/logs/breakdown-{variant}.log",
     params:
-        code=CODE["breakdown"],
-        order=lambda wildcards, input, output: order(
-            "breakdown", capture=input.capture, events=output.events, output=output.breakdown
-        ),
+        **job("breakdown"),
     message:
         "Break down the profile of {wildcards.variant}"
     shell:

@@ -6,9 +6,7 @@ DISTRIBUTED = [name for name, spec in SPECS.items() if spec.world_size > 1]
 rule compute_times:
     input:
         specs=expand("results/runs/{variant}/spec.json", variant=DISTRIBUTED),
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        shards=SHARDS,
     output:
         "results/projection/compute.json",
     log:
@@ -19,21 +17,16 @@ rule compute_times:
         **needs(lambda wildcards: [on_one_host(largest(SPECS.values()))]),
         timed=1,
     params:
-        code=CODE["compute_times"],
-        again=lambda wildcards: failures("results/projection/compute.json"),
-        own=own_models(SPECS[name] for name in DISTRIBUTED),
-        asked=asked(STUDY.projection),
-        order=lambda wildcards, input, output: order(
+        **job(
             "compute_times",
-            specs=input.specs,
-            data=data_of(input),
-            output=output[0],
+            of=lambda wildcards: [SPECS[name] for name in DISTRIBUTED],
+            again="results/projection/compute.json",
             settings=STUDY.projection,
         ),
     message:
         "Time the work of one device"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 rule projection:
@@ -47,18 +40,8 @@ rule projection:
     log:
         "results/logs/projection.log",
     params:
-        code=CODE["projection"],
-        asked=asked(STUDY.projection),
-        order=lambda wildcards, input, output: order(
-            "projection",
-            compute=input.compute,
-            specs=input.specs,
-            results=input.results,
-            collectives=input.collectives,
-            settings=STUDY.projection,
-            output=output[0],
-        ),
+        **job("projection", settings=STUDY.projection),
     message:
         "Project step times to more devices"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB

@@ -1,4 +1,4 @@
-# results -> tables, figures, one HTML page
+# results -> figures, tables, one HTML page
 
 VARIANT_FILES = expand(
     "results/runs/{variant}/{name}.json", variant=SPECS, name=["spec", "metrics"]
@@ -52,68 +52,39 @@ rule describe_study:
     params:
         study=dump(STUDY),
         variants=as_text(DEFINITIONS),
-        seals=lambda wildcards, output: [
-            sealing(output.study, STUDY.canonical_json()),
-            sealing(output.variants, DEFINITIONS),
-        ],
     message:
         "Record the study"
     shell:
-        "(printf '%s\\n' {params.study:q} > {output.study};"
-        " printf '%s\\n' {params.variants:q} > {output.variants};"
-        " {params.seals[0]}; {params.seals[1]}) 2> {log}"
-
-
-rule tables:
-    input:
-        STUDY_FILES,
-    output:
-        expand("results/tables/{name}.csv", name=TABLES),
-    log:
-        "results/logs/tables.log",
-    params:
-        code=CODE["tables"],
-    message:
-        "Write the tables"
-    shell:
-        "python -m transformer_core.report.tables --results results 2>&1 | tee {log}"
-
-
-rule figures:
-    input:
-        STUDY_FILES,
-        steps=expand(
-            "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
-        ),
-        timed=TIMED,
-        events=expand("results/profiles/{name}/events.parquet", name=[*SPECS, *STUDY.traces]),
-    output:
-        expand("results/figures/{name}.svg", name=FIGURES),
-    log:
-        "results/logs/figures.log",
-    threads: CORES
-    params:
-        code=CODE["figures"],
-    message:
-        "Draw the figures"
-    shell:
-        "python -m transformer_core.report.figures --results results --processes {threads} 2>&1 | tee {log}"
+        "python -m transformer_core.common.digests {output.study} {params.study:q}"
+        " {output.variants} {params.variants:q} 2> {log}"
 
 
 rule page:
     input:
         STUDY_FILES,
-        figures=expand("results/figures/{name}.svg", name=FIGURES),
-        tables=expand("results/tables/{name}.csv", name=TABLES),
+        expand(
+            "results/runs/{variant}/repeat-{repeat}/steps.parquet", variant=SPECS, repeat=REPEATS
+        ),
+        TIMED,
+        expand("results/profiles/{name}/events.parquet", name=[*SPECS, *STUDY.traces]),
     output:
-        page="results/report.html",
-        brief="results/report.md",
-        summary="results/summary.json",
+        "results/report.html",
+        "results/report.md",
+        "results/summary.json",
+        expand("results/figures/{name}.svg", name=FIGURES),
+        expand("results/tables/{name}.csv", name=TABLES),
     log:
         "results/logs/page.log",
+    threads: CORES
     params:
-        code=CODE["page"],
+        **job(
+            "page",
+            "report",
+            output=None,
+            results="results",
+            processes=lambda wildcards, threads: threads,
+        ),
     message:
         "Write the report: results/report.html"
     shell:
-        "python -m transformer_core.report.page --results results --output {output.page} 2>&1 | tee {log}"
+        JOB

@@ -9,23 +9,20 @@ rule resolve_spec:
         "results/logs/resolve_spec-{variant}.log",
     params:
         spec=lambda wildcards: SPECS[wildcards.variant].canonical_json(),
-        seal=lambda wildcards, output: sealing(output[0], SPECS[wildcards.variant].canonical_json()),
     message:
         "Write the run spec of {wildcards.variant}"
     shell:
-        "(printf '%s\\n' {params.spec:q} > {output}; {params.seal}) 2> {log}"
+        WRITE_SPEC
 
 
 rule train:
     input:
         spec="results/runs/{variant}/spec.json",
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        shards=SHARDS,
     output:
-        metrics="results/runs/{variant}/repeat-{repeat}/metrics.json",
-        steps="results/runs/{variant}/repeat-{repeat}/steps.parquet",
-        weights="results/runs/{variant}/repeat-{repeat}/model.safetensors",
+        "results/runs/{variant}/repeat-{repeat}/metrics.json",
+        "results/runs/{variant}/repeat-{repeat}/steps.parquet",
+        "results/runs/{variant}/repeat-{repeat}/model.safetensors",
     log:
         "results/runs/{variant}/repeat-{repeat}/run.log",
     wildcard_constraints:
@@ -33,20 +30,16 @@ rule train:
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
-        **needs(lambda wildcards: [SPECS[wildcards.variant]]),
+        **needs(specs_of_variant),
         timed=1,
     params:
-        code=CODE["train"],
-        again=lambda wildcards: failures(
-            f"results/runs/{wildcards.variant}/repeat-{wildcards.repeat}/metrics.json"
-        ),
-        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        order=lambda wildcards, input, output: order(
+        **job(
+            "train",
             "timed_run",
-            spec=input.spec,
-            data=data_of(input),
-            output=Path(output.metrics).parent,
-            repeat=int(wildcards.repeat),
+            of=specs_of_variant,
+            again="results/runs/{variant}/repeat-{repeat}/metrics.json",
+            output=lambda wildcards, output: Path(output[0]).parent,
+            repeat=lambda wildcards: int(wildcards.repeat),
             predicted="results/memory/predicted.json",
         ),
     message:
@@ -54,8 +47,7 @@ rule train:
     # The memory prediction, if there is one, serves a warning. It is not an input: if an ancient()
     # input must be made again, Snakemake misses other changes.
     shell:
-        "python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log}"
+        QUICK_JOB
 
 
 # Every variant runs once before any repeats: a machine that drifts over hours then drifts for all
@@ -68,10 +60,10 @@ use rule train as train_again with:
 
 rule evaluate:
     input:
+        f"results/data/{CORPUS}/tokenizer.json",
         spec="results/runs/{variant}/spec.json",
-        run="results/runs/{variant}/repeat-1/metrics.json",
+        metrics="results/runs/{variant}/repeat-1/metrics.json",
         weights="results/runs/{variant}/repeat-1/model.safetensors",
-        tokenizer=f"results/data/{CORPUS}/tokenizer.json",
         shards=f"results/data/{CORPUS}/shards/test/manifest.json",
     output:
         "results/runs/{variant}/evaluation.json",
@@ -81,23 +73,17 @@ rule evaluate:
     resources:
         **needs(lambda wildcards: [on_one_device(SPECS[wildcards.variant])]),
     params:
-        code=CODE["evaluate"],
-        again=lambda wildcards: failures(f"results/runs/{wildcards.variant}/evaluation.json"),
-        own=lambda wildcards: own_models([SPECS[wildcards.variant]]),
-        order=lambda wildcards, input, output: order(
+        **job(
+            "evaluate",
             "evaluation",
-            spec=input.spec,
-            data=Path(input.tokenizer).parent,
-            output=output[0],
-            metrics=input.run,
-            weights=input.weights,
+            of=specs_of_variant,
+            again="results/runs/{variant}/evaluation.json",
         ),
+        gpus=1,
     message:
         "Translate the test split with {wildcards.variant}"
     shell:
-        "python -m transformer_core.run.gpu_leases --count 1 --"
-        " python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log}"
+        QUICK_GPU_JOB
 
 
 rule combine:
@@ -111,18 +97,8 @@ rule combine:
     log:
         "results/logs/combine-{variant}.log",
     params:
-        code=CODE["combine"],
-        order=lambda wildcards, input, output: order(
-            "combine",
-            variant=wildcards.variant,
-            spec=input.spec,
-            repeats=input.repeats,
-            evaluation=input.evaluation,
-            manifest=input.manifest,
-            output=output[0],
-        ),
+        **job("combine", variant=lambda wildcards: wildcards.variant),
     message:
         "Combine the repeats of {wildcards.variant}"
     shell:
-        "python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log}"
+        QUICK_JOB

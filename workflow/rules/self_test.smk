@@ -4,9 +4,7 @@
 rule self_test_sessions:
     input:
         spec=f"results/runs/{STUDY.baseline}/spec.json",
-        shards=expand(
-            f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
-        ),
+        shards=SHARDS,
     output:
         "results/self_test/sessions.json",
     log:
@@ -14,17 +12,13 @@ rule self_test_sessions:
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
-        **needs(lambda wildcards: [SPECS[STUDY.baseline]]),
+        **needs(baseline_spec),
         timed=1,
     params:
-        code=CODE["self_test_sessions"],
-        own=own_models([SPECS[STUDY.baseline]]),
-        asked=asked(STUDY.self_test, COMPARING),
-        order=lambda wildcards, input, output: order(
+        **job(
+            "self_test_sessions",
             "self_test",
-            spec=input.spec,
-            data=data_of(input),
-            output=output[0],
+            of=baseline_spec,
             self_test=STUDY.self_test,
             comparing=COMPARING,
             target="results/self_test/report.json",
@@ -32,7 +26,7 @@ rule self_test_sessions:
     message:
         "Compare {STUDY.baseline} with itself, as it is and slowed down"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB
 
 
 rule self_test:
@@ -43,16 +37,13 @@ rule self_test:
     log:
         "results/logs/self_test.log",
     params:
-        code=CODE["self_test"],
-        asked=asked(STUDY.comparison.margin, len(PAIRS)),
-        order=lambda wildcards, input, output: order(
+        **job(
+            "self_test",
             "self_test_report",
-            sessions=input.sessions,
             together=len(PAIRS),
             margin=STUDY.comparison.margin,
-            output=output[0],
         ),
     message:
         "Evaluate the comparison protocol"
     shell:
-        "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+        JOB

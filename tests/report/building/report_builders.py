@@ -47,6 +47,7 @@ from schemas.results.checks import CheckedPoint, Checks, TensorDistance
 from tests.orders import run_job
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.judge import certify, different
+from transformer_core.common.digests import NAME
 from transformer_core.study.resolve import resolve_all
 
 EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
@@ -440,8 +441,8 @@ def build(
     raced = make_repeat is not unsupported
     write_quality(folder, baseline.variant, example.provenance, EVIL, raced)
     # Tests change what is here.
-    for seal in folder.rglob(".*.seal"):
-        seal.unlink()
+    for digests in folder.rglob(NAME):
+        digests.unlink()
     return folder
 
 

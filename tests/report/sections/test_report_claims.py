@@ -11,10 +11,11 @@ from report_builders import EVIL
 from test_report_page import Page, make, words
 from test_report_tables import rows
 
+from schemas.errors import ConfigError
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import tables
 from transformer_core.report.figures import draw
-from transformer_core.report.page import main
+from transformer_core.report.page import write_page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -107,7 +108,7 @@ def test_figure_of_families(results: StudyResults) -> None:
 
 
 def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> None:
-    assert tables.main(["--results", str(study_folder), "--output", str(tmp_path)]) == 0
+    tables.write_tables(StudyResults(study_folder), tmp_path)
     claims = {row["claim"]: row for row in rows(tmp_path / "claims.csv")}
     assert claims["large"]["verdict"] == "PARTLY"
     assert float(claims["large"]["number_median"]) == pytest.approx(1.62, abs=0.02)
@@ -125,11 +126,11 @@ def test_a_page_without_claims_says_so(
     shutil.copytree(study_folder, folder)
     for name in ("claims", "families"):
         (folder / f"{name}.json").write_text(json.dumps([]))
-    assert tables.main(["--results", str(folder)]) == 0
+    tables.write_tables(StudyResults(folder), folder / "tables")
     page = Page(make(folder))
     assert page.unbalanced == []
     assert "config/claims.yaml lists no claims" in page.texts["claims"]
     assert "runs no two variants of a family" in page.texts["families"]
     (folder / "claims.json").unlink()
-    assert main(["--results", str(folder)]) == 1
-    assert "snakemake --cores all" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="snakemake --cores all"):
+        write_page(StudyResults(folder))

@@ -25,9 +25,9 @@ def test_nobody_misses_collective_operations_of_single_processes(
     for name, spec in StudyResults(folder).specs.items():
         (folder / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
     assert StudyResults(folder).collectives is None
-    assert figures.main(["--results", str(folder), "--output", str(folder / "figures")]) == 0
+    figures.draw_all(StudyResults(folder), folder / "figures")
     assert svg.read(folder / "figures/collective_bandwidth.svg").description == NONE
-    assert page.main(["--results", str(folder)]) == 0
+    page.write_page(StudyResults(folder))
     assert NONE in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
 
 

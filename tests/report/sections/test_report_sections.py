@@ -49,7 +49,7 @@ def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(
     (file,) = folder.rglob("tokenizer.report.json")
     report = json.loads(file.read_text())
     file.write_text(json.dumps(report | {"vocabulary": 1_234}))
-    assert page.main(["--results", str(folder)]) == 0
+    page.write_page(StudyResults(folder))
     asked = StudyResults(folder).study.tokenizer.vocabulary
     assert asked != 1_234
     expected = f"1,234 of the {asked:,} requested tokens"
@@ -101,9 +101,9 @@ def test_nobody_misses_collective_operations_of_single_processes(
     for name, spec in StudyResults(folder).specs.items():
         (folder / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
     assert StudyResults(folder).collectives is None
-    assert figures.main(["--results", str(folder), "--output", str(folder / "figures")]) == 0
+    figures.draw_all(StudyResults(folder), folder / "figures")
     assert svg.read(folder / "figures/collective_bandwidth.svg").description == NONE
-    assert page.main(["--results", str(folder)]) == 0
+    page.write_page(StudyResults(folder))
     assert NONE in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
 
 

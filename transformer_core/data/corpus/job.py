@@ -14,10 +14,10 @@ from pydantic import Field
 
 from schemas.config.corpus import AnyCorpus, Filter, Split
 from schemas.results.data import CorpusSplit, LengthHistogram
+from transformer_core.common.digests import record, write_result
 from transformer_core.common.files import atomic_path, sha256
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress, log
-from transformer_core.common.seals import seal, write_sealed
 from transformer_core.data.arrays import Counts, add_counts, arrow_array, count_lengths
 from transformer_core.data.corpus.pairs import PairFilter, check_any_left
 from transformer_core.data.corpus.readers import Reader, open_split
@@ -73,8 +73,8 @@ def read_split(
         bytes=pairs_path.stat().st_size,
         sha256=sha256(pairs_path),
     )
-    seal(pairs_path)
-    write_sealed(report_path, report.model_dump_json(indent=2) + "\n")
+    record(pairs_path)
+    write_result(report_path, report.model_dump_json(indent=2) + "\n")
     return report
 
 

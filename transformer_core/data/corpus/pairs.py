@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from schemas.config.corpus import Filter, Problem
 from schemas.results.data import CorpusSplit, SkippedPair
+from transformer_core.common.digests import check
 from transformer_core.common.endings import remake
-from transformer_core.common.seals import check
 from transformer_core.data.corpus.readers import Reader
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, snippet, where
 
@@ -28,7 +28,7 @@ class PairFile:
 
     def __init__(self, path: Path) -> None:
         """Reads all of the file once. Raises CorpusError if it is missing, damaged, or lacks a
-        column, and ConfigError if it is not what its seal says."""
+        column, and ConfigError if it is not what it was when it was made."""
         self.path = path
         check(path)
         try:

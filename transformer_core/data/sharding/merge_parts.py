@@ -7,10 +7,10 @@ from pydantic import Field, ValidationError
 
 from schemas.config.corpus import Filter
 from schemas.results.data import LengthHistogram, ShardManifest
+from transformer_core.common.digests import check
 from transformer_core.common.endings import remake
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
-from transformer_core.common.seals import check
 from transformer_core.data.arrays import add_counts
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding.shard_store import EXAMPLES, check_any_left, write_manifest

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from schemas.config.corpus import Filter
 from schemas.errors import ConfigError
 from schemas.results.data import LengthHistogram, Shard, ShardManifest
-from transformer_core.common import seals
+from transformer_core.common import digests
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import remake
 from transformer_core.common.files import sha256
-from transformer_core.common.seals import write_sealed
 from transformer_core.data.arrays import Ragged, add_counts, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing.encoding import Encoded
@@ -72,7 +72,7 @@ def write_manifest(manifest: ShardManifest, path: Path, parts: Collection[Path] 
     for folder in path.parent.glob("part-*"):
         if folder not in parts:
             shutil.rmtree(folder)
-    write_sealed(path, manifest.model_dump_json(indent=2) + "\n")
+    write_result(path, manifest.model_dump_json(indent=2) + "\n")
     (path.parent / PROGRESS).unlink(missing_ok=True)
 
 
@@ -225,7 +225,7 @@ def read_manifest(path: Path) -> ShardManifest:
     """The manifest of a split; ShardError if it is missing or damaged."""
     try:
         content = path.read_bytes()
-        seals.check(path, content)
+        digests.check(path, content)
         return ShardManifest.model_validate_json(content)
     except (OSError, ValidationError) as error:
         raise ShardError(f"cannot be read ({error})", path, path) from None
@@ -256,7 +256,7 @@ def check_quickly(manifest: Path, shard: Shard) -> None:
     file = manifest.parent / shard.file
     _check_size(manifest, shard)
     try:
-        found = seals.digest(file)
+        found = digests.digest(file)
     except OSError as error:
         raise ShardError(f"cannot be read ({error})", file, manifest) from None
     if found != shard.xxh3:

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from schemas.config.corpus import Filter
 from schemas.results.data import Shard, ShardManifest, ShardProgress, SkippedPair
+from transformer_core.common.digests import digest
 from transformer_core.common.files import atomic_path, sha256, write_text
-from transformer_core.common.seals import digest
 from transformer_core.data.arrays import arrow_array, ranges
 from transformer_core.data.corpus.rows import CorpusError, snippet, where
 from transformer_core.data.sharding.shard_store import (

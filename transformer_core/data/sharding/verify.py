@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.results.data import CheckedSplit, DataCheck
+from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress, log
-from transformer_core.common.seals import write_sealed
 from transformer_core.data.sharding.shard_store import (
     ShardError,
     check_shard,
@@ -75,6 +75,6 @@ class VerifyData(Job):
             self.output.unlink(missing_ok=True)
             return 1
         record = DataCheck(splits=splits, seconds=time.perf_counter() - began)
-        write_sealed(self.output, record.model_dump_json(indent=2) + "\n")
+        write_result(self.output, record.model_dump_json(indent=2) + "\n")
         log.info("%s: %s bytes are whole", self.output, f"{sum(s.bytes for s in splits):,}")
         return 0

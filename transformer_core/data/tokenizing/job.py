@@ -17,11 +17,11 @@ from tokenizers import Tokenizer as Bpe
 
 from schemas.config.tokenizer import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
 from schemas.results.data import TokenizerReport
+from transformer_core.common.digests import check, write_result
 from transformer_core.common.endings import remake
 from transformer_core.common.files import sha256
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress, log
-from transformer_core.common.seals import check, write_sealed
 from transformer_core.data.arrays import arrow_array, evenly_spaced
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
@@ -109,7 +109,7 @@ def load_tokenizer(path: str | Path, expected: str | None = None) -> Bpe:
     """The tokenizer of ``path``; text that looks like a special token stays text.
 
     Raises CorpusError if the file is missing, damaged, has other special tokens or another SHA-256
-    than ``expected``, and ConfigError if it is not what its seal says.
+    than ``expected``, and ConfigError if it is not what it was when it was made.
     """
     check(Path(path))
     try:
@@ -180,8 +180,8 @@ class TrainTokenizer(Job):
             seconds=time.perf_counter() - began,
             sha256=hashlib.sha256(text.encode()).hexdigest(),
         )
-        write_sealed(self.output, text)
-        write_sealed(self.report, report.model_dump_json(indent=2) + "\n")
+        write_result(self.output, text)
+        write_result(self.report, report.model_dump_json(indent=2) + "\n")
         _tell(report, settings.vocabulary, self.output)
 
 

@@ -17,7 +17,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
-from transformer_core.common.seals import check
+from transformer_core.common.digests import check
+from transformer_core.common.endings import remake
 from transformer_core.report.kit.language import both, in_korean
 from transformer_core.report.kit.palette import SHADES, declarations, with_variables
 
@@ -53,6 +54,7 @@ STYLE: dict[Any, Any] = {
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 _KOREAN_TITLE, _KOREAN_DESCRIPTION = "data-title-ko", "data-description-ko"
 _ACTIVE = {f"{{{_SVG}}}{name}" for name in ("script", "foreignObject")}
 ElementTree.register_namespace("", _SVG)
@@ -88,7 +90,9 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = with_variables(buffer.getvalue().replace(INK, "currentColor"))
+    # Names from traces may hold characters that no XML may.
+    drawn = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", buffer.getvalue())
+    text = with_variables(drawn.replace(INK, "currentColor"))
     root = ElementTree.fromstring(text)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
@@ -155,8 +159,7 @@ def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
 
 
 def _problem(path: Path, message: str) -> ConfigError:
-    remedy = "make it again: python -m transformer_core.report.figures"
-    return ConfigError([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
+    return ConfigError([ConfigProblem(str(path), WHOLE_FILE, None, message, remake(path))])
 
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")

@@ -1,0 +1,195 @@
+"""Results that are not what they were are refused by name, whatever their time stamps say."""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from schemas.base import Schema
+from schemas.errors import ConfigError
+from transformer_core.common.digests import (
+    NAME,
+    check,
+    check_all,
+    forget,
+    forget_all,
+    record,
+    write_result,
+)
+from transformer_core.common.records import read_as, read_record
+from transformer_core.common.tables import read_table, write_table
+
+
+class Speed(Schema):
+    """A record."""
+
+    variant: str
+    tokens_per_second: float
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+def made(path: Path, variant: str, *made_from: Path, speed: float = 1234.5) -> Path:
+    text = Speed(variant=variant, tokens_per_second=speed).model_dump_json() + "\n"
+    write_result(path, text, made_from)
+    return path
+
+
+def change(path: Path, old: bytes, new: bytes) -> None:
+    """Other contents of the same length and time stamps."""
+    stat = path.stat()
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_another_number_is_refused_with_the_remedy(results: Path) -> None:
+    path = made(results / "ddp.json", "ddp")
+    assert read_record(path, Speed) == Speed(variant="ddp", tokens_per_second=1234.5)
+    change(path, b"1234.5", b"1334.5")
+    with pytest.raises(ConfigError, match="has changed since it was made") as found:
+        read_record(path, Speed)
+    (problem,) = found.value.problems
+    assert problem.file == str(path)
+    again = f"make it again: snakemake --cores all {path} --forcerun {path}"
+    assert problem.remedy.startswith(f"{again}; ")
+    assert problem.remedy.endswith(f"rm {results}/{NAME}")
+    (results / NAME).unlink()  # as it says
+    assert read_record(path, Speed).tokens_per_second == 1334.5
+
+
+@pytest.mark.parametrize("folder", ["", "memory", "machine", "projection", "profiles/ddp"])
+def test_an_older_result_in_the_place_of_a_newer_one_is_refused(results: Path, folder: str) -> None:
+    beside = made(results / folder / "beside.json", "beside")
+    path = made(results / folder / "found.json", "ddp")
+    older = shutil.copy2(path, results.with_name("older.json"))
+    digests = shutil.copy2(results / folder / NAME, results.with_name("digests.json"))
+    made(path, "ddp", speed=2000.0)
+    made(beside, "beside", speed=2.0)
+    newer = (results / folder / NAME).read_bytes()
+    shutil.copy2(older, path)
+    with pytest.raises(ConfigError, match="has changed since it was made"):
+        check(path)
+    shutil.copy2(digests, results / folder / NAME)
+    with pytest.raises(ConfigError, match="beside"):
+        check_all([path, beside])
+    (results / folder / NAME).write_bytes(newer)
+
+
+def test_a_copy_of_another_run_is_refused_by_name(results: Path) -> None:
+    ddp, amp = (made(results / f"runs/{name}/metrics.json", name) for name in ("ddp", "amp"))
+    shutil.copy2(ddp, amp)
+    with pytest.raises(ConfigError, match="has changed since it was made"):
+        read_record(amp, Speed)
+    shutil.copy2(ddp.with_name(NAME), amp.with_name(NAME))
+    with pytest.raises(ConfigError, match=f"is of runs/ddp: it was copied to {amp.parent}"):
+        read_record(amp, Speed)
+
+
+def test_results_may_be_moved(results: Path) -> None:
+    made(results / "pairs/ddp.json", "ddp")
+    results.rename(results.with_name("results-default"))
+    moved = results.with_name("results-default") / "pairs/ddp.json"
+    assert read_record(moved, Speed).variant == "ddp"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"of": "", "files": {"x": 3}}'])
+def test_a_damaged_file_of_digests_blocks_nothing(results: Path, content: str) -> None:
+    path = made(results / "ddp.json", "ddp")
+    (results / NAME).write_text(content)
+    assert read_record(path, Speed).variant == "ddp"
+    other = made(results / "amp.json", "amp")
+    change(other, b"1234.5", b"1334.5")
+    with pytest.raises(ConfigError, match="has changed"):
+        check(other)
+
+
+def test_a_file_without_a_digest_is_taken_as_it_is(results: Path) -> None:
+    path = made(results / "ddp.json", "ddp")
+    forget(path)
+    change(path, b"1234.5", b"1334.5")
+    assert read_record(path, Speed).tokens_per_second == 1334.5
+
+
+def test_results_of_different_inputs_are_refused_together(results: Path) -> None:
+    spec = made(results / "runs/ddp/spec.json", "spec")
+    before = made(results / "pairs/single/ddp.json", "ddp", spec)
+    check_all([spec, before])
+    made(spec, "another spec")
+    after = made(results / "runs/ddp/metrics.json", "ddp", spec)
+    check_all([spec, after])
+    for first, second, named in ((before, spec, before), (spec, before, before)):
+        forget_all()
+        with pytest.raises(ConfigError, match="was made from another runs/ddp/spec") as found:
+            check_all([first, second])
+        assert found.value.problems[0].file == str(named)
+    forget_all()
+    with pytest.raises(ConfigError, match=f"another runs/ddp/spec.json than {before}") as found:
+        check_all([before, after])
+    assert found.value.problems[0].file == str(after)
+
+
+def test_a_result_is_made_from_what_was_read(results: Path) -> None:
+    spec, other = made(results / "spec.json", "spec"), made(results / "other.json", "other")
+    read_record(spec, Speed)
+    entry = check(made(results / "metrics.json", "ddp"))
+    assert entry is not None
+    assert set(entry.made_from) == {"spec.json"}
+    made(other, "changed")
+    check_all([spec, other, results / "metrics.json"])
+    made(spec, "changed")
+    with pytest.raises(ConfigError, match="metrics"):
+        check_all([spec, results / "metrics.json"])
+
+
+def test_jobs_that_write_into_one_folder_at_once_keep_all_digests(results: Path) -> None:
+    paths = [results / f"{number}.json" for number in range(40)]
+    with ThreadPoolExecutor(8) as jobs:
+        list(jobs.map(record_of, paths))
+    for path in paths:
+        path.write_text("changed")
+        with pytest.raises(ConfigError, match="has changed"):
+            check(path)
+
+
+def record_of(path: Path) -> None:
+    code = "import sys; from transformer_core.common.digests import main; main(sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", code, str(path), path.stem], check=True)
+
+
+def test_a_changed_table_is_refused(results: Path) -> None:
+    path = results / "steps.parquet"
+    write_table(path, pa.table({"step": [1, 2], "loss": [5.0, 4.0]}), compression="none")
+    assert read_table(path, ["loss"]).column("loss").to_pylist() == [5.0, 4.0]
+    content = path.read_bytes()
+    path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    with pytest.raises(ConfigError, match="has changed"):
+        read_table(path)
+    path.write_bytes(b"PAR1")
+    record(path)
+    with pytest.raises(ConfigError, match=str(path)):
+        read_table(path)
+
+
+def test_a_pipe_or_a_device_in_place_of_a_result_is_refused(results: Path) -> None:
+    for name, sealed in (("spec.json", True), ("hardware.json", False), ("steps.parquet", False)):
+        path = made(results / name, "ddp")
+        path.unlink()
+        if not sealed:
+            forget(path)
+        os.mkfifo(path)
+        with pytest.raises(ConfigError, match="not a regular file"):
+            read_table(path) if path.suffix == ".parquet" else read_as(path, Speed)
+    zero = results / "zero.json"
+    zero.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_record(zero, Speed)

@@ -1,0 +1,70 @@
+"""Orders of rules: files come from inputs and outputs, settings count as parameters."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from schemas.config.measurement import Comparing
+from transformer_core.study import orders
+from transformer_core.study.orders import order_params
+
+
+class Names(list[Any]):
+    """Files of a job, some of them with names, as Snakemake has them."""
+
+    def __init__(self, *files: Any, **named: Any) -> None:
+        super().__init__([*files, *named.values()])
+        self.named = named
+
+    def items(self) -> Any:
+        return self.named.items()
+
+
+SHARDS = [f"results/data/mine/shards/{split}/manifest.json" for split in ("train", "validation")]
+WILDCARDS = SimpleNamespace(variant="ddp", items=lambda: [("variant", "ddp")])
+
+
+def test_named_files_are_fields_and_settings_are_parameters() -> None:
+    params = order_params(
+        "turns",
+        "digest",
+        comparing=Comparing(),
+        variant=lambda wildcards: wildcards.variant,
+        folder=lambda wildcards, output: output[0].removesuffix(".json"),
+        processes=lambda wildcards, threads: threads,
+        missing=None,
+    )
+    files = Names("not/a/field", spec="spec.json", shards=SHARDS, reference=[])
+    order = json.loads(params["order"](WILDCARDS, files, Names("out.json", report="r.json"), 4))
+    assert order == {
+        "kind": "turns",
+        "spec": "spec.json",
+        "data": "results/data/mine",
+        "output": "out.json",
+        "report": "r.json",
+        "comparing": Comparing().model_dump(mode="json"),
+        "variant": "ddp",
+        "folder": "out",
+        "processes": 4,
+    }
+    asked = json.loads(params["asked"](WILDCARDS))
+    assert asked.keys() == {"comparing", "variant", "missing"}
+    assert params["code"] == "digest"
+    assert not {"own", "again"} & params.keys()
+
+
+def test_outputs_that_have_names_are_no_other_field() -> None:
+    params = order_params("read", "digest", output=None)
+    order = json.loads(params["order"](WILDCARDS, Names(), Names(pairs="p.arrow"), 1))
+    assert order == {"kind": "read", "pairs": "p.arrow"}
+    assert "asked" in params
+
+
+def test_models_and_failures_make_results_stale(monkeypatch: Any) -> None:
+    monkeypatch.setattr(orders, "failures", lambda result: f"failures of {result}")
+    monkeypatch.setattr(orders, "own_models", lambda specs: [f"model of {spec}" for spec in specs])
+    params = order_params(
+        "train", "digest", of=lambda wildcards: [wildcards.variant], again="runs/{variant}/x.json"
+    )
+    assert params["own"](WILDCARDS) == ["model of ddp"]
+    assert params["again"](WILDCARDS) == "failures of runs/ddp/x.json"

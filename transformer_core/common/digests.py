@@ -1,0 +1,231 @@
+"""Digests of results: one small file in each folder of results, ``.digests.json``.
+
+It holds the digest of every file of the folder, and the digests of the results that it was made
+from. Who reads a result checks it: a bit that has flipped, a file that was cut off, and an older or
+another one in its place are refused by name, whatever their time stamps say. A file without an
+entry, from elsewhere or of a killed job, is taken as it is.
+
+A process remembers what it has read. What it writes is made from that, and files that were made
+from different versions of a third one are refused together.
+
+The digest is XXH3 (128 bit, https://xxhash.com), which is as fast as memory. It finds accidents; it
+is no protection from somebody who makes up digests, too.
+
+    python -m transformer_core.common.digests FILE TEXT [FILE TEXT ...]
+
+writes texts as results. Imports here are few, as rules call this for what takes no time.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import xxhash
+
+from transformer_core.common.files import write_text
+
+if TYPE_CHECKING:
+    from schemas.errors import ConfigError
+
+CHANGES_NO_RESULT = True  # it checks whether a file is unchanged
+
+NAME = ".digests.json"
+
+
+class Entry(NamedTuple):
+    """The identity of a file's contents."""
+
+    xxh3: str
+    """Its digest."""
+    made_from: dict[str, str]
+    """Digests of the results that it was made from, by place below results/."""
+
+
+class _Known(NamedTuple):
+    """A digest that this process has come across."""
+
+    xxh3: str
+    witness: Path
+    """The file itself, or one that was made from it."""
+
+
+_KNOWN: dict[str, _Known] = {}
+"""By absolute path."""
+
+
+def digest(path: Path) -> str:
+    """XXH3 of the contents of a file, 128 bit in hexadecimal digits; OSError for what is none."""
+    with regular(path).open("rb") as stream:
+        # The library's type lacks attributes that are not used here.
+        kind: Any = xxhash.xxh3_128
+        return hashlib.file_digest(stream, kind).hexdigest()
+
+
+def regular(path: Path) -> Path:
+    """The path of a regular file; OSError for another, such as a pipe, whose readers would wait."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path} is not a regular file")
+    return path
+
+
+def place(path: Path) -> str:
+    """Where a file lies below the last folder ``results`` of its path; its whole path elsewhere."""
+    root = _root(path)
+    return path.absolute().as_posix().removeprefix(f"{root}/" if root else "")
+
+
+def _root(path: Path) -> str:
+    """The last folder ``results`` of a path; empty where there is none."""
+    parts = path.absolute().parts
+    folders = [number for number, part in enumerate(parts[:-1]) if part == "results"]
+    return Path(*parts[: folders[-1] + 1]).as_posix() if folders else ""
+
+
+def write_result(
+    path: Path, text: str, made_from: Iterable[Path] = (), of: Path | None = None
+) -> None:
+    """Write ``text`` as UTF-8, whole or not at all, and record its digest."""
+    # If interrupted between the two, a file has no digest rather than another file's.
+    forget(path)
+    write_text(path, text)
+    record(path, made_from, of)
+
+
+def record(path: Path, made_from: Iterable[Path] = (), of: Path | None = None) -> None:
+    """Record the digest of a file that is complete. ``of`` is where it is going to lie, if not
+    where it is. It was made from the results that this process has read, and ``made_from``; what of
+    these is not there was of no use: a status needs no shards."""
+    inputs = {place(file): digest(file) for file in made_from if file.exists()}
+    root = _root(path)
+    for name, known in _KNOWN.items():
+        if root and name.startswith(f"{root}/") and known.witness.absolute().as_posix() == name:
+            inputs.setdefault(name.removeprefix(f"{root}/"), known.xxh3)
+    inputs.pop(place(path), None)
+    with _manifest(path.parent, of) as files:
+        files[path.name] = Entry(digest(path), inputs)
+    _forget_known(path)
+
+
+def forget(path: Path) -> None:
+    """Take the digest of a file that is going to be made again out of the folder's."""
+    _forget_known(path)
+    if path.name in _read(path.parent)[1]:
+        with _manifest(path.parent) as files:
+            files.pop(path.name, None)
+
+
+def forget_all() -> None:
+    """Forget what this process has read."""
+    _KNOWN.clear()
+
+
+def _forget_known(path: Path) -> None:
+    for name in [name for name, known in _KNOWN.items() if known.witness == path]:
+        del _KNOWN[name]
+
+
+def check(path: Path, content: bytes | None = None) -> Entry | None:
+    """The recorded identity of a file, if there is one; ``content`` is that of the file where it is
+    known.
+
+    Raises ConfigError if the file is another one, or does not fit what this process has read.
+    """
+    folder, files = _read(path.parent)
+    entry = files.get(path.name)
+    try:
+        if entry is None:
+            path.exists() and regular(path)
+            return None
+        value = digest(path) if content is None else xxhash.xxh3_128(content).hexdigest()
+    except OSError as error:
+        raise _error(path, f"cannot be read ({error})") from None
+    if value != entry.xxh3:
+        message = f"has changed since it was made: its digest is {value}, not {entry.xxh3}"
+        raise _error(path, message, _OF_OTHERS)
+    if folder and not f"{path.parent.absolute().as_posix()}/".endswith(f"/{folder}/"):
+        raise _error(path, f"is of {folder}: it was copied to {path.parent}", _OF_OTHERS)
+    root = _root(path)
+    _forget_known(path)
+    for name, other in ({place(path): value} | entry.made_from).items():
+        absolute = f"{root}/{name}" if root else name
+        known = _KNOWN.setdefault(absolute, _Known(other, path))
+        if known.xxh3 != other:
+            raise _differs(name, path, known.witness)
+    _KNOWN[path.absolute().as_posix()] = _Known(entry.xxh3, path)
+    return entry
+
+
+def check_all(paths: Iterable[Path]) -> None:
+    """Check files that this process does not read itself, and that belong together."""
+    for path in paths:
+        check(path)
+
+
+def _differs(name: str, path: Path, witness: Path) -> "ConfigError":
+    if name == place(witness):
+        return _error(path, f"was made from another {name} than there is")
+    if name == place(path):
+        return _error(witness, f"was made from another {name} than there is")
+    return _error(path, f"was made from another {name} than {witness}")
+
+
+_OF_OTHERS = (
+    "; where you have copied it here without its folder's hidden file, copy that too, or remove the "
+    f"one that was here before: rm {{}}/{NAME}"
+)
+
+
+def _error(path: Path, message: str, else_: str = "") -> "ConfigError":
+    from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
+    from transformer_core.common.endings import remake
+
+    remedy = remake(path) + else_.format(path.parent)
+    return ConfigError([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
+
+
+def _read(folder: Path) -> tuple[str, dict[str, Entry]]:
+    """The place of a folder and the entries of its files, by name. A file of digests that is empty
+    or damaged, as a killed host may leave it, says nothing."""
+    try:
+        found = json.loads(regular(folder / NAME).read_bytes())
+        entries = found["files"].items()
+        return str(found["of"]), {name: Entry(str(one), dict(of)) for name, (one, of) in entries}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "", {}
+
+
+@contextmanager
+def _manifest(folder: Path, of: Path | None = None) -> Iterator[dict[str, Entry]]:
+    """The entries of a folder, to be changed by one process at a time."""
+    path = folder / NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("a") as lock:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    _, files = _read(folder)
+                    yield files
+                    where = place((of or path).parent / NAME)
+                    # Elsewhere than below results/ a folder may be moved.
+                    where = "" if where.startswith("/") else where.removesuffix(NAME).rstrip("/")
+                    write_text(path, json.dumps({"of": where, "files": files}) + "\n")
+                    return
+
+
+def main(words: list[str]) -> None:
+    """Writes texts as results."""
+    for file, text in zip(words[::2], words[1::2], strict=True):
+        write_result(Path(file), text + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
