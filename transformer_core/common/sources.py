@@ -111,7 +111,7 @@ class Sources:
     def __init__(self, root: Path = ROOT, cache: Path | None = None) -> None:
         self.root, self._cache = root, cache or CACHE
         self._read: dict[Path, Source] = {}
-        self._states: dict[Path, str] = {}
+        self._changed = False
 
     def fingerprint(self, programs: Sequence[str]) -> str:
         """One digest of all that these modules depend on when they are started as programs.
@@ -136,12 +136,9 @@ class Sources:
 
     def keep(self) -> None:
         """Remember what was read for the next call; where that is impossible it is read again."""
-        known = {
-            self._name(path): [self._states[path], *source] for path, source in self._read.items()
-        }
-        if known != self._known:
+        if self._changed:
             with contextlib.suppress(OSError):
-                write_text(self._cache, json.dumps({"version": _VERSION, "files": known}))
+                write_text(self._cache, json.dumps({"version": _VERSION, "files": self._known}))
 
     def _reached(self, programs: Sequence[str]) -> tuple[dict[Path, Source], set[Path]]:
         for program in programs:
@@ -182,17 +179,17 @@ class Sources:
     def _source(self, _: str, path: Path) -> Source:
         if path not in self._read:
             content, name = path.read_bytes(), self._name(path)
-            state = self._states[path] = _digest(content)
-            kept = self._known.get(name, [""])
-            self._read[path] = (
-                Source(*kept[1:])
-                if kept[0] == state
-                else read_source(content, _dotted(name), path.name == "__init__.py")
-            )
+            state = _digest(content)
+            if self._known.get(name, [""])[0] != state:
+                found = read_source(content, _dotted(name), path.name == "__init__.py")
+                self._known[name] = [state, *found]
+                self._changed = True
+            self._read[path] = Source(*self._known[name][1:])
         return self._read[path]
 
     @cached_property
     def _known(self) -> dict[str, Any]:
+        """By name of a file: the digest of its bytes, and what was read of it."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._cache.read_bytes())
             if kept["version"] == _VERSION:
