@@ -166,6 +166,14 @@ def test_markup_in_titles_is_escaped() -> None:
     assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == "<b> & </b>"
 
 
+def test_names_of_a_trace_may_hold_anything() -> None:
+    figure = Figure()
+    figure.text(0.5, 0.5, "kernel \x1b[2J \x00")
+    drawing = svg.render(figure, "x", "\x1b", "\ufffe")
+    assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == "\ufffd"
+    assert "\x1b" not in drawing
+
+
 @pytest.mark.parametrize(
     "content",
     [

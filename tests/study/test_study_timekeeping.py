@@ -13,15 +13,12 @@ from schemas.results import Refinement, Unsettled
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.timekeeping import (
     LINE_SECONDS,
+    Forecast,
     Range,
     Timekeeper,
-    Work,
     at_the_end,
     at_the_start,
-    expected,
     guesses,
-    in_words,
-    total,
 )
 
 STEP = 1e12
@@ -43,9 +40,10 @@ def record(event: str, **fields: Any) -> logging.LogRecord:
 
 def keeper(folder: Path, asked: float | None = None) -> tuple[Timekeeper, Now, list[str]]:
     now, said = Now(), list[str]()
-    work = Work({"train": 4, "page": 1}, {"train": 1.0, "page": 0.5}, {}, {}, start=2.0)
+    forecast = Forecast({}, {}, start=2.0, shares={"train": 1.0, "page": 0.5})
     clock = RunningClock(folder / "clock.json", now)
-    return Timekeeper(clock, work, asked, said.append, now), now, said
+    jobs = {"train": 4, "page": 1}
+    return Timekeeper(clock, jobs, forecast, asked, said.append, now), now, said
 
 
 def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -> None:
@@ -64,10 +62,10 @@ def test_the_line_says_what_how_far_and_how_long_still(tmp_path: Path) -> None:
     assert line.startswith("3 of 5 jobs, 5:00, ")
     assert line.endswith(" left | Train ddp, repeat 1")
     # One training of 100 s, and a page of which only a guess is known.
-    left = one.work.left(now())
+    left = one.left()
     assert 80 <= left.low <= 100 <= left.high <= 140
     now.now += 60.0
-    assert one.work.left(now()).high == pytest.approx(left.high - 60.0)
+    assert one.left().high == pytest.approx(left.high - 60.0)
 
 
 def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> None:
@@ -77,10 +75,8 @@ def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> Non
     now.now += 90.0
     assert "over" not in one.line()
     now.now += 90.0
-    left = one.work.left(now())
-    assert (
-        f" over {in_words(Range(left.high, left.high)).removeprefix('about ')} left" in one.line()
-    )
+    left = one.left()
+    assert f" over {Range(left.high, left.high)} left".replace("about ", "") in one.line()
 
 
 def test_the_log_has_a_line_now_and_then(tmp_path: Path) -> None:
@@ -92,7 +88,7 @@ def test_the_log_has_a_line_now_and_then(tmp_path: Path) -> None:
 
 def test_the_line_knows_of_the_time_of_the_study(tmp_path: Path) -> None:
     one, now, _ = keeper(tmp_path, asked=600.0)
-    one.work.counts["refine"] = 1
+    one.todo["refine"] = 1
     run_job(one, now, 0, "page", 60.0)
     assert "1:00 of 10:00, 9 min left" in one.line().replace("about ", "")
 
@@ -101,28 +97,27 @@ def test_a_failed_job_no_longer_runs(tmp_path: Path) -> None:
     one, *_ = keeper(tmp_path)
     one.emit(record("job_info", jobid=0, rule_name="train", rule_msg=None))
     one.emit(record("job_error", jobid=0))
-    assert one.work.running == {}
+    assert one.running == {}
     assert one.clock.clock.jobs == {}
 
 
 def test_what_took_long_before_is_expected_to_take_long() -> None:
     known = {"train": JobTimes(count=2, seconds=20.0)}
-    found = expected("train", known, {"train": 1.5}, start=1.0)
+    forecast = Forecast(known, {"other": 2.0, "train": 1.5}, 1.0, {"other": 0.5})
+    found, guess = forecast.job("train"), forecast.job("other")
     assert found.low < 10.0 < found.high < 20.0
-    guess = expected("other", known, {"other": 2.0}, start=1.0)
     assert guess.low < 2.0 < guess.high
-    both = total({"train": 3, "other": 4}, {"other": 0.5}, known, {"other": 2.0}, 1.0)
-    assert both == pytest.approx(
-        [3 * one + 2 * other for one, other in zip(found, guess, strict=True)]
-    )
+    both = [3 * one + 2 * other for one, other in zip(found, guess, strict=True)]
+    assert forecast.jobs({"train": 3, "other": 4}) == pytest.approx(both)
 
 
 def test_trainings_that_ended_correct_what_others_are_guessed_to_take() -> None:
     guessed = {"train": 16.0, "profile": 8.0, "turns": 8.0}
     known = {"train": JobTimes(count=2, seconds=16.0)}
-    found = expected("profile", known, guessed, start=1.0)
+    forecast, before = (Forecast(times, guessed, 1.0, {}) for times in (known, {}))
+    found = forecast.job("profile")
     assert found.low < 4.0 < found.high < 8.0
-    assert expected("turns", known, guessed, start=1.0) == expected("turns", {}, guessed, 1.0)
+    assert forecast.job("turns") == before.job("turns")
 
 
 def test_a_guess_grows_with_the_model_and_the_steps() -> None:
@@ -154,24 +149,32 @@ def test_a_guess_grows_with_the_model_and_the_steps() -> None:
     ],
 )
 def test_ranges_in_words(seconds: Range, words: str) -> None:
-    assert in_words(seconds) == words
+    assert str(seconds) == words
 
 
 def test_the_start_says_how_sure_it_is() -> None:
-    needed = Range(300.0, 540.0)
-    said = at_the_start(16, 212, needed, ["train"] * 20, 20, None, 0.0)
+    counts = {"train": 100, "turns": 1}
+    guess = Forecast({}, {"train": 4.0}, 0.0, {})
+    said = at_the_start(16, counts, guess, None, 0.0)
     assert said == (
-        "16 variants, 212 jobs: 5 to 9 min on this machine"
+        "16 variants, 101 jobs: 2 to 13 min on this machine"
         " (a first guess: no such job has ended here yet)."
     )
-    said = at_the_start(16, 30, needed, [], 20, 600.0, 60.0)
+    known = {rule: JobTimes(count=1, seconds=4.0) for rule in counts}
+    part = Forecast({"train": known["train"]}, {}, 0.0, {})
+    assert "no job of 1 of 2 kinds has ended" in at_the_start(16, counts, part, None, 0.0)
+    forecast = Forecast(known, {}, 0.0, {})
+    said = at_the_start(16, counts, forecast, 600.0, 60.0)
     assert "as such jobs took before" in said
     assert said.endswith(
         "The study has 10:00, of which 1:00 are spent."
         " What is left goes to comparisons that are undecided."
     )
-    said = at_the_start(16, 30, needed, [], 20, 200.0, 0.0)
+    said = at_the_start(16, counts, forecast, 200.0, 0.0)
     assert said.endswith("What must run takes longer: comparisons have their first round only.")
+    assert at_the_start(16, counts | {"refine": 1}, forecast, None, 0.0).startswith(
+        at_the_start(16, counts, forecast, None, 0.0).replace("101 jobs", "102 jobs")
+    )
 
 
 def test_the_end_says_what_more_time_would_settle(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ and which have ended is taken from the events of that log.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ LARGE = 512
 """Width of the matrices that are multiplied."""
 TRIES = 20
 """Products of which the fastest counts: on a busy host most are interrupted."""
+LINE_SECONDS = 30.0
+"""Seconds between two lines of the log, at least."""
+REFINEMENT = Path("results/refinement.json")
+NAMED = 5
+"""Undecided comparisons that are named at the end."""
 
 
 class Range(NamedTuple):
@@ -45,6 +51,13 @@ class Range(NamedTuple):
     def times(self, factor: float) -> "Range":
         """Of so many, or of a share."""
         return Range(self.low * factor, self.high * factor)
+
+    def __str__(self) -> str:
+        """In words: about 3 min, 40 to 90 s."""
+        low, high = (max(1, round(value)) for value in self)
+        unit, size = ("s", 1) if high < 120 else ("min", 60) if high < 7_200 else ("h", 3_600)
+        first, last = (f"{n / size:.0f}" if n >= size else f"{n / size:.1f}" for n in (low, high))
+        return f"about {first} {unit}" if first == last else f"{first} to {last} {unit}"
 
 
 def matrix_rate() -> float:
@@ -80,87 +93,36 @@ def guesses(
     return found
 
 
-def expected(
-    rule: str, known: Mapping[str, JobTimes], guessed: Mapping[str, float], start: float
-) -> Range:
-    """Seconds of a job of a rule: as others of it took, or a guess, which those of other rules
-    that train correct."""
-    if rule in known and known[rule].count:
-        return Range(*KNOWN).times(known[rule].mean)
-    others = [known[name].mean / guessed[name] for name in TRAINS if name in {*known} & {*guessed}]
-    if rule in TRAINS and others and min(others) > 0:
-        return Range(*ALIKE).times(guessed[rule] * geometric_mean(others))
-    return Range(*GUESSED).times(guessed.get(rule, start))
-
-
-def total(
-    counts: Mapping[str, int],
-    shares: Mapping[str, float],
-    known: Mapping[str, JobTimes],
-    guessed: Mapping[str, float],
-    start: float,
-) -> Range:
-    """Seconds of so many jobs of each rule, each of which takes a share of the machine."""
-    ranges = [
-        expected(rule, known, guessed, start).times(count * shares.get(rule, 1.0))
-        for rule, count in counts.items()
-    ]
-    return Range(sum(one.low for one in ranges), sum(one.high for one in ranges))
-
-
-def in_words(seconds: Range) -> str:
-    """Text of a range: about 3 min, 40 to 90 s."""
-    low, high = (max(1, round(value)) for value in (seconds.low, seconds.high))
-    unit, size = ("s", 1) if high < 120 else ("min", 60) if high < 7_200 else ("h", 3_600)
-    ends = [
-        f"{value / size:.0f}" if value >= size else f"{value / size:.1f}" for value in (low, high)
-    ]
-    return f"about {ends[0]} {unit}" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]} {unit}"
-
-
-LINE_SECONDS = 30.0
-"""Seconds between two lines of the log, at least."""
-
-
 @dataclass
-class Work:
-    """The jobs of a command: what is done, what runs, what is still to do."""
+class Forecast:
+    """How long the jobs of a study take."""
 
-    counts: dict[str, int]
-    """Jobs of each rule that are not done."""
+    known: Mapping[str, JobTimes]
+    """How long jobs of each rule took before."""
+    guessed: Mapping[str, float]
+    """What :func:`guesses` says."""
+    start: float
+    """Seconds that a job takes to start."""
     shares: Mapping[str, float]
     """Share of the cores that a job of each rule reserves."""
-    known: Mapping[str, JobTimes]
-    """How long jobs took before."""
-    guessed: Mapping[str, float]
-    start: float
-    """Seconds that this program took to start."""
-    done: int = 0
-    running: dict[int, tuple[str, float, str]] = field(default_factory=dict)
-    """By number of the job: rule, start, and what it does."""
 
-    def __post_init__(self) -> None:
-        self.all = sum(self.counts.values())
+    def job(self, rule: str) -> Range:
+        """Seconds of a job of a rule."""
+        known, guessed = self.known, self.guessed
+        if rule in known and known[rule].count:
+            return Range(*KNOWN).times(known[rule].mean)
+        both = [name for name in TRAINS if name in known and name in guessed]
+        others = [known[name].mean / guessed[name] for name in both]
+        if rule in TRAINS and others and min(others) > 0:
+            return Range(*ALIKE).times(guessed[rule] * geometric_mean(others))
+        return Range(*GUESSED).times(guessed.get(rule, self.start))
 
-    def left(self, now: float) -> Range:
-        """Seconds that are left, if jobs take as long as they did."""
-        found = total(self.counts, self.shares, self.known, self.guessed, self.start)
-        spent = sum(
-            min(now - began, _mean(self.known, rule)) * self.shares.get(rule, 1.0)
-            for rule, began, _ in self.running.values()
-        )
-        return Range(max(0.0, found.low - spent), max(0.0, found.high - spent))
-
-    def overdue(self, now: float) -> bool:
-        """Whether a running job takes longer than expected: the time left is then unknown."""
-        return any(
-            now - began > expected(rule, self.known, self.guessed, self.start).high
-            for rule, began, _ in self.running.values()
-        )
-
-
-def _mean(known: Mapping[str, JobTimes], rule: str) -> float:
-    return known[rule].mean if rule in known else 0.0
+    def jobs(self, counts: Mapping[str, int]) -> Range:
+        """Seconds of so many jobs of each rule, each of which takes its share of the machine."""
+        ranges = [
+            self.job(rule).times(n * self.shares.get(rule, 1.0)) for rule, n in counts.items()
+        ]
+        return Range(sum(one.low for one in ranges), sum(one.high for one in ranges))
 
 
 class Timekeeper(logging.Handler):
@@ -169,41 +131,40 @@ class Timekeeper(logging.Handler):
     def __init__(
         self,
         clock: RunningClock,
-        work: Work,
+        counts: Mapping[str, int],
+        forecast: Forecast,
         asked: float | None,
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``counts`` are the jobs of each rule, ``asked`` the seconds that the study has."""
         super().__init__()
-        self.clock, self.work, self.asked, self.say, self.now = clock, work, asked, say, now
+        self.clock, self.forecast, self.asked, self.say, self.now = clock, forecast, asked, say, now
+        self.todo = Counter(counts)
+        self.all = self.todo.total()
+        self.running: dict[int, tuple[str, float, str]] = {}
+        """By number of the job: rule, start, and what it does."""
         self.said = now()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take in what a record says of a job; an error here must not stop Snakemake."""
         try:
-            self._take_in(record)
+            self._take_in(vars(record))
         except Exception:  # as handlers of the standard library do
             self.handleError(record)
 
-    def _take_in(self, record: logging.LogRecord) -> None:
-        event = getattr(getattr(record, "event", None), "value", None)
+    def _take_in(self, said: Mapping[str, Any]) -> None:
+        event = getattr(said.get("event"), "value", None)
         if event == "job_info":
-            number, rule = int(vars(record)["jobid"]), str(vars(record)["rule_name"])
-            what = str(vars(record)["rule_msg"] or rule)
-            self.work.running[number] = rule, self.now(), what
-        elif event == "job_finished":
-            self._finished(int(vars(record)["job_id"]))
+            rule = str(said["rule_name"])
+            self.running[int(said["jobid"])] = rule, self.now(), str(said["rule_msg"] or rule)
         elif event == "job_error":
-            self.work.running.pop(int(vars(record)["jobid"]), None)
-
-    def _finished(self, number: int) -> None:
-        rule, began, _ = self.work.running.pop(number, ("", 0.0, ""))
-        if rule:
-            share = self.work.shares.get(rule, 1.0)
-            self.clock.job_done(rule, self.now() - began, share)
-            self.work.known = self.clock.clock.jobs
-            self.work.counts[rule] = max(0, self.work.counts.get(rule, 0) - 1)
-            self.work.done += 1
+            self.running.pop(int(said["jobid"]), None)
+        elif event == "job_finished" and (job := self.running.pop(int(said["job_id"]), None)):
+            rule, began, _ = job
+            self.clock.job_done(rule, self.now() - began, self.forecast.shares.get(rule, 1.0))
+            self.forecast.known = self.clock.clock.jobs
+            self.todo[rule] -= 1
 
     def tell(self) -> None:
         """Reports the progress of the study, if that is due."""
@@ -211,20 +172,33 @@ class Timekeeper(logging.Handler):
             self.said = self.now()
             self.say(self.line())
 
-    def line(self) -> str:
-        """The progress of the study, the time left, and the running job."""
-        spent = clock_text(self.clock.spent())
-        of = f" of {clock_text(self.asked)}" if self.asked else ""
-        left = self.work.left(self.now())
-        if self.asked and "refine" in self.work.counts and self.work.counts["refine"]:
+    def left(self) -> Range:
+        """Seconds that are left, if jobs take as long as they did."""
+        found, spent = self.forecast.jobs(self.todo), 0.0
+        for rule, began, _ in self.running.values():
+            if rule in self.forecast.known:
+                done = min(self.now() - began, self.forecast.known[rule].mean)
+                spent += done * self.forecast.shares.get(rule, 1.0)
+        left = Range(max(0.0, found.low - spent), max(0.0, found.high - spent))
+        if self.asked and self.todo["refine"] > 0:
             # Comparisons continue until the time is spent.
             rest = self.asked - self.clock.spent()
             left = Range(max(left.low, rest), max(left.high, rest))
-        doing = next((what for _, _, what in reversed(self.work.running.values())), "")
-        said = in_words(left)
-        if self.work.overdue(self.now()):
-            said = f"over {in_words(Range(left.high, left.high)).removeprefix('about ')}"
-        text = f"{self.work.done} of {self.work.all} jobs, {spent}{of}, {said} left"
+        return left
+
+    def line(self) -> str:
+        """The progress of the study, the time left, and the running job."""
+        of = f" of {clock_text(self.asked)}" if self.asked else ""
+        left = self.left()
+        said = str(left)
+        # Where a job takes longer than expected, the time left is unknown.
+        if any(
+            self.now() - t > self.forecast.job(rule).high for rule, t, _ in self.running.values()
+        ):
+            said = f"over {Range(left.high, left.high)}".replace("about ", "")
+        done = self.all - self.todo.total()
+        text = f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {said} left"
+        doing = next((what for _, _, what in reversed(self.running.values())), "")
         return f"{text} | {doing.splitlines()[0]}" if doing else text
 
 
@@ -232,11 +206,6 @@ def clock_text(seconds: float) -> str:
     """Minutes and seconds, or hours and minutes, as on a clock."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
-
-
-REFINEMENT = Path("results/refinement.json")
-NAMED = 5
-"""Undecided comparisons that are named at the end."""
 
 
 def begin(
@@ -252,23 +221,15 @@ def begin(
     ``groups`` are the sides of each comparison job. The timekeeper is to be added to Snakemake's
     log as a handler, and ends with :func:`end`.
     """
-    counts: dict[str, int] = {}
-    shares: dict[str, float] = {}
-    for job in jobs:
-        counts[job.rule.name] = counts.get(job.rule.name, 0) + 1
-        shares[job.rule.name] = min(1.0, int(job.threads) / max(1, cores))
+    counts = Counter(job.rule.name for job in jobs)
+    shares = {job.rule.name: min(1.0, int(job.threads) / max(1, cores)) for job in jobs}
     asked = seconds_of(study.time) if study.time else None
     start = time.process_time()
     guessed = guesses(study, specs, groups, start, matrix_rate())
     clock = RunningClock()
-    known = clock.clock.jobs
-    work = Work(counts, shares, known, guessed, start)
-    # Continued comparisons take the remaining time, so they are not part of the required work.
-    must = {rule: count for rule, count in counts.items() if rule != "refine"}
-    needed = total(must, shares, known, guessed, start)
-    unknown = sorted(rule for rule in must if rule not in known)
-    say(at_the_start(len(specs), work.all, needed, unknown, len(must), asked, clock.spent()))
-    keeper = Timekeeper(clock, work, asked, say)
+    forecast = Forecast(clock.clock.jobs, guessed, start, shares)
+    say(at_the_start(len(specs), counts, forecast, asked, clock.spent()))
+    keeper = Timekeeper(clock, counts, forecast, asked, say)
     clock.go(keeper.tell)
     return keeper
 
@@ -281,21 +242,19 @@ def end(keeper: Timekeeper) -> None:
 
 
 def at_the_start(
-    variants: int,
-    jobs: int,
-    needed: Range,
-    unknown: Sequence[str],
-    rules: int,
-    asked: float | None,
-    spent: float,
+    variants: int, counts: Mapping[str, int], forecast: Forecast, asked: float | None, spent: float
 ) -> str:
     """The number of variants and jobs, their expected time on this machine, and its uncertainty."""
+    # Continued comparisons take the remaining time, so they are not part of the required work.
+    must = {rule: count for rule, count in counts.items() if rule != "refine"}
+    needed, unknown = forecast.jobs(must), len(must.keys() - forecast.known.keys())
     basis = "as such jobs took before"
-    if len(unknown) == rules:
+    if unknown == len(must):
         basis = "a first guess: no such job has ended here yet"
     elif unknown:
-        basis = f"in part a guess: no job of {len(unknown)} of {rules} kinds has ended here yet"
-    text = f"{variants} variants, {jobs} jobs: {in_words(needed)} on this machine ({basis})."
+        basis = f"in part a guess: no job of {unknown} of {len(must)} kinds has ended here yet"
+    jobs = sum(counts.values())
+    text = f"{variants} variants, {jobs} jobs: {needed} on this machine ({basis})."
     if asked is None:
         return text
     text += f" The study has {clock_text(asked)}"
@@ -316,18 +275,15 @@ def at_the_end(asked: float | None, spent: float, record: Path = REFINEMENT) -> 
         return text
     if not found.unsettled:
         return f"{text} Every comparison has a verdict."
-    named = [
-        f"{one.variant} against {one.reference} ({_how_long(one.seconds)})"
-        for one in found.unsettled[:NAMED]
-    ]
-    more = len(found.unsettled) - len(named)
-    named += [f"{more} more"] * bool(more)
-    next_time = found.next_seconds(spent) / 60
+    named = []
+    for one in found.unsettled[:NAMED]:
+        more = "time does not help"
+        if one.seconds is not None:
+            more = f"about {clock_text(one.seconds)} more"
+        named.append(f"{one.variant} against {one.reference} ({more})")
+    if others := len(found.unsettled) - len(named):
+        named.append(f"{others} more")
     return (
-        f"{text} Undecided: {', '.join(named)}."
-        f" With --config time={next_time:.0f}min the same command goes on with them."
+        f"{text} Undecided: {', '.join(named)}. With --config "
+        f"time={found.next_seconds(spent) / 60:.0f}min the same command goes on with them."
     )
-
-
-def _how_long(seconds: float | None) -> str:
-    return "time does not help" if seconds is None else f"about {clock_text(seconds)} more"

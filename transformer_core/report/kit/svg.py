@@ -91,7 +91,10 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     # Names from traces may hold characters that no XML may.
-    drawn = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", buffer.getvalue())
+    drawn, title, description = (
+        _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+        for text in (buffer.getvalue(), title, description)
+    )
     text = with_variables(drawn.replace(INK, "currentColor"))
     root = ElementTree.fromstring(text)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
