@@ -89,7 +89,7 @@ def _root(path: Path) -> str:
 
 
 def write_result(
-    path: Path, text: str, made_from: Iterable[Path] = (), of: Path | None = None
+    path: Path, text: str, made_from: Iterable[Path] | None = (), of: Path | None = None
 ) -> None:
     """Write ``text`` as UTF-8, whole or not at all, and record its digest."""
     # If interrupted between the two, a file has no digest rather than another file's.
@@ -98,14 +98,15 @@ def write_result(
     record(path, made_from, of)
 
 
-def record(path: Path, made_from: Iterable[Path] = (), of: Path | None = None) -> None:
+def record(path: Path, made_from: Iterable[Path] | None = (), of: Path | None = None) -> None:
     """Record the digest of a file that is complete. ``of`` is where it is going to lie, if not
     where it is. It was made from the results that this process has read, and ``made_from``; what of
-    these is not there was of no use: a status needs no shards."""
-    inputs = {place(file): digest(file) for file in made_from if file.exists()}
+    these is not there was of no use: a status needs no shards. None for a file that no job reads:
+    what it was made from does not matter."""
+    inputs = {place(file): digest(file) for file in made_from or () if file.exists()}
     root = _root(path)
-    for name, known in _KNOWN.items():
-        if root and name.startswith(f"{root}/") and known.witness.absolute().as_posix() == name:
+    for name, known in _KNOWN.items() if root and made_from is not None else ():
+        if name.startswith(f"{root}/") and known.witness.absolute().as_posix() == name:
             inputs.setdefault(name.removeprefix(f"{root}/"), known.xxh3)
     inputs.pop(place(path), None)
     with _manifest(path.parent, of) as files:

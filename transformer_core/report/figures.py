@@ -36,4 +36,4 @@ def draw_all(results: StudyResults, folder: Path, processes: int = 1) -> None:
 
 def _write(results: StudyResults, folder: Path, names: Sequence[str]) -> None:
     for name in names:
-        write_result(folder / f"{name}.svg", draw(name, results))
+        write_result(folder / f"{name}.svg", draw(name, results), made_from=None)

@@ -79,9 +79,13 @@ def write_page(results: StudyResults) -> None:
     pictures = [svg.read(folder / f"figures/{name}.svg") for name in FIGURES]
     page = render(results, results.definitions, pictures)
     answer = read_answer(results)
-    write_result(folder / "summary.json", answer.model_dump_json(indent=1) + "\n")
-    write_result(folder / "report.md", brief(answer))
-    write_result(folder / "report.html", page)
+    texts = {
+        "summary.json": answer.model_dump_json(indent=1) + "\n",
+        "report.md": brief(answer),
+        "report.html": page,
+    }
+    for name, text in texts.items():
+        write_result(folder / name, text, made_from=None)
 
 
 class ReportJob(Job):

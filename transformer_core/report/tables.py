@@ -25,4 +25,4 @@ def write_tables(results: StudyResults, folder: Path) -> None:
     """Write every table into ``folder``, or none if a result is missing."""
     texts = {name: to_csv(section.rows(name, results)) for name, section in TABLES.items()}
     for name, text in texts.items():
-        write_result(folder / f"{name}.csv", text)
+        write_result(folder / f"{name}.csv", text, made_from=None)
