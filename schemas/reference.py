@@ -53,12 +53,12 @@ def by_name(file: Any) -> list[str]:
     return blocks
 
 
-Wrap = Callable[[dict[str, Any]], dict[str, Any]]
-"""Wraps an example in its place in the file."""
+Put = Callable[[dict[str, Any]], dict[str, Any]]
+"""Puts the settings of a section in their place in the file."""
 
 
 def sections(
-    fields: dict[str, FieldInfo], path: str = "", level: int = 2, wrap: Wrap = dict
+    fields: dict[str, FieldInfo], path: str = "", level: int = 2, put: Put = dict
 ) -> list[str]:
     """The sections that fields hold, each with its kinds and the sections below it."""
     blocks: list[str] = []
@@ -67,41 +67,33 @@ def sections(
         if not kinds:
             continue
         place = f"{path}.{name}".lstrip(".")
-        inside = inner(name, field, wrap)
         blocks += [f"{'#' * min(level, 4)} {place}", prose(field.description)]
         for kind in kinds:
             if len(kinds) > 1:
                 blocks.append(f"{'#' * min(level + 1, 5)} {place}: {kind_of(kind)}")
-            example = in_yaml(inside({})(settings_of(kind)))
+            example = in_yaml(within(name, field, put)(settings_of(kind)))
             blocks += [prose(kind.__doc__), *table(kind, place), f"```yaml\n{example}```"]
         done: set[str] = set()
         for kind in kinds:
             # The same setting may be a word in one kind and a section in another.
-            new = {
-                key: below
-                for key, below in kind.model_fields.items()
-                if key not in done and list(schemas_in(below.annotation))
-            }
-            done |= set(new)
+            below = {k: v for k, v in kind.model_fields.items() if any(schemas_in(v.annotation))}
             beside = {"kind": kind_of(kind)} if len(kinds) > 1 else {}
-            blocks += sections(new, place, level + 1, inside(beside))
+            new = {key: value for key, value in below.items() if key not in done}
+            blocks += sections(new, place, level + 1, within(name, field, put, beside))
+            done |= set(below)
     return blocks
 
 
-def inner(name: str, field: FieldInfo, wrap: Wrap) -> Callable[[dict[str, Any]], Wrap]:
-    """How an example is embedded in a section, beside its other settings: alone, in a list, or
-    under a name."""
+def within(name: str, field: FieldInfo, put: Put, beside: dict[str, Any] | None = None) -> Put:
+    """Puts settings into a section, ``beside`` its others: alone, in a list, or under a name."""
     origins = {get_origin(part) for part in (field.annotation, *get_args(field.annotation))}
 
-    def with_settings(beside: dict[str, Any]) -> Wrap:
-        def put(settings: dict[str, Any]) -> dict[str, Any]:
-            value: Any = beside | settings
-            value = {"my_name": value} if dict in origins else value
-            return wrap({name: [value] if list in origins else value})
+    def place(settings: dict[str, Any]) -> dict[str, Any]:
+        value: Any = (beside or {}) | settings
+        value = {"my_name": value} if dict in origins else value
+        return put({name: [value] if list in origins else value})
 
-        return put
-
-    return with_settings
+    return place
 
 
 def table(schema: type[Schema], path: str = "") -> list[str]:
@@ -148,7 +140,7 @@ def value_text(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> s
         text = f"{value_text(arguments[1])}, by name"
     else:
         text = PLAIN[annotation]
-    limits = list(flat(metadata))
+    limits = [part for item in metadata for part in parts_of(item)]
     if any(getattr(limit, "pattern", None) == NAME_PATTERN for limit in limits):
         text = "name"
     bounds = [
@@ -163,29 +155,25 @@ def value_text(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> s
     return f"{text} or `null`" if type(None) in arguments else text
 
 
-def flat(metadata: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-    """All constraints, including those of fields nested in an annotation."""
-    for item in metadata:
-        yield from flat(item.metadata) if isinstance(item, FieldInfo) else [item]
+def parts_of(item: Any) -> Iterator[Any]:
+    """Everything that an annotation, or the metadata of a field, is made of."""
+    yield item
+    inside = item.metadata if isinstance(item, FieldInfo) else ()
+    for part in (*get_args(item), *inside):
+        yield from parts_of(part)
 
 
 def schemas_in(annotation: Any) -> Iterator[type[Schema]]:
     """The schemas that an annotation allows."""
-    if isinstance(annotation, type) and issubclass(annotation, Schema):
-        yield annotation
-    for part in get_args(annotation):
-        yield from schemas_in(part)
+    for part in parts_of(annotation):
+        if isinstance(part, type) and issubclass(part, Schema):
+            yield part
 
 
 def unit_of(field: FieldInfo) -> str:
     """The unit of a number, or a dash for counts, fractions, factors and text."""
-    waiting: list[Any] = [field.annotation, *field.metadata]
-    while waiting:
-        item = waiting.pop(0)
-        if isinstance(item, annotated_types.Unit):
-            return item.unit
-        waiting += [*get_args(item), *(item.metadata if isinstance(item, FieldInfo) else [])]
-    return "–"
+    parts = [part for item in (field.annotation, *field.metadata) for part in parts_of(item)]
+    return next((part.unit for part in parts if isinstance(part, annotated_types.Unit)), "–")
 
 
 def default_text(field: FieldInfo) -> str:
