@@ -6,9 +6,9 @@ from schemas.base import Schema
 from schemas.results.common import Elapsed, Many, Measured, Proportion, Status
 from schemas.results.machine import Hardware
 
-Outcome = Literal["held", "not_held", "unsupported", "failed"]
-"""The expectation holds or does not; this machine does not support it; or it failed with an
-error."""
+Outcome = Literal["held", "not_held", "unsupported", "failed", "not_run"]
+"""The expectation holds or does not; this machine does not support it; it failed with an error; or
+its job has left no result yet."""
 
 
 class GpuTest(Schema):

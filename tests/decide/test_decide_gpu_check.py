@@ -30,6 +30,8 @@ from schemas.results.gpu_check import (
     GpuTests,
     LogEnd,
 )
+from tests.orders import run_job
+from transformer_core.common.files import write_text
 from transformer_core.decide import gpu_check as lines
 from transformer_core.decide.gpu_check import against_nvml, largest_batch
 from transformer_core.measure.session_ratio import session_ratios
@@ -321,3 +323,22 @@ def test_the_page_has_all_that_is_needed_to_mend_it_from_afar() -> None:
         "results/logs/x.log", "&lt;end&gt;",
     ):  # fmt: skip
         assert words in page, words
+
+
+def test_a_page_is_made_of_whatever_is_there(tmp_path: Path) -> None:
+    output = tmp_path / "gpu_check/so_far.html"
+    run_job("gpu_check_page", results=tmp_path, output=output)
+    page = output.read_text()
+    for name in ("environment", "attention", "roofline", "tests", "training tf32", "comparisons"):
+        assert f'<th scope="row">{name}</th>' in page
+    assert "not run yet" in page
+    fact = DeviceFact(name="NCCL", expected="", status="ok", holds=True, found="adds", reason=None)
+    write_text(
+        tmp_path / "gpu_check/device.json", DeviceFacts(facts=[fact], versions={}).model_dump_json()
+    )
+    write_text(tmp_path / "gpu_check/tests.json", gpu_tests(3).model_dump_json())
+    outcomes = {one.name: one.outcome for one in lines.check(tmp_path).checks}
+    assert (outcomes["NCCL"], outcomes["tests"]) == ("held", "held")
+    assert outcomes["roofline"] == outcomes["comparisons"] == "not_run"
+    run_job("gpu_check_page", results=tmp_path, output=output)
+    assert "adds" in output.read_text()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas.errors import Unsupported
+from schemas.results.gpu_check import GpuTests
 from transformer_core.measure.gpu_check import device_facts, device_tests, no_device
 from transformer_core.measure.gpu_check.attention_truth import (
     all_finite,
@@ -59,7 +60,9 @@ def test_hidden_rows_that_are_no_numbers_are_found_out() -> None:
 
 @needs_no_gpu
 def test_without_a_gpu_both_are_unsupported_with_the_reason() -> None:
-    tests = device_tests.run(["model"], 1.0)
+    told: list[GpuTests] = []
+    device_tests.run(1.0, told.append)
+    (tests,) = told
     assert (tests.status, tests.passed) == ("unsupported", 0)
     assert tests.reason == measure().reason == no_device.no_device()
     assert "there is no CUDA device that torch can use: " in str(tests.reason)
@@ -84,26 +87,49 @@ def test_what_pytest_says_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_pytest_is_asked_for_the_marked_tests_only(
+def test_a_file_that_breaks_or_hangs_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One folder with a test that is marked, and one that is not."""
     monkeypatch.setattr(device_tests, "missing", lambda: None)
     monkeypatch.setattr(device_tests, "ROOT", tmp_path)
-    folder = tmp_path / "tests" / "model"
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    folder = tmp_path / "tests" / "models"
     folder.mkdir(parents=True)
     # Options of the project that would let tests run beside each other do not count.
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\naddopts = --no-such-option\n")
-    (folder / "test_one.py").write_text(
-        "import pytest\n\n\n@pytest.mark.gpu\ndef test_marked():\n    pass\n\n\n"
-        "def test_plain():\n    pass\n"
-    )
-    (folder / "test_two.py").write_text("import a_package_that_is_not_here\n")
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    found = device_tests.run(["model"], 60.0)
-    assert (found.status, found.passed, found.skipped) == ("ok", 1, [])
-    (failed,) = found.failed
-    assert "a_package_that_is_not_here" in failed.text
+    head = "import os, time, pytest\n"
+    test = "@pytest.mark.gpu\ndef test_{}():\n    {}\n\n\n"
+    for name, text in {
+        "test_broken.py": "import a_package_that_is_not_here\n",
+        "test_compiled.py": test.format("last", "pass  # it would compile"),
+        "test_dies.py": test.format("dies", "os._exit(3)"),
+        "test_hangs.py": test.format("hangs", "time.sleep(600)"),
+        "test_two.py": test.format("fails", "assert 0") + "def test_plain():\n    pass\n",
+    }.items():
+        (folder / name).write_text(head + "# mark.gpu\n" + text)
+    (folder / "test_others.py").write_text("def test_that_needs_none():\n    pass\n")
+    assert device_tests.files()[-1].name == "test_compiled.py"
+    told: list[GpuTests] = []
+    device_tests.run(20.0, told.append)
+    assert len(told) == 1 + 5, "a state before the first file, and one after each"
+    assert told[-1].status == "ok"
+    assert told[-1].passed == 1
+    failed = {test.name: test.text for test in told[-1].failed}
+    assert [name.split("/")[-1] for name in failed if name.startswith("tests/")] == [
+        "test_dies.py",
+        "test_hangs.py",
+    ]
+    assert "not done after 20 s" in failed["tests/models/test_hangs.py"]
+    assert any("a_package_that_is_not_here" in text for text in failed.values())
+    assert any(name.endswith("test_fails") for name in failed)
+    assert [len(state.failed) for state in told] == [0, 1, 2, 3, 4, 4]
+
+
+def test_all_files_with_a_test_for_a_gpu_are_found() -> None:
+    names = [path.name for path in device_tests.files()]
+    assert "test_training_gpu.py" in names
+    assert "test_models_attention_backends.py" in names
+    assert names.index("test_training_gpu.py") < names.index("test_models_compiled_layers.py")
 
 
 @pytest.mark.slow

@@ -6,11 +6,13 @@ If the jobs report that this machine lacks support, so does the line.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import platform
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from schemas.base import Schema
+from schemas.errors import ConfigError
 from schemas.results import (
     Capture,
     Comparison,
@@ -36,6 +38,8 @@ from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
+from transformer_core.machine.hardware import read_hardware
+from transformer_core.machine.provenance import git_commit, package_versions
 
 PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
 REFERENCE = "single"
@@ -52,31 +56,51 @@ Record = TypeVar("Record", bound=Schema)
 
 
 def lines(results: Path) -> Iterator[Check]:
-    """All lines, in the order of the page; ConfigError if a file is missing."""
+    """All lines, in the order of the page, cheap facts first. What has no result yet says so."""
+    for name, section in sections(results):
+        try:
+            yield from list(section())
+        except ConfigError as error:
+            reason = str(error).split("\n")[0]
+            yield line(name, "Its job has left a result.", "not_run", "", reason, "")
+
+
+def sections(results: Path) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
+    """The parts that need results of their own, by name."""
 
     def read(file: str, kind: type[Record]) -> Record:
         return read_record(results / file, kind)
 
-    yield tests(read("gpu_check/tests.json", GpuTests))
-    yield from device(read("gpu_check/device.json", DeviceFacts))
-    yield roofline(read("machine/roofline.json", Roofline))
-    yield from attention(read("gpu_check/attention.json", AttentionTruths))
-    runs = {name: read(f"runs/{name}/repeat-1/metrics.json", Repeat) for name in PRECISIONS}
-    yield from (trained(name, run) for name, run in runs.items())
-    found: list[Comparison] = read_as(results / "comparisons.json", list[Comparison])
-    pairs = {
-        one.variant: read_record(results / one.record, PairedRun)
-        for one in found
-        if one.reference == REFERENCE and one.record
-    }
-    yield windows(pairs)
-    yield from (comparison(pairs, *asked) for asked in COMPARISONS)
-    predicted = {p.variant: p for p in read("memory/predicted.json", PredictedMemory).predictions}
-    yield from (against_nvml(name, predicted[name], runs[name]) for name in PRECISIONS)
-    searched = sorted((results / "memory/largest_batch").glob("*.json"))
-    yield from (largest_batch(read_record(path, LargestBatchResult)) for path in searched)
-    profiled = sorted((results / "profiles").glob("*/capture.json"))
-    yield from (profile(read_record(path, Capture)) for path in profiled)
+    def run(name: str) -> Repeat:
+        return read(f"runs/{name}/repeat-1/metrics.json", Repeat)
+
+    def compared() -> Iterator[Check]:
+        found: list[Comparison] = read_as(results / "comparisons.json", list[Comparison])
+        pairs = {
+            one.variant: read_record(results / one.record, PairedRun)
+            for one in found
+            if one.reference == REFERENCE and one.record
+        }
+        yield windows(pairs)
+        yield from (comparison(pairs, *asked) for asked in COMPARISONS)
+
+    def memory(name: str) -> Check:
+        predictions = read("memory/predicted.json", PredictedMemory).predictions
+        return against_nvml(name, {p.variant: p for p in predictions}[name], run(name))
+
+    yield "environment", lambda: device(read("gpu_check/device.json", DeviceFacts))
+    yield "attention", lambda: attention(read("gpu_check/attention.json", AttentionTruths))
+    yield "roofline", lambda: [roofline(read("machine/roofline.json", Roofline))]
+    yield "tests", lambda: [tests(read("gpu_check/tests.json", GpuTests))]
+    for name in PRECISIONS:
+        yield f"training {name}", lambda name=name: [trained(name, run(name))]  # type: ignore[misc]
+    yield "comparisons", compared
+    for name in PRECISIONS:
+        yield f"memory {name}", lambda name=name: [memory(name)]  # type: ignore[misc]
+    for path in sorted((results / "memory/largest_batch").glob("*.json")):
+        yield path.stem, lambda path=path: [largest_batch(read_record(path, LargestBatchResult))]  # type: ignore[misc]
+    for path in sorted((results / "profiles").glob("*/capture.json")):
+        yield path.parent.name, lambda path=path: [profile(read_record(path, Capture))]  # type: ignore[misc]
 
 
 def tests(found: GpuTests) -> Check:
@@ -234,12 +258,11 @@ def profile(found: Capture) -> Check:
 
 def check(results: Path) -> GpuCheck:
     """All lines, with the machine and versions that they come from."""
-    first = read_record(results / f"runs/{REFERENCE}/repeat-1/metrics.json", Repeat).provenance
     return GpuCheck(
         checks=list(lines(results)),
-        hardware=first.hardware,
-        packages=first.packages | {"python": first.python},
-        commit=first.commit,
+        hardware=read_hardware(),
+        packages=package_versions() | {"python": platform.python_version()},
+        commit=git_commit(Path(__file__)),
         logs=list(ends_of_logs(results)),
     )
 
@@ -333,7 +356,7 @@ def line(
         outcome=outcome,
         found=found,
         reason=reason,
-        files=[f"results/{file}"],
+        files=[f"results/{file}"] if file else [],
     )
 
 

@@ -66,6 +66,7 @@ PROGRAMS = MappingProxyType(
         "attention_truth": (_JOB, "transformer_core.measure.gpu_check.attention_truth"),
         "gpu_checks": (_JOB, "transformer_core.decide.gpu_check"),
         "gpu_check_page": (_JOB, "transformer_core.report.gpu_check_page"),
+        "gpu_check_so_far": (_JOB, "transformer_core.report.gpu_check_page"),
         "against": (_JOB, "transformer_core.decide.against"),
         "compare_page": (_JOB, "transformer_core.report.compare_page"),
     }

@@ -1,6 +1,5 @@
 # checks that need a GPU, and an ordinary study on it -> one page of the results
 
-GPU_TESTS = ["model", "train", "data", "measure", "parallel", "profiling"]
 GPU_CHECKED = [
     *expand(
         "results/runs/{variant}/repeat-1/metrics.json",
@@ -20,12 +19,13 @@ rule gpu_tests:
         "results/gpu_check/tests.json",
     log:
         "results/logs/gpu_tests.log",
+    priority: 2
     threads: CORES
     resources:
         **needs(lambda wildcards: [ONE_DEVICE]),
         timed=1,
     params:
-        **job("gpu_tests", folders=GPU_TESTS),
+        **job("gpu_tests"),
     message:
         "Run the tests that need a GPU"
     shell:
@@ -37,6 +37,7 @@ rule attention_truth:
         "results/gpu_check/attention.json",
     log:
         "results/logs/attention_truth.log",
+    priority: 3
     threads: CORES
     resources:
         **needs(lambda wildcards: [ONE_DEVICE]),
@@ -54,6 +55,8 @@ rule device_facts:
         "results/gpu_check/device.json",
     log:
         "results/logs/device_facts.log",
+    # Cheap facts first: a loan of a GPU may end at any time.
+    priority: 4
     threads: CORES
     resources:
         **needs(lambda wildcards: [ONE_DEVICE]),
@@ -98,5 +101,19 @@ rule gpu_check_page:
         **job("gpu_check_page"),
     message:
         "Write the page: results/gpu_check/report.html"
+    shell:
+        JOB
+
+
+# The same page from whatever results there are, where the check did not reach its end.
+rule gpu_check_so_far:
+    output:
+        "results/gpu_check/so_far.html",
+    log:
+        "results/logs/gpu_check_so_far.log",
+    params:
+        **job("gpu_check_page"),
+    message:
+        "Write the page of the results that are there: results/gpu_check/so_far.html"
     shell:
         JOB

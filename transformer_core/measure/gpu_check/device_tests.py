@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from schemas.results.gpu_check import GpuTest, GpuTests
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.measure.gpu_check.no_device import no_device
 
 ROOT = Path(__file__).parents[3]
@@ -33,35 +34,63 @@ def missing() -> str | None:
     return None
 
 
-def run(folders: Sequence[str], limit: float) -> GpuTests:
-    """Run the tests marked ``gpu`` in these folders of tests, for ``limit`` seconds at most."""
+def files() -> list[Path]:
+    """Files of tests marked ``gpu``; those that compile last, since they take longest."""
+    found = {path: path.read_text("utf-8") for path in sorted(ROOT.glob("tests/**/test_*.py"))}
+    marked = [path for path, text in found.items() if "mark.gpu" in text]
+    return sorted(marked, key=lambda path: "compile" in found[path])
+
+
+def run(limit: float, tell: Callable[[GpuTests], None]) -> None:
+    """Runs each file in a process of its own, within ``limit`` seconds for each, and tells all that
+    is known after every one: an error that breaks the device's context ends one file only."""
     reason = missing()
-    if reason is not None:
-        return GpuTests(
-            status="unsupported", reason=reason, passed=0, failed=[], skipped=[], seconds=None
+    found = GpuTests(
+        status="ok" if reason is None else "unsupported",
+        reason=reason,
+        passed=0,
+        failed=[],
+        skipped=[],
+        seconds=None if reason else 0.0,
+    )
+    tell(found)
+    for path in files() if reason is None else ():
+        one = run_file(path, limit)
+        found = found.model_copy(
+            update={
+                "passed": found.passed + one.passed,
+                "failed": [*found.failed, *one.failed],
+                "skipped": [*found.skipped, *one.skipped],
+                "seconds": (found.seconds or 0.0) + (one.seconds or 0.0),
+            }
         )
-    with tempfile.TemporaryDirectory() as name:
-        report = Path(name, "report.xml")
+        log.info("%s: %d passed, %d failed", path.name, one.passed, len(one.failed))
+        tell(found)
+
+
+def run_file(path: Path, limit: float) -> GpuTests:
+    """The tests of a file; where they do not reach their end, the file stands among the failed."""
+    name = str(path.relative_to(ROOT))
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
         # Without the project's options: several processes would count one another's memory.
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-o", "addopts="]
-        # A module that lacks a package must not keep the others from running.
-        command += ["--continue-on-collection-errors", f"--junitxml={report}"]
-        command += [f"tests/{folder}" for folder in folders]
+        command += [f"--junitxml={report}", name]
         try:
             done = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False
             )
-        except subprocess.TimeoutExpired:
-            reason = f"the tests were not done after {limit:g} s"
-            return GpuTests(
-                status="failed", reason=reason, passed=0, failed=[], skipped=[], seconds=limit
-            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.stdout or b"").decode(errors="replace")[-_TEXT:]
+            return _broken(name, f"not done after {limit:g} s; {said}", limit)
         if not report.exists():
-            reason = (done.stdout + done.stderr)[-_TEXT:]
-            return GpuTests(
-                status="failed", reason=reason, passed=0, failed=[], skipped=[], seconds=None
-            )
+            return _broken(name, (done.stdout + done.stderr)[-_TEXT:], None)
         return read(report.read_text())
+
+
+def _broken(name: str, text: str, seconds: float | None) -> GpuTests:
+    failed = [GpuTest(name=name, text=text)]
+    return GpuTests(status="ok", reason=None, passed=0, failed=failed, skipped=[], seconds=seconds)
 
 
 def read(report: str) -> GpuTests:
@@ -94,13 +123,13 @@ class GpuTestsJob(Job):
 
     kind = "gpu_tests"
 
-    folders: list[str]
-    """Folders of tests/."""
-    limit: float = 300.0
-    """Seconds at most."""
+    limit: float = 120.0
+    """Seconds for a file at most."""
     output: Path
-    """tests.json to write."""
+    """tests.json, written anew after every file."""
 
     def run(self, log_file: Path | None) -> None:
-        found = run(self.folders, self.limit)
-        write_text(self.output, found.model_dump_json(indent=1) + "\n")
+        run(
+            self.limit,
+            lambda found: write_text(self.output, found.model_dump_json(indent=1) + "\n"),
+        )
