@@ -89,10 +89,10 @@ rule gpu_checks:
 
 rule gpu_check_page:
     input:
-        checks="results/gpu_check/checks.json",
-        device="results/gpu_check/device.json",
-        tests="results/gpu_check/tests.json",
-        attention="results/gpu_check/attention.json",
+        "results/gpu_check/checks.json",
+        "results/gpu_check/device.json",
+        "results/gpu_check/tests.json",
+        "results/gpu_check/attention.json",
     output:
         "results/gpu_check/report.html",
     log:
@@ -112,7 +112,7 @@ rule gpu_check_so_far:
     log:
         "results/logs/gpu_check_so_far.log",
     params:
-        **job("gpu_check_page"),
+        **job("gpu_check_so_far", "gpu_check_page"),
     message:
         "Write the page of the results that are there: results/gpu_check/so_far.html"
     shell:
