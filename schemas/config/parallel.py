@@ -107,6 +107,9 @@ class Ddp(StrategyFacts, Schema):
     kind: Literal["ddp"]
     bucket_mb: Annotated[float, Unit("MiB")] = Field(default=25.0, ge=1e-6, le=1_048_576)
     """Size of a gradient bucket, in MiB (torch: bucket_cap_mb)."""
+    static_graph: bool = False
+    """Tell DDP that every step uses the same parameters in the same order (torch: static_graph), so
+    that it looks for unused ones in the first step only."""
     bucket_view: bool = False
     """Whether gradients are views into the buckets (torch: gradient_as_bucket_view)."""
     overlap: bool = True
@@ -170,6 +173,9 @@ class Machine(Schema):
     """How torch allocates memory on a CUDA device: in growing segments, which do not fragment
     with batches of many shapes (expandable_segments), or in fixed-size segments, torch's default
     (default), which is unsupported for runs without CUDA."""
+    garbage_collection: Literal["automatic", "off"] = "automatic"
+    """Whether Python looks for reference cycles whenever it has made enough objects, or (off) only
+    at validations, with what exists before the first step left out for good (gc.freeze)."""
     affinity: Affinity = "none"
     """Cores that threads run on: wherever the system places them (none), or each process on
     cores of its own, with each of torch's threads pinned to one (cores)."""

@@ -26,5 +26,8 @@ class Quality(Schema):
     """Steps per turn, and between two evaluations of translation quality."""
     max_pairs: Annotated[int, Field(ge=10, le=100_000), Unit("pairs")] = 50
     """Validation pairs translated per evaluation, greedily."""
+    also: list[str] = Field(default_factory=list)
+    """Variants of the study that train too: of those that train another model by design, this time
+    alone is a judgement."""
     budget: Seconds = 300.0
-    """Seconds for both trainings and all evaluations. A turn that has started is finished."""
+    """Seconds for all trainings and all evaluations. A turn that has started is finished."""

@@ -15,6 +15,7 @@ from schemas.config.facts import (
     UpdateRule,
 )
 from transformer_core.techniques.linear_cross_entropy import LinearCrossEntropy
+from transformer_core.techniques.muon import Muon
 
 
 class Fp32(Schema):
@@ -168,7 +169,7 @@ class AdamW8bit(Schema):
         return AdamRule(self.betas, self.eps, self.weight_decay)
 
 
-AnyOptimizer = Annotated[AdamW | Adam | Sgd | AdamW8bit, Field(discriminator="kind")]
+AnyOptimizer = Annotated[AdamW | Adam | Sgd | AdamW8bit | Muon, Field(discriminator="kind")]
 
 
 class WholeLoss(LossFacts, Schema):

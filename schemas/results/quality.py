@@ -21,10 +21,10 @@ class QualityLook(Schema):
 
 
 class QualitySide(Schema):
-    """One of the two trainings."""
+    """One of the trainings."""
 
     name: str
-    """``baseline``, or ``best`` for the recommendation."""
+    """``baseline``, ``best`` for the recommendation, or a variant that the study asks for."""
     parts: list[str]
     """Variants whose changes it includes."""
     status: Status
@@ -35,16 +35,18 @@ class QualitySide(Schema):
     """The evaluations, in order."""
     arrived: QualityLook | None
     """The first evaluation with the requested BLEU; null if there is none."""
+    time_ratio: Measured | None = None
+    """Training time until it arrived over that of the baseline; null unless both did."""
     samples: list[Translation]
     """Some translations of the last evaluation."""
 
 
 class QualityResult(Schema):
-    """results/quality.json: how long two trainings take to reach the requested translation
+    """results/quality.json: how long trainings take to reach the requested translation
     quality."""
 
     status: Literal["arrived", "not_arrived", "failed", "not_run"]
-    """Both arrived; not both, within the steps and time; one failed; nothing is recommended."""
+    """All arrived; not all, within the steps and time; one failed; nothing is recommended."""
     reason: str
     """The status in a sentence."""
     bleu: Score
@@ -52,7 +54,7 @@ class QualityResult(Schema):
     pairs: Few
     """Pairs translated at each evaluation."""
     sides: list[QualitySide]
-    """The baseline and the recommendation; empty if nothing was run."""
+    """Baseline, recommendation if there is one, other variants; empty if nothing was run."""
     time_ratio: Measured | None
     """Training time until the recommendation arrived over that of the baseline; null unless both
     did."""

@@ -143,6 +143,6 @@ def test_without_a_search_there_is_nothing_to_race() -> None:
 
 def test_where_nothing_is_recommended_nothing_is_run(tmp_path: Path) -> None:
     found: Any = type("Found", (), {"status": "baseline"})()
-    result = job.time_to_quality(small_spec(), found, GOAL, tmp_path, tmp_path, "again")
+    result = job.time_to_quality(small_spec(), found, [], GOAL, tmp_path, tmp_path, "again")
     assert (result.status, result.sides) == ("not_run", [])
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,7 @@ def problem(count=5000):
 
 def optimizer_of(weight, wide, **changes):
     spec = AdamW(weight_decay=0.1, **changes)
-    return build_optimizer(spec, [weight], CPU, {weight: wide.clone()})
+    return build_optimizer(spec, [("w", weight)], CPU, {weight: wide.clone()})
 
 
 def test_the_update_is_that_of_torchs_adamw_on_weights_of_32_bits():
@@ -95,7 +95,7 @@ def test_gradients_are_divided_as_by_torchs_fused_kernels():
 def test_other_optimizers_are_refused():
     weight, wide, _ = problem()
     with pytest.raises(Unsupported, match=r"training.optimizer: sgd .* take adamw"):
-        build_optimizer(Sgd(kind="sgd"), [weight], CPU, {weight: wide})
+        build_optimizer(Sgd(kind="sgd"), [("w", weight)], CPU, {weight: wide})
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_replicas_keeps_the_masters(tmp_path):
 
 def test_only_masters_make_it_this_optimizer():
     plain = nn.Parameter(torch.zeros(3))
-    assert not isinstance(build_optimizer(AdamW(), [plain], CPU, {}), MasterAdamW)
+    assert not isinstance(build_optimizer(AdamW(), [("w", plain)], CPU, {}), MasterAdamW)
 
 
 def test_moves_of_the_weights_for_a_certificate_go_to_the_masters():

@@ -39,7 +39,7 @@ def problem(spec, width=128, rate=1e-2):
     module = nn.Linear(width, 64, bias=False)
     x = torch.randn(32, width)
     y = torch.randn(32, 64)
-    optimizer = build_optimizer(spec, module.parameters(), CPU)
+    optimizer = build_optimizer(spec, module.named_parameters(), CPU)
 
     def step():
         optimizer.zero_grad()
@@ -105,7 +105,7 @@ def test_fused_and_unfused_adamw_agree():
 
 
 def test_adamw_is_not_fused_where_torch_has_no_kernel():
-    parameters = nn.Linear(2, 2, device="meta").parameters()
+    parameters = nn.Linear(2, 2, device="meta").named_parameters()
     optimizer = build_optimizer(AdamW(), parameters, torch.device("meta"))
     assert not optimizer.param_groups[0]["fused"]
 
@@ -242,7 +242,7 @@ def test_every_optimizer_learns_on_cuda(name):
     torch.manual_seed(5)
     module = nn.Linear(128, 64, bias=False).to(device)
     x, y = torch.randn(32, 128, device=device), torch.randn(32, 64, device=device)
-    optimizer = build_optimizer(SPECS[name], module.parameters(), device)
+    optimizer = build_optimizer(SPECS[name], module.named_parameters(), device)
     losses = []
     for _ in range(30):
         optimizer.zero_grad()

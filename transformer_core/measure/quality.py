@@ -48,15 +48,25 @@ class RaceOrder(TurnsOrder):
 
 
 def time_to_quality(
-    baseline: RunSpec, found: SearchResult, goal: Quality, data: Path, folder: Path, command: str
+    baseline: RunSpec,
+    found: SearchResult,
+    also: Sequence[RunSpec],
+    goal: Quality,
+    data: Path,
+    folder: Path,
+    command: str,
 ) -> QualityResult:
-    """Runs both trainings, unless the baseline itself is recommended."""
-    if found.status != "found":
+    """Runs the trainings, unless there is nothing to compare the baseline with."""
+    if found.status != "found" and not also:
         return _result(goal, "not_run", "nothing but the baseline is recommended")
     began = time.monotonic()
+    asked = [(BASELINE, baseline, [baseline.variant])]
+    if found.status == "found":
+        asked.append((BEST, found.spec, found.parts))
+    asked += [(spec.variant, spec, [spec.variant]) for spec in also]
     runners = [
-        Runner(Side(BASELINE, for_race(baseline, goal), order=RaceOrder), [found.baseline]),
-        Runner(Side(BEST, for_race(found.spec, goal), order=RaceOrder), found.parts),
+        Runner(Side(name, for_race(spec, goal), order=RaceOrder), parts)
+        for name, spec, parts in asked
     ]
     with Coordinator(folder / COORDINATOR, spans_machines(baseline)) as coordinator:
         sessions = Sessions(
@@ -109,15 +119,17 @@ class Runner:
         self.samples = seen.samples
         return self.looks[-1]
 
-    def record(self, goal: Quality) -> QualitySide:
+    def record(self, goal: Quality, baseline: "Runner") -> QualitySide:
         """The record of this side."""
+        mine, theirs = self.arrived(goal), baseline.arrived(goal)
         return QualitySide(
             name=self.side.name,
             parts=list(self.parts),
             status=self.outcome.status,
             reason=self.outcome.reason,
             looks=self.looks,
-            arrived=self.arrived(goal),
+            arrived=mine,
+            time_ratio=mine.seconds / theirs.seconds if mine and theirs else None,
             samples=self.samples,
         )
 
@@ -129,7 +141,7 @@ def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
             return "failed", f"{runner.side.name}: {runner.outcome.reason}"
     away = [runner for runner in runners if not runner.arrived(goal)]
     if not away:
-        return "arrived", f"both reach {goal.bleu:g} BLEU"
+        return "arrived", f"all reach {goal.bleu:g} BLEU"
     best = [max(look.bleu for look in runner.looks) for runner in away if runner.looks]
     said = " and ".join(runner.side.name for runner in away)
     return "not_arrived", (
@@ -147,18 +159,15 @@ def _result(
     sessions: Sessions | None = None,
     seconds: float = 0.0,
 ) -> QualityResult:
-    arrived = [look for runner in runners if (look := runner.arrived(goal))]
-    ratio = None
-    if len(arrived) == 2:
-        baseline, best = (look.seconds for look in arrived)
-        ratio = best / baseline
+    sides = [runner.record(goal, runners[0]) for runner in runners]
+    ratio = next((side.time_ratio for side in sides if side.name == BEST), None)
     return QualityResult.model_validate(
         {
             "status": status,
             "reason": reason,
             "bleu": goal.bleu,
             "pairs": goal.max_pairs,
-            "sides": [runner.record(goal) for runner in runners],
+            "sides": sides,
             "time_ratio": ratio,
             "seconds": seconds,
             "provenance": sessions.provenance if sessions else {},
@@ -174,19 +183,22 @@ class QualityJob(TrainingJob):
 
     search: Path
     """search.json."""
+    also: tuple[Path, ...] = ()
+    """spec.json of each further variant."""
     goal: Quality
     """quality of the study."""
 
     def run(self, log_file: Path | None) -> None:
         end_on_request()
         splits = [self.data / f"shards/{split}/manifest.json" for split in ("train", "validation")]
-        made_from = [self.spec, self.search, self.data / "tokenizer.json", *splits]
+        made_from = [self.spec, self.search, *self.also, self.data / "tokenizer.json", *splits]
         check_all(made_from)
         baseline = read_record(self.spec, RunSpec)
         found = read_record(self.search, SearchResult)
+        also = [read_record(file, RunSpec) for file in self.also]
         folder, command = self.output.with_suffix(""), reproducing_command(self.output)
         with workplace(folder):
-            result = time_to_quality(baseline, found, self.goal, self.data, folder, command)
+            result = time_to_quality(baseline, found, also, self.goal, self.data, folder, command)
             write_result(self.output, result.model_dump_json(indent=1) + "\n", made_from)
         log.info("quality: %s", result.reason)
 

@@ -12,7 +12,7 @@ from schemas.config.training import AnySchedule, Constant, Cosine, Linear, Noam
 class ExpectedUpdates:
     """The changes of the weights, step by step, according to ``rule``, as one vector."""
 
-    def __init__(self, rule: UpdateRule) -> None:
+    def __init__(self, rule: UpdateRule | None) -> None:
         self.rule = rule
         self.steps = 0
         self.first: Tensor | None = None
@@ -29,6 +29,8 @@ class ExpectedUpdates:
                 old = self.first
                 self.first = gradients if old is None else momentum * old + gradients
                 return -rate * factor * self.first
+            case _:
+                raise TypeError("the rule of this optimizer is not known here")
 
     def _adam(self, rule: AdamRule, w: Tensor, g: Tensor, rate: float) -> Tensor:
         one, two = rule.betas

@@ -38,16 +38,18 @@ def _local(tensor: Tensor) -> Tensor:
 class SpotChecks(Observer):
     """Checks steps chosen at random between ``first`` and the last; ``clock`` stops meanwhile.
 
-    Every rank must have one. Not checked are optimizers whose moments have 8 bits, and strategies
+    Every rank must have one. Not checked are optimizers whose moments have 8 bits or whose rule is
+    not known here, and strategies
     in which one process updates the weights for all.
     """
 
     def __init__(self, setup: Setup, clock: WindowClock, first: int) -> None:
         self.setup, self.clock = setup, clock
         self.found: list[SpotCheck] = []
-        self._rule = ExpectedUpdates(setup.spec.training.optimizer.rule)
+        rule = setup.spec.training.optimizer.rule
+        self._rule = ExpectedUpdates(rule)
         steps = range(first, setup.spec.training.steps + 1)
-        known = setup.spec.training.optimizer.state.moment_bits == 32
+        known = rule is not None and setup.spec.training.optimizer.state.moment_bits == 32
         alike = not setup.spec.parallel.central
         count = min(STEPS, len(steps)) if known and alike else 0
         mine = random.SystemRandom().sample(steps, count)

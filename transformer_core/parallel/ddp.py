@@ -48,6 +48,7 @@ class DdpStrategy(ProcessGroupStrategy):
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             bucket_cap_mb=self.spec.bucket_mb,
             gradient_as_bucket_view=self.spec.bucket_view,
+            static_graph=self.spec.static_graph,
         )
         if self.spec.hook is not None:
             per_step = self.reductions_per_step

@@ -24,7 +24,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.script import ImportedTask, ScriptTask
 from schemas.config.study import Study
 from schemas.config.task import LanguageModel
-from schemas.errors import ConfigProblem
+from schemas.errors import ConfigProblem, nearest
 from transformer_core.study.reservations import parameters
 from transformer_core.techniques.residual_norm import ResidualNorm
 
@@ -401,6 +401,13 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         lists["link_check.bandwidths"] = study.link_check.bandwidths
     if study.memory is not None:
         lists["memory.largest_batch.variants"] = study.memory.largest_batch.variants
+    if study.quality is not None:
+        lists["quality.also"] = study.quality.also
+        for position, name in enumerate(study.quality.also):
+            if name not in study.variants or name == study.baseline:
+                message = "is not among the study's variants, or is its baseline"
+                remedy = nearest(name, [v for v in study.variants if v != study.baseline])
+                yield ConfigProblem(file, f"quality.also[{position}]", name, message, remedy)
     for field, values in lists.items():
         seen = set()
         for position, value in enumerate(values):

@@ -121,5 +121,7 @@ def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module)
         precision=precision,
         model=model,
         module=module,
-        optimizer=build_optimizer(training.optimizer, module.parameters(), process.device, masters),
+        optimizer=build_optimizer(
+            training.optimizer, module.named_parameters(), process.device, masters
+        ),
     )

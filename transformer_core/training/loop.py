@@ -1,5 +1,6 @@
 """The training loop. It knows no technique: those belong to strategy, precision and observer."""
 
+import gc
 import math
 import time
 from pathlib import Path
@@ -36,6 +37,10 @@ def train(
 
     setup.module.train()
     batches = setup.strategy.batches(setup.feed, *history.position)
+    # Without collections between steps, all that is there now is never looked at again.
+    if setup.spec.machine.garbage_collection == "off":
+        gc.freeze()
+        gc.disable()
     observer.start(done)
     try:
         for step in range(done + 1, training.steps + 1):
@@ -63,11 +68,15 @@ def train(
                 _save(setup, observer, history, step, checkpoints)
     finally:
         batches.close()
+        gc.unfreeze()
+        gc.enable()
     return history
 
 
 def _validate(setup: Setup, observer: Observer, history: History, step: int) -> None:
     observer.pause()
+    if not gc.isenabled():
+        gc.collect()
     value = validation_loss(setup)
     _check_finite(value, f"validation loss after step {step}")
     history.validations.append(Validation(step=step, loss=value))

@@ -33,7 +33,7 @@ from transformer_core.parallel.sharded_weights import is_sharded
 
 def build_optimizer(
     spec: AnyOptimizer,
-    parameters: Iterable[nn.Parameter],
+    named: Iterable[tuple[str, nn.Parameter]],
     device: torch.device,
     masters: Mapping[nn.Parameter, torch.Tensor] | None = None,
 ) -> Optimizer:
@@ -44,6 +44,8 @@ def build_optimizer(
     Raises Unsupported where a library is missing or cannot work on ``device``.
     """
     fused = device.type in ("cuda", "cpu")
+    named = list(named)
+    parameters = [parameter for _, parameter in named]
     if masters:
         return _of_masters(spec, parameters, masters)
     match spec:
@@ -62,6 +64,8 @@ def build_optimizer(
             return torch.optim.SGD(group, lr=0.0, momentum=spec.momentum, fused=fused)
         case AdamW8bit():
             return _eight_bit(spec, parameters, device)
+        case _:  # brings its own
+            return spec.build(named, device, any(map(is_sharded, parameters)))
 
 
 def state_bytes(optimizer: Optimizer) -> int:

@@ -36,6 +36,10 @@ rule quality:
         f"results/data/{CORPUS}/tokenizer.json",
         spec=f"results/runs/{STUDY.baseline}/spec.json",
         search="results/search.json",
+        also=[
+            f"results/runs/{variant}/spec.json"
+            for variant in (STUDY.quality.also if STUDY.quality else [])
+        ],
         shards=SHARDS,
     output:
         "results/quality.json",

@@ -1,0 +1,93 @@
+"""Muon for matrices, AdamW for everything else: settings and optimizer."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from schemas.base import Fraction, Schema
+from schemas.config.facts import OptimizerState
+from schemas.errors import Unsupported
+
+if TYPE_CHECKING:  # schemas are read where torch is not
+    from torch import device, nn
+    from torch.optim import Optimizer
+
+
+class Muon(Schema):
+    """Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) for the matrices of the layers:
+    the momentum of each is made orthogonal by Newton-Schulz iterations. Embeddings, the output map
+    and vectors are trained by AdamW, as its authors do. Updates are scaled to the size of AdamW's
+    (arXiv 2502.16982), so the schedule's learning rate serves both."""
+
+    kind: Literal["muon"]
+    momentum: Fraction = 0.95
+    """Fraction of the previous momentum that is kept."""
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
+    """Decoupled weight decay, of all weights."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    """Decay rates of AdamW's moments."""
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
+    """Added to AdamW's denominator."""
+
+    # Of matrices 4, of embeddings 8: an upper bound.
+    state: ClassVar = OptimizerState(8.0)
+    rule: ClassVar = None
+
+    def build(
+        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
+    ) -> "Optimizer":
+        """The optimizer of these parameters. Raises Unsupported for an older torch, and for shards,
+        of which no rank has a whole matrix."""
+        import torch
+        from torch.optim import AdamW, Optimizer
+
+        if not hasattr(torch.optim, "Muon"):
+            raise Unsupported(
+                f"torch.optim.Muon needs torch 2.9 or newer; this is {torch.__version__}"
+            )
+        if sharded:
+            raise Unsupported("muon needs whole matrices: take DDP, or another optimizer with FSDP")
+        matrices: list[Any] = []
+        others: list[Any] = []
+        for name, p in named:
+            (matrices if p.ndim == 2 and not is_map_of_tokens(name) else others).append(p)
+        fused = device.type in ("cuda", "cpu") or None
+        decay: dict[str, Any] = {"lr": 0.0, "weight_decay": self.weight_decay}
+        parts: list[Optimizer] = [
+            AdamW(others, betas=self.betas, eps=self.eps, fused=fused, **decay)
+        ]
+        if matrices:
+            parts.append(
+                torch.optim.Muon(
+                    matrices, momentum=self.momentum, adjust_lr_fn="match_rms_adamw", **decay
+                )
+            )
+        return together(parts)
+
+
+def is_map_of_tokens(name: str) -> bool:
+    """Whether a parameter has a row for every token, by its name: embeddings and the output map."""
+    return any(part in name for part in ("embedding", "places")) or name.endswith(
+        "model.output.weight"
+    )
+
+
+def together(parts: "list[Optimizer]") -> "Optimizer":
+    """Several optimizers as one, with one state and all their groups."""
+    from torch.optim import Optimizer
+
+    class Together(Optimizer):
+        def __init__(self) -> None:
+            super().__init__(
+                [p for part in parts for g in part.param_groups for p in g["params"]], {}
+            )
+            self.param_groups = [group for part in parts for group in part.param_groups]
+            for part in parts:
+                part.state = self.state
+
+        def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+            for part in parts:
+                part.step()
+
+    return Together()
