@@ -25,7 +25,10 @@ BUDGET = {"kind": "token_budget"}
 
 BEFORE_THERE_WERE_TASKS = "05d491854957d9b8af1e858287eb77df87e25185ec01b05f583f01e6366b48f7"
 """Digest of the run spec of all defaults, from the time before."""
-SINCE = {"model": ("residual", "compile"), "machine": ("affinity", "cuda_allocator", "garbage_collection")}
+SINCE = {
+    "model": ("residual", "compile"),
+    "machine": ("affinity", "cuda_allocator", "garbage_collection"),
+}
 """Settings that came with techniques since, by section."""
 
 
