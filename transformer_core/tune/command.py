@@ -145,18 +145,17 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
     from transformer_core.tune.terminal import text
 
     answer = Answer.read(file)
-    page = folder / "results/report.html"
+    page, diff = (folder / "results" / name for name in ("report.html", "tune/changes.diff"))
     if given.json:
         print(json.dumps(answer.to_json(), indent=1))
     else:
-        print(text(answer, str(page)))
+        print(text(answer, str(page), os.path.relpath(diff)))
     if answer.status != "ok":
         return 1
     if given.apply:
         if not answer.diff or answer.patched is None or not useful(answer.patched):
             print("There is no diff that was run and held: nothing was applied.", file=sys.stderr)
             return 1
-        diff = folder / "results/tune/changes.diff"
         return subprocess.run(["git", "apply", str(diff)], check=False).returncode
     return 0
 

@@ -42,6 +42,8 @@ from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 MOST_SIDES = 9
 SESSIONS = 4
 """Sessions of a comparison: with four, Student's t has three degrees of freedom."""
+VERIFICATIONS = 3
+"""Sessions of the changed script against the original."""
 LEAST_GAIN = 1.005
 """Techniques with a smaller speed-up when tried alone are left out of combinations."""
 
@@ -164,7 +166,7 @@ class Tuning:
         verify: bool = True,
         record: int | None = None,
     ) -> None:
-        self.program, self.folder, self.say = program, folder, say
+        self.program, self.folder, self._say = program, folder, say
         self.budget, self.verify = budget, verify
         # A script has no seams for changes of the loop itself.
         fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.settings]
@@ -176,11 +178,37 @@ class Tuning:
         }
         self.began = time.monotonic()
         self.start_seconds = 5.0
+        self.to_come = (0, 0)
+        """Sessions that will run whatever the time, and those that run if there is time."""
+        self.took: list[float] = []
+        """Seconds of each session so far."""
         self.asked_record = record
         self.record = 6
         """Steps that certificates compare: as many as were asked for, or few seconds' worth."""
         self.steps: int | None = None
         """Steps after which the script ends, if observed."""
+
+    def say(self, text: str) -> None:
+        """Report progress, with the time that is left."""
+        left = self.seconds_left()
+        self._say(text if left is None else f"{text} (about {in_time(left)} left)")
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the answer, from the sessions so far; None before the first of them."""
+        must, may = self.to_come
+        if not self.took or not must:
+            return None
+        each = sum(self.took) / len(self.took)
+        return max(must * each, min((must + may) * each, self._left()))
+
+    def session(self, plan: Plan, stage: str) -> Outcome:
+        """The outcome of a session, with progress."""
+        began = time.monotonic()
+        found = self.sessions.run(plan, self._progress(stage))
+        self.took.append(time.monotonic() - began)
+        must, may = self.to_come
+        self.to_come = (must - 1, may) if must else (0, max(0, may - 1))
+        return found
 
     def run(self) -> Answer:
         """The answer. Raises CannotTune."""
@@ -191,6 +219,7 @@ class Tuning:
         if candidates:
             self._compare(answer, candidates)
             self._change(answer)
+        self.to_come = (0, 0)
         if answer.recommended:
             self._profile(answer)
         answer.seconds = time.monotonic() - self.began
@@ -274,6 +303,7 @@ class Tuning:
             step_seconds = run.steps(OWN, timed) / timed
             facts = run.facts(OWN) | self.facts_given
             profile = self._profiled(run, "twin", (), first)
+        self.took.append(time.monotonic() - began)
         same, words = trust(*records)
         self.record = count
         self.facts, self.step_seconds = facts, step_seconds
@@ -362,11 +392,13 @@ class Tuning:
             for side in slow:
                 answer.tried.append(Tried((side.name,), "unsupported", "left out for lack of time"))
         rounds = 4 if self.step_seconds < 2 else 2
+        after = (2 + VERIFICATIONS if self.verify else 2, SESSIONS - 2)
+        self.to_come = len(groups) + after[0], after[1]
         for number, group in enumerate(filter(None, groups)):
             sides = [Side(OWN), *floors(group), *group]
             plan = Plan(f"screen-{number + 1}", sides, 0, rounds, self.record)
             stage = f"trying {len(group)} techniques"
-            outcome = self.sessions.run(plan, self._progress(stage))
+            outcome = self.session(plan, stage)
             outcome = self._without_dropout(plan, outcome, answer)
             for side in group:
                 tried = self._tried(side, outcome)
@@ -447,7 +479,7 @@ class Tuning:
                 self.record,
             )
             stage = f"comparing, session {number} of {SESSIONS}"
-            outcome = self.sessions.run(plan, self._progress(stage))
+            outcome = self.session(plan, stage)
             if number == 1:
                 outcome = self._without_dropout(plan, outcome, answer)
             outcomes.append(outcome)
@@ -527,7 +559,8 @@ class Tuning:
         outside = tuple(name for name in answer.recommended if environment_of((name,)))
         side = Side("changed", outside, files=source.files())
         outcomes = []
-        for number in range(1, 4):
+        self.to_come = VERIFICATIONS, 0
+        for number in range(1, VERIFICATIONS + 1):
             plan = Plan(
                 f"verify-{number}",
                 [Side(OWN), *floors([side]), side],
@@ -535,7 +568,7 @@ class Tuning:
                 4,
                 self.record,
             )
-            outcome = self.sessions.run(plan, self._progress("running the changed script"))
+            outcome = self.session(plan, "running the changed script")
             if number == 1:
                 outcome = self._without_dropout(plan, outcome, answer)
             outcomes.append(outcome)
@@ -547,6 +580,11 @@ class Tuning:
         tried.verdict = measured.verdict
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
+
+
+def in_time(seconds: float) -> str:
+    """A time to wait."""
+    return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{max(5, 5 * round(seconds / 5))} s"
 
 
 def _judged(outcome: Outcome, name: str) -> str:

@@ -16,10 +16,10 @@ def headline(answer: Answer) -> str:
             return (
                 "Nothing is certain yet: the most promising change that trains the same model, "
                 f"{listed(likely.techniques)}, is {likely.ratio:.2f} [{likely.low:.2f}, "
-                f"{likely.high:.2f}] times as fast. Give it more time (--time 10min), or a quieter "
-                "machine."
+                f"{likely.high:.2f}] times as fast. Give it more time (--time 10min, or time: 10min in the "
+                "study), or a quieter machine."
             )
-        return "Keep the script as it is: nothing that trains the same model was faster."
+        return "Keep the training as it is: nothing that trains the same model was faster."
     return (
         f"{best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] times as fast, and the same training, "
         f"with {listed(best.techniques)}."
@@ -31,8 +31,8 @@ def listed(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def text(answer: Answer, page: str = "") -> str:
-    """The answer for a terminal."""
+def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff") -> str:
+    """The answer for a terminal. ``page`` and ``diff`` are the paths of these files."""
     lines = [headline(answer), ""]
     if answer.status != "ok":
         return "\n".join(lines)
@@ -54,7 +54,7 @@ def text(answer: Answer, page: str = "") -> str:
     if answer.diff:
         lines += [
             "",
-            "Change the script (git apply results/tune/changes.diff):",
+            f"Change the script (git apply {diff}):",
             "",
             answer.diff.rstrip(),
         ]
