@@ -220,7 +220,7 @@ def test_whom_a_session_waits_for_is_said(home: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("transformer_core.tune.coordinator.PATIENCE", 1.0)
     made, said = program(home, "hangs"), list[str]()
     with (
-        pytest.raises(SideEnded, match="did not reach a step"),
+        pytest.raises(SideEnded, match="did not answer within 4 s"),
         session(made, [Side(OWN)], home / "logs", say=said.append) as run,
     ):
         run.facts(OWN, 4)

@@ -12,11 +12,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.results import Probe, Provenance, Topology
 from schemas.results.kernels import StepKernels
 from transformer_core.common.files import write_text
+from transformer_core.run.connection import connect
 from transformer_core.run.host_processes import own_address
 
 COORDINATOR = "coordinator.json"
@@ -40,7 +42,8 @@ class Hello:
 
     side: str
     rank: int
-    topology: Topology
+    topology: Topology | None = None
+    """Null for a user's script."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,8 @@ class Coordinator:
         self, ranks: Mapping[str, int], check: Callable[[], None], timeout: float
     ) -> dict[str, tuple[Topology, float]]:
         """Waits until all ranks of all sides are ready; returns the topology of each side, and when
-        its last rank connected by :func:`time.monotonic`."""
+        its last rank connected by :func:`time.monotonic`. A side that ``check`` takes out of
+        ``ranks`` is no longer waited for."""
         self._members = {side: {} for side in ranks}
         found: dict[str, tuple[Topology, float]] = {}
         end = time.monotonic() + timeout
@@ -200,9 +204,10 @@ class Coordinator:
                     ) from None
                 continue
             self._members[hello.side][hello.rank] = connection
-            first = hello.rank == 0 or hello.side not in found
-            topology = hello.topology if first else found[hello.side][0]
-            found[hello.side] = topology, time.monotonic()
+            if hello.topology is not None:
+                first = hello.rank == 0 or hello.side not in found
+                topology = hello.topology if first else found[hello.side][0]
+                found[hello.side] = topology, time.monotonic()
         return found
 
     def ask(self, side: str, task: Task, check: Callable[[], None], timeout: float) -> list[Any]:
@@ -212,7 +217,8 @@ class Coordinator:
         end = time.monotonic() + timeout
         try:
             for connection in members.values():
-                connection.send_bytes(_message(task))
+                with suppress(OSError):  # It has left; why, it may have said before.
+                    connection.send_bytes(_message(task))
             while len(answers) < len(members):
                 waiting = {c: rank for rank, c in members.items() if rank not in answers}
                 for ready in wait(list(waiting), POLL_SECONDS):
@@ -228,17 +234,13 @@ class Coordinator:
             raise SideEndedError(side, "ended before its turn was over") from None
         return [answers[rank] for rank in sorted(answers)]
 
-    def dismiss(self) -> None:
-        """Dismisses all processes: those that wait end by themselves."""
-        for members in self._members.values():
-            for connection in members.values():
-                try:
+    def dismiss(self, side: str | None = None) -> None:
+        """Dismisses the processes of one side, or all: those that wait end by themselves."""
+        for name in [side] if side is not None else list(self._members):
+            for connection in self._members.pop(name, {}).values():
+                with suppress(OSError):
                     connection.send_bytes(_message(Leave()))
-                except OSError:
-                    continue
-                finally:
-                    connection.close()
-        self._members = {}
+                connection.close()
 
     def _accept(self) -> None:
         while self._open:
@@ -253,16 +255,6 @@ class Coordinator:
 def announced_session(file: Path) -> int:
     """The number of the session that the coordinator of ``file`` has begun."""
     return int(json.loads(file.read_text())["session"])
-
-
-def connect(file: Path) -> Connection:
-    """A connection to the coordinator that ``file`` names."""
-    known = json.loads(file.read_text())
-    address = known["address"]
-    place = address if isinstance(address, str) else tuple(address)
-    connection = Client(place, authkey=bytes.fromhex(known["key"]))
-    assert isinstance(connection, Connection)
-    return connection
 
 
 @cache

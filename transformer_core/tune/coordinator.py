@@ -6,9 +6,9 @@ every side trains for a few steps while the others wait, blocked in the kernel.
 """
 
 import json
+import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from pydantic import AfterValidator
+
+from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.tune.isolation import isolated
-from transformer_core.tune.order import Boundary, Line, Order
+from transformer_core.tune.order import Boundary, Order
 from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import Rounding
 
@@ -131,38 +134,99 @@ class SideEnded(Exception):
         self.side, self.why, self.said, self.log = side, why, said, log
 
 
+class _LastWordsError(Exception):
+    """A process has said in place of an answer that its script ended."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        super().__init__(said["ended"])
+        self.said = said
+
+
+def _answered(answer: dict[str, Any]) -> dict[str, Any]:
+    if "ended" in answer:
+        raise _LastWordsError(answer)
+    return answer
+
+
+_Answer = Annotated[dict[str, Any], AfterValidator(_answered)]
+
+
+@dataclass(frozen=True)
+class Train(Task):
+    """Task to train for some steps, which may be recorded for the certificate, or profiled."""
+
+    steps: int
+    record: bool = False
+    profile: bool = False
+    answer: ClassVar[Any] = _Answer
+
+
+@dataclass(frozen=True)
+class TellFacts(Task):
+    """Task to report the facts observed so far."""
+
+    answer: ClassVar[Any] = _Answer
+
+
+@dataclass(frozen=True)
+class WriteRecord(Task):
+    """Task to write a file with all that was recorded."""
+
+    answer: ClassVar[Any] = _Answer
+
+
 class Session:
     """The processes of one session. Use :func:`session` to start and end them."""
 
-    def __init__(self, sides: Sequence[Side], folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        folder: Path,
+        coordinator: Coordinator,
+        say: Callable[[str], None],
+    ) -> None:
         self.sides, self.folder, self.say = sides, folder, say
-        self._lines: dict[str, list[Line]] = {}
+        self._coordinator = coordinator
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.failed: dict[str, SideEnded] = {}
         """Sides that ended early, by name."""
 
-    def facts(self, side: str, timeout: float | None = None) -> dict[str, Any]:
+    def welcome(self, ranks: Mapping[str, int]) -> None:
+        """Wait until every process of every side has connected. Those that end are ``failed``."""
+        expected = dict(ranks)
+
+        def check() -> None:
+            for name in list(expected):
+                if self.processes[name].poll() is not None:
+                    self.failed[name] = self._ended(name, self._how(name), {})
+                    del expected[name]
+
+        try:
+            self._coordinator.gather(expected, check, HELLO_SECONDS)
+        except SideEndedError as error:
+            raise self._ended(error.side, error.reason, {}) from None
+        self.sides = [side for side in self.sides if side.name in expected]
+
+    def facts(self, side: str, timeout: float = math.inf) -> dict[str, Any]:
         """Returns the facts that rank 0 of a side observed of the script, once it waits at a
         boundary."""
         return self.facts_of_ranks(side, timeout)[0]
 
-    def facts_of_ranks(self, side: str, timeout: float | None = None) -> list[dict[str, Any]]:
+    def facts_of_ranks(self, side: str, timeout: float = math.inf) -> list[dict[str, Any]]:
         """The facts of every rank of a side."""
-        return [answer["facts"] for answer in self._ask(side, timeout, facts=True)]
+        return [answer["facts"] for answer in self._ask(side, TellFacts(), timeout)]
 
     def steps(self, side: str, count: int, record: bool = False) -> float:
         """Let a side train for ``count`` steps; seconds of its slowest rank."""
-        answers = self._ask(side, None, turn=count, record=record, profile=False)
-        return max(done["seconds"] for done in answers)
+        return max(done["seconds"] for done in self._ask(side, Train(count, record)))
 
     def profile(self, side: str, count: int) -> list[Path]:
         """Let a side train for ``count`` steps under torch.profiler; the trace of each rank."""
-        answers = self._ask(side, None, turn=count, record=False, profile=True)
-        return [Path(done["trace"]) for done in answers]
+        return [Path(done["trace"]) for done in self._ask(side, Train(count, profile=True))]
 
     def records(self, side: str) -> list[Path]:
         """Files of what a side recorded, one for each rank."""
-        return [Path(answer["written"]) for answer in self._ask(side, None, write=True)]
+        return [Path(answer["written"]) for answer in self._ask(side, WriteRecord())]
 
     def attempt(self, side: str, work: Callable[[], Any]) -> Any:
         """Returns the result of ``work``; None if the side ended: it is then in ``failed``, and the
@@ -178,46 +242,29 @@ class Session:
 
     def drop(self, side: str) -> None:
         """End one side; the others go on."""
-        for line in self._lines.pop(side, []):
-            with suppress(OSError):
-                line.send(leave=True)
-            line.close()
+        self._coordinator.dismiss(side)
         self.sides = [each for each in self.sides if each.name != side]
 
-    def _ask(self, side: str, timeout: float | None, **message: Any) -> list[dict[str, Any]]:
-        lines = self._lines[side]
-        for line in lines:
-            try:
-                line.send(**message)
-            except OSError:
-                continue
-        answers = []
+    def _ask(self, side: str, task: Task, timeout: float = math.inf) -> list[dict[str, Any]]:
         began = said = time.monotonic()
-        end = None if timeout is None else began + timeout
-        for line in lines:
-            while True:
-                try:
-                    answer = line.receive(1.0)
-                except TimeoutError:
-                    if end is not None and time.monotonic() > end:
-                        raise self._ended(
-                            side, f"did not reach a step in {timeout:g} s", {}
-                        ) from None
-                    if self.processes[side].poll() is not None:
-                        raise self._ended(side, self._how(side), {}) from None
-                    if time.monotonic() > said + PATIENCE:
-                        said = time.monotonic()
-                        self.say(
-                            f"waiting for {side}, {said - began:.0f} s so far{self._last(side)}"
-                        )
-                    continue
-                except EOFError:
-                    raise self._ended(side, self._how(side), {}) from None
-                break
-            if "ended" in answer:
-                raise self._ended(side, answer["ended"], answer)
-            answers.append(answer)
-        return answers
+        gone = False
+
+        def check() -> None:
+            nonlocal said, gone
+            if gone:  # It was a while ago: its last words have been read.
+                raise SideEndedError(side, "")
+            gone = self.processes[side].poll() is not None
+            if time.monotonic() > said + PATIENCE:
+                said = time.monotonic()
+                self.say(f"waiting for {side}, {said - began:.0f} s so far{self._last(side)}")
+
+        try:
+            return self._coordinator.ask(side, task, check, timeout)
+        except _LastWordsError as error:
+            raise self._ended(side, error.said["ended"], error.said) from None
+        except SideEndedError as error:
+            late = time.monotonic() > began + timeout
+            raise self._ended(side, error.reason if late else self._how(side), {}) from None
 
     def _last(self, side: str) -> str:
         """The last line that a side printed."""
@@ -262,15 +309,12 @@ def session(
             tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
         )
         exchange = Path(place)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(exchange / "socket"))
-        listener.listen(256)
-        stack.callback(listener.close)
-        made = Session(sides, logs, say)
+        coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
+        made = Session(sides, logs, coordinator, say)
         stack.callback(_stop, made)
         for side in sides:
             made.processes[side.name] = _start(program, side, exchange, logs, seed, facts or {})
-        _welcome(made, listener, {side.name: ranks_of(program, side) for side in sides})
+        made.welcome({side.name: ranks_of(program, side) for side in sides})
         yield made
 
 
@@ -285,7 +329,7 @@ def _start(
         side=side.name,
         command=program.command,
         directory=str(program.directory),
-        socket=str(exchange / "socket"),
+        coordinator=str(exchange / COORDINATOR),
         record=str(home / "record"),
         techniques=techniques,
         seed=seed,
@@ -348,31 +392,10 @@ def ranks_of(program: Program, side: Side) -> int:
     return own.started((*program.applied, *side.techniques), 0).ranks
 
 
-def _welcome(made: Session, listener: socket.socket, ranks: Mapping[str, int]) -> None:
-    """Wait until every process of every side has connected."""
-    arrived: dict[str, dict[int, Line]] = {side.name: {} for side in made.sides}
-    end = time.monotonic() + HELLO_SECONDS
-    listener.settimeout(0.5)
-    while missing := [name for name, lines in arrived.items() if len(lines) < ranks[name]]:
-        for name in missing:
-            if made.processes[name].poll() is not None:
-                made.failed[name] = made._ended(name, made._how(name), {})
-                arrived.pop(name)
-        if time.monotonic() > end:
-            raise made._ended(missing[0], f"did not start within {HELLO_SECONDS:g} s", {})
-        with suppress(TimeoutError):
-            line = Line(listener.accept()[0])
-            hello = line.receive(10)
-            arrived[hello["hello"]][hello["rank"]] = line
-    for name, lines in arrived.items():
-        made._lines[name] = [lines[rank] for rank in sorted(lines)]
-    made.sides = [side for side in made.sides if side.name in arrived]
-
-
 def _stop(made: Session) -> None:
     """End all processes of a session."""
-    for side in list(made._lines):
-        made.drop(side)
+    for side in list(made.sides):
+        made.drop(side.name)
     end = time.monotonic() + 2
     for process in made.processes.values():
         with suppress(subprocess.TimeoutExpired):

@@ -4,6 +4,7 @@ Started by :mod:`transformer_core.tune.coordinator`: ``python -m transformer_cor
 """
 
 import gc
+import json
 import os
 import random
 import runpy
@@ -22,10 +23,11 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from transformer_core.run.connection import connect, send
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import PACKAGES, Watch
 from transformer_core.tune.observers import Memory, Profile
-from transformer_core.tune.order import UNOBSERVED, Order, connect
+from transformer_core.tune.order import UNOBSERVED, Order
 from transformer_core.tune.sketches import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques.registry import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique
@@ -37,7 +39,7 @@ class Side:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.rank = int(os.environ.get("RANK", "0"))
-        self.line = connect(order.socket)
+        self.line = connect(Path(order.coordinator))
         self.boundaries = Boundaries(order.boundary)
         self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
         self.watch = Watch(self.boundaries)
@@ -75,7 +77,7 @@ class Side:
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
-        self.line.send(hello=self.order.side, rank=self.rank, pid=os.getpid())
+        send(self.line, side=self.order.side, rank=self.rank)
 
     def _refuse_spawn(self) -> None:
         """A script that starts its ranks itself hides them: reports this instead of waiting for
@@ -95,7 +97,8 @@ class Side:
         """Reports that the script ended: ``reason`` is empty if it reached its end. ``place`` is
         the user's line that failed."""
         with suppress(OSError):
-            self.line.send(
+            send(
+                self.line,
                 ended=reason,
                 trace=trace,
                 place=place,
@@ -199,7 +202,7 @@ class Side:
             seconds = time.perf_counter() - self.began
             self._pause_children(signal.SIGSTOP)
             trace = self.profile.save() if self.profile and self._profiling else None
-            self.line.send(done=self.step, seconds=seconds, trace=trace)
+            send(self.line, seconds=seconds, trace=trace)
             self._wait()
 
     def _record(self) -> None:
@@ -218,22 +221,24 @@ class Side:
         """Answer the coordinator until it hands out a turn."""
         while True:
             try:
-                message = self.line.receive()
-            except EOFError:
+                message = json.loads(self.line.recv_bytes())
+            except (EOFError, OSError):
                 leave()
-            if "turn" in message:
-                break
-            if "facts" in message:
-                self.line.send(facts=self._facts())
-            elif "write" in message:
-                self._write()
-            elif "leave" in message:
-                leave()
-        if self.recording and not message["record"]:
+            match message["kind"]:
+                case "TellFacts":
+                    send(self.line, facts=self._facts())
+                case "WriteRecord":
+                    send(self.line, written=self._write())
+                case "Train":
+                    break
+                case _:
+                    leave()
+        turn = message["task"]
+        if self.recording and not turn["record"]:
             self.memory.reset()  # Recording takes memory of its own.
-        self.left, self.recording = message["turn"], message["record"]
+        self.left, self.recording = turn["steps"], turn["record"]
         self._pause_children(signal.SIGCONT)
-        self._profiling = message["profile"]
+        self._profiling = turn["profile"]
         if self.profile is not None and self._profiling:
             self.profile.start(Path(self.order.record), self.rank)
         synchronise()
@@ -243,7 +248,7 @@ class Side:
         gone = [why for t in self.techniques if (why := t.without_effect(self.watch))]
         return self.watch.facts() | {"without_effect": gone, "memory": self.memory.parts()}
 
-    def _write(self) -> None:
+    def _write(self) -> str:
         folder = Path(self.order.record)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"rank-{self.rank}.npz"
@@ -252,7 +257,7 @@ class Side:
         temporary = file.with_suffix(".tmp.npz")
         np.savez(temporary, **tables, **self.sketches)  # type: ignore[arg-type]
         temporary.replace(file)
-        self.line.send(written=str(file))
+        return str(file)
 
     def _pause_children(self, number: signal.Signals) -> None:
         """Stops data loader workers while other sides are timed, and resumes them afterwards."""
