@@ -144,14 +144,12 @@ def _conflicts(name: str, own: Mapping[str, dict[str, Any]], file: str) -> Itera
     for one, other in combinations(own, 2):
         first, second = dict(leaves(own[one])), dict(leaves(own[other]))
         if (path := contradiction(first, second)) is not None:
-            yield ConfigProblem(
-                file,
-                f"{name}.with",
-                f"{one}, {other}",
+            message = (
                 f"set {'.'.join(path)} differently: {one} to {first[path]}, "
-                f"{other} to {second[path]}",
-                f"leave {one} or {other} out",
+                f"{other} to {second[path]}"
             )
+            remedy = f"leave {one} or {other} out"
+            yield ConfigProblem(file, f"{name}.with", f"{one}, {other}", message, remedy)
 
 
 def _promised(base: Name, every: Sequence[Variant], changed: bool) -> ClassOfEquivalence:

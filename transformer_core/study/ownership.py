@@ -70,14 +70,12 @@ def check_owner(study: Study, marker: Path, file: str) -> None:
     owner = owner or study.name
     if owner != study.name and not study.replace_results:
         folder = marker.parent
-        problem = ConfigProblem(
-            file,
-            "name",
-            study.name,
-            f"{folder}/ holds the results of the study {owner!r}, which would be overwritten",
+        message = f"{folder}/ holds the results of the study {owner!r}, which would be overwritten"
+        remedy = (
             f"keep them with `mv {folder} {folder}-{owner}`, or give them up with "
-            "`--config replace_results=true`",
+            "`--config replace_results=true`"
         )
+        problem = ConfigProblem(file, "name", study.name, message, remedy)
         raise ConfigError([problem])
 
 

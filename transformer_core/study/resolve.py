@@ -123,15 +123,9 @@ def resolve_all(
     variants = with_compositions(variants, study.variants, study_file)
     problems: list[ConfigProblem] = []
     if study.baseline not in study.variants:
-        problems.append(
-            ConfigProblem(
-                study_file,
-                "baseline",
-                study.baseline,
-                "is not among the variants of the study",
-                nearest(study.baseline, study.variants),
-            )
-        )
+        message = "is not among the variants of the study"
+        remedy = nearest(study.baseline, study.variants)
+        problems.append(ConfigProblem(study_file, "baseline", study.baseline, message, remedy))
     specs: dict[str, RunSpec] = {}
     for position, name in enumerate(study.variants):
         field = f"variants[{position}]"

@@ -100,7 +100,7 @@ class Forecast:
     known: Mapping[str, JobTimes]
     """How long jobs of each rule took before."""
     guessed: Mapping[str, float]
-    """What :func:`guesses` says."""
+    """Seconds by rule, from :func:`guesses`."""
     start: float
     """Seconds that a job takes to start."""
     shares: Mapping[str, float]

@@ -274,8 +274,8 @@ def without_braces(paths):
 
 
 def seen_of(paths):
-    """What can be seen of users' files without reading them: Snakemake itself compares times only,
-    which copies and editors may keep, and of paths with braces nothing."""
+    """Sizes of users' files, and their times where paths have braces. Snakemake itself compares times
+    only, which copies and editors may keep, and sees nothing of paths with braces."""
     plain = without_braces(paths)
     found = [(path, os.stat(path)) for path in paths if os.path.exists(path)]
     return [
@@ -299,7 +299,7 @@ def predictions_at(file, written):
 
 
 def needs(specs_of):
-    """What a job reserves for the processes of the run specs that a function of wildcards gives.
+    """Resources for the processes of the run specs that a function of wildcards gives.
 
     Without an executor for a cluster, only `gpu` means something, and only if there is a budget.
     """
@@ -329,7 +329,7 @@ def needs(specs_of):
 
 
 def compared_runs(wildcards):
-    """What a certificate compares: the short runs of the variant and of what it must equal, and the
+    """Inputs of a certificate: the short runs of the variant and of the run that it must equal, and the
     timed run, which must have been computed in the same way."""
     other = compared_with(VARIANTS[wildcards.variant])
     if other is None:
