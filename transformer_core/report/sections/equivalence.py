@@ -39,28 +39,8 @@ def context(results: StudyResults) -> dict[str, Any]:
 FLOOR = 1e-6
 """Smaller shares are drawn here: a logarithmic axis has no place for 0."""
 
-MARKERS = {
-    "loss": "o",
-    "grad_norm": "s",
-    "weights": "D",
-    "replicas": "P",
-    "final_loss": "^",
-    "point_loss": "v",
-    "point_norm": "h",
-    "gradient": "<",
-    "gradient_ratio": ">",
-    "update": "X",
-    "update_ratio": "*",
-    "dropout": "p",
-    "dropout_loss": "d",
-    "dropout_gradient": "H",
-    "dropout_spread": "8",
-    "dropout_draws": "1",
-    "dropout_slope": "2",
-    "resumed": "3",
-    "decoding": "4",
-    "validation": "+",
-}
+MARKERS = dict(zip(WORDS, cycle("osDP^vh<>X*pdH81234+x"), strict=False))
+"""Of each compared quantity."""
 
 
 def draw_equivalence(results: StudyResults) -> Drawing:
