@@ -63,6 +63,18 @@ def test_names_of_compiled_kernels(name: str, inside: str, found: str | None) ->
     assert found in (None, kernel_class(name))
 
 
+def test_endless_names_are_read_in_a_moment(tmp_path: Path) -> None:
+    names = [
+        "triton_poi_fused_" + "_1" * 300_000 + "!",
+        "a/" * 300_000,
+        "torch/" * 200_000 + "x.py(",
+    ]
+    rows = [on_device("kernel", name, 10 * k, 5, k + 1) for k, name in enumerate(names)]
+    rows += [complete("python_function", name, 0, 99) for name in names]
+    tables = read_files([kineto(tmp_path / "trace.json", rows)])
+    assert sorted(tables.kernels["name"]) == sorted(names)
+
+
 def launched(name: str, at: float, number: int, **args: Any) -> list[dict[str, Any]]:
     """An operator that launches one kernel."""
     return [

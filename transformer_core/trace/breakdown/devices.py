@@ -4,6 +4,7 @@ collectives and classes of operators.
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,7 @@ from transformer_core.trace.breakdown.waits import (
 )
 from transformer_core.trace.events import event_table, operators, phases
 from transformer_core.trace.events.collectives import bus_factor
-from transformer_core.trace.events.columns import NULL
+from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Events, Mask, Rows, rows_of, total
 from transformer_core.trace.events.intervals import Union, exposed, innermost, union
 
@@ -66,24 +67,23 @@ def activities(rows: Rows) -> list[Activity]:
     found = []
     for kind in event_table.CLASSES:
         column = columns.get(kind, "name")
-        of_kind = rows.equal("class", kind)
-        names = np.where(of_kind, rows.columns[column], -1)
-        for code in np.unique(names[of_kind]).tolist():
-            mine = np.flatnonzero(names == code)
-            time = int(durations[mine].sum())
+        place = np.flatnonzero(rows.equal("class", kind))
+        mine = rows.where(place)
+        groups = mine.groups(column)
+        if (unnamed := mine.missing(column)).any():
+            groups["unknown"] = np.flatnonzero(unnamed)
+        for name, inside in groups.items():
+            time = int(durations[place[inside]].sum())
             found.append(
                 Activity(
-                    name=rows.texts[column][code] or "unknown",
+                    name=name,
                     kind=kind,
-                    count=len(mine),
+                    count=len(inside),
                     time_ns=time,
                     share=time / whole if whole else None,
-                    bytes=total(rows["bytes"][mine]),
+                    bytes=total(mine["bytes"][inside]),
                 )
             )
-    # Of those that take as long, by name.
-    kinds = event_table.CLASSES.index
-    found.sort(key=lambda one: (kinds(one.kind), one.name == "unknown", one.name))
     return sorted(found, key=lambda activity: -activity.time_ns)
 
 
@@ -126,28 +126,34 @@ def _format(rows: Rows, mine: NDArray[np.int64]) -> str | None:
 def graphs(rows: Rows, count: int) -> list[GraphUse]:
     """The CUDA graphs that ran, longest first, with so many of their nodes."""
     node, graph = (np.where(rows[name] == 0, NULL, rows[name]) for name in ("node", "graph"))
-    whole = rows.equal("kind", "graph")
-    inside = np.flatnonzero((node != NULL) | (graph != NULL) | whole)
-    found = []
-    for number in np.unique(graph[inside]).tolist():
-        place = inside[graph[inside] == number]
-        mine = rows.where(place)
-        nodes = []
-        for one in np.unique(node[place][node[place] != NULL]).tolist():
-            some = np.flatnonzero(node[place] == one)
-            time = int(mine.durations[some].sum())
-            name = str(mine["name"][some[0]])
-            nodes.append(NodeUse(node=one, name=name, count=len(some), time_ns=time))
+    inside = np.flatnonzero((node != NULL) | (graph != NULL) | rows.equal("kind", "graph"))
+    mine = rows.where(inside[np.lexsort((node[inside], graph[inside]))])
+    nodes, numbers = (np.where(mine[name] == 0, NULL, mine[name]) for name in ("node", "graph"))
+    durations, found = mine.durations, []
+    for number, begin, end in _runs(numbers, 0, len(mine)):
+        runs = [run for run in _runs(nodes, begin, end) if run[0] != NULL]
+        times = [int(durations[first:last].sum()) for _, first, last in runs]
+        longest = sorted(zip(runs, times, strict=True), key=lambda item: -item[1])[:count]
         found.append(
             GraphUse(
                 graph=None if number == NULL else number,
-                launches=len(np.unique(mine["correlation"])),
-                events=len(mine),
-                time_ns=int(mine.durations.sum()),
-                nodes=sorted(nodes, key=lambda use: -use.time_ns)[:count],
+                launches=len(np.unique(mine["correlation"][begin:end])),
+                events=end - begin,
+                time_ns=int(durations[begin:end].sum()),
+                nodes=[
+                    NodeUse(node=one, name=mine["name"][first], count=last - first, time_ns=time)
+                    for (one, first, last), time in longest
+                ],
             )
         )
     return sorted(found, key=lambda use: -use.time_ns)
+
+
+def _runs(values: Integers, begin: int, end: int) -> list[tuple[int, int, int]]:
+    """Value, begin and end of the runs of one value."""
+    edges = (begin + 1 + np.flatnonzero(np.diff(values[begin:end]))).tolist()
+    runs = pairwise([begin, *edges, end]) if begin < end else ()
+    return [(int(values[first]), first, last) for first, last in runs]
 
 
 _LINEAR = ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scaled_mm")

@@ -271,10 +271,15 @@ def _longest(
     present, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1)
     times = np.bincount(group, work.durations[known], len(present))
+    order = np.argsort(group, kind="stable")
+    edges = np.searchsorted(group[order], np.arange(len(present) + 1))
     for number in np.argsort(-times, kind="stable")[:count].tolist():
-        mine = known[group == number]
-        texts = (work.texts[n][k] for n, k in zip((first, second), present[number], strict=True))
-        yield *map(str, texts), mine, int(work.durations[mine].sum())
+        mine = known[order[edges[number] : edges[number + 1]]]
+        one, other = (
+            str(work.texts[name][code])
+            for name, code in zip((first, second), present[number], strict=True)
+        )
+        yield one, other, mine, int(work.durations[mine].sum())
 
 
 def roofline_share(use: ShapeUse | KernelTime, roofline: "Roofline") -> float | None:

@@ -98,7 +98,7 @@ def _paths(rows: Columns, labels: list[str]) -> list[str]:
     return paths
 
 
-_FRAME = re.compile(r"(?P<file>[^;]*?\.py)\(\d+\): [^;]*")
+_FRAME = re.compile(r"(.+\.py)\(\d+\): ")
 _NOT_OWN = re.compile(
     r"(.*/)?(torch|triton|contextlib\.py|functools\.py|threading\.py|runpy\.py)(/.*|$)"
 )
@@ -108,8 +108,10 @@ _NOT_OWN = re.compile(
 def own_line(stack: str) -> str | None:
     """The innermost function of the program itself in a stack, ``train.py(12): step``; null if all
     of it belongs to PyTorch or to Python."""
-    frames = _FRAME.finditer(stack)
-    return next((frame[0] for frame in frames if not _NOT_OWN.fullmatch(frame["file"])), None)
+    for frame in stack.split(";"):
+        if (found := _FRAME.match(frame)) and not _NOT_OWN.fullmatch(found[1]):
+            return frame
+    return None
 
 
 def _own(name: str) -> bool:

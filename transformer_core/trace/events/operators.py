@@ -423,7 +423,8 @@ _MOVING = {
 def fused(name: str) -> tuple[str, ...]:
     """The operators inside a kernel that TorchInductor made, from its name:
     ``triton_per_fused__softmax_add_3`` holds ``_softmax`` and ``add``. Empty for any other."""
-    match = _FUSED.fullmatch(name)
+    # The names of files, which are the longest that TorchInductor makes; others may be endless.
+    match = _FUSED.fullmatch(name) if len(name) < 1 << 10 else None
     words = match[1].split("_") if match and match[1] else []
     found, place = [], 0
     while place < len(words):
