@@ -7,7 +7,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from schemas.config.corpus import AnyCorpus
-from transformer_core.study.users_files import corpus_files, own_sources
+from schemas.config.script import ScriptTask
+from transformer_core.study.users_files import corpus_files, own_sources, script_files
 
 
 @pytest.fixture
@@ -133,3 +134,23 @@ def test_files_of_a_corpus(
         (tmp_path / name).touch()
     checked = TypeAdapter(AnyCorpus).validate_python({"name": "mine", **corpus})
     assert corpus_files(checked, "train") == expected
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["torchrun", "train.py"], ["-m", "train"]])
+def test_files_of_a_script_are_those_beside_it_and_what_it_imports(
+    command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "train.py").write_text("from parts import model\n")
+    (tmp_path / "settings.py").write_text("width = 3\n")  # read by name, not imported
+    for name in ("parts/__init__", "parts/model", "other/tool"):
+        (tmp_path / f"{name}.py").write_text("")
+    task = ScriptTask(kind="script", command=tuple(command), directory=str(tmp_path))
+    before = script_files(task)
+    names = [line.split()[0] for line in before]
+    assert names == ["parts/__init__.py", "parts/model.py", "settings.py", "train.py"]
+    (tmp_path / "parts/model.py").write_text("width = 4\n")
+    assert script_files(task) != before
+    (tmp_path / "train.py").write_text("this is no Python\n")
+    assert "train.py" in [line.split()[0] for line in script_files(task)]

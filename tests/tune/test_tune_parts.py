@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from transformer_core.tune import isolation
 from transformer_core.tune.certificate import Record, certify
 from transformer_core.tune.isolation import isolated
 from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
@@ -143,3 +144,21 @@ def test_a_folder_stays_as_it_was(tmp_path: Path) -> None:
     assert ended.stdout == "oldnew\n"
     assert [path.name for path in folder.iterdir()] == ["model.pt"]
     assert (folder / "model.pt").read_text(encoding="utf-8") == "old"
+
+
+def test_a_copy_leaves_out_results_and_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "overlay_works", lambda parent: False)
+    monkeypatch.setattr(isolation, "LARGEST_COPY", 100)
+    folder, scratch = tmp_path / "user", tmp_path / "scratch"
+    (folder / "results").mkdir(parents=True)
+    (folder / "train.py").write_text("pass\n")
+    (folder / "results/large").write_bytes(bytes(1000))
+    # A folder of that name may be the user's own.
+    with pytest.raises(isolation.TooLarge, match="start in a folder that has the script"):
+        isolated(["python", "train.py"], folder, scratch)
+    (folder / "results/.study").write_text("mine\n")
+    command, place = isolated(["python", "train.py"], folder, scratch)
+    assert command == ["python", "train.py"]
+    assert [path.name for path in place.iterdir()] == ["train.py"]

@@ -51,12 +51,30 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
 
 
 def script_files(task: AnyTask) -> list[str]:
-    """Name and digest of each Python file in the folder of a user's script."""
+    """Path and digest of each Python file that a user's script may depend on."""
     if not isinstance(task, ScriptTask):
         return []
-    folder = Path(task.directory or ".")
-    found = sorted(folder.glob("*.py"))[:500]
-    return [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in found]
+    folder, words = Path(task.directory or "."), list(task.command)
+    script = folder / next((word for word in words if word.endswith(".py")), words[0])
+    if "-m" in words[:-1] and script.suffix != ".py":
+        module = folder.joinpath(*words[words.index("-m") + 1].split("."))
+        script = module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
+    return files_of_script(script, folder)
+
+
+def files_of_script(script: Path, folder: Path) -> list[str]:
+    """Path and digest of each Python file beside a script and in ``folder``, and of what it imports
+    from folders below these. A script may also read files of which nothing is known here."""
+    found = {*folder.glob("*.py"), *script.parent.glob("*.py")}
+    for start in {folder, script.parent}:
+        if script.is_relative_to(start):
+            module = script.relative_to(start).with_suffix("").as_posix().replace("/", ".")
+            found |= {*own_sources(module, [str(start)])}
+    named = {os.path.relpath(path, folder): path for path in found if path.is_file()}
+    return [
+        f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for name, path in sorted(named.items())
+    ]
 
 
 def own_models(specs: Iterable[RunSpec]) -> list[str]:

@@ -21,6 +21,7 @@ from schemas.errors import ConfigError
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
+from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.profile import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
 from transformer_core.tune.certificate import Record, trust
@@ -308,7 +309,8 @@ class Tuning:
         self.record = count
         self.facts, self.step_seconds = facts, step_seconds
         program = self.program
-        text = repr((program, self._sources())).encode()
+        files = files_of_script(program.script, program.directory)
+        text = repr((program, files)).encode()
         key = hashlib.sha256(text).hexdigest()
         self.sessions = Sessions(program, self.folder / "sessions", key)
         self.sessions.facts, self.sessions.step_seconds = facts, step_seconds
@@ -358,16 +360,6 @@ class Tuning:
         except (SideEnded, ConfigError, OSError) as error:
             return Profiled(techniques, reason=str(error))
         return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
-
-    def _sources(self) -> list[tuple[str, str]]:
-        """Names and digests of the Python files of the program's folder: what the sessions that
-        are kept were made with."""
-        folder = self.program.directory
-        paths = {*folder.glob("*.py"), *self.program.script.parent.glob("*.py")}
-        found = []
-        for path in sorted(paths)[:500]:
-            found.append((str(path), hashlib.sha256(path.read_bytes()).hexdigest()))
-        return found
 
     def _screen(self, answer: Answer) -> None:
         """Try every technique that can be tried, each by itself."""

@@ -15,7 +15,7 @@ LARGEST_COPY = 2 << 30
 """Bytes of a folder that is copied where overlays are not allowed."""
 
 _MOUNT = 'mount -t overlay overlay -o "$1" "$2" && cd / && shift 2 && exec "$@"'
-_IGNORED = (".git", "__pycache__", "node_modules", ".venv", "venv", "wandb", "lightning_logs")
+_IGNORED = {".git", "__pycache__", "node_modules", ".venv", "venv", "wandb", "lightning_logs"}
 
 
 class TooLarge(Exception):
@@ -41,14 +41,30 @@ def isolated(command: Sequence[str], folder: Path, scratch: Path) -> tuple[list[
             *command,
         ], folder
     copy = scratch / "copy"
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink())
+    size = _size(folder)
     if size > LARGEST_COPY:
         raise TooLarge(
             f"{folder} has {size / 1e9:.1f} GB, and this system allows no overlay: the script would "
             "run in a copy of it; remedy: start in a folder that has the script and little else"
         )
-    shutil.copytree(folder, copy, symlinks=True, ignore=shutil.ignore_patterns(*_IGNORED))
+    shutil.copytree(folder, copy, symlinks=True, ignore=_left_out)
     return list(command), copy
+
+
+def _left_out(place: str, names: Sequence[str]) -> set[str]:
+    """What is not copied: tools' own folders, and the results of this project."""
+    ours = {"results", ".snakemake"} if Path(place, "results", ".study").exists() else set()
+    return {*names} & (_IGNORED | ours)
+
+
+def _size(folder: Path) -> int:
+    """Bytes that a copy of ``folder`` would have."""
+    found = 0
+    for place, folders, files in os.walk(folder):
+        left_out = _left_out(place, folders)
+        folders[:] = [name for name in folders if name not in left_out]
+        found += sum(Path(place, name).lstat().st_size for name in files)
+    return found
 
 
 @cache
