@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from transformer_core.audit.relations import RELATIONS, Finding, Notes
 from transformer_core.audit.watcher import uneven
 from transformer_core.tune.certificate import Record, certify, trust
@@ -117,7 +119,8 @@ class Audit:
             if count > 1:
                 for side in sides:
                     run.steps(side.name, count - 1, record=True)
-            self._twice(*(Record.read(run.records(side.name)) for side in sides))
+            own, twin = (Record.read(run.records(side.name)) for side in sides)
+            self._twice(own, twin)
             self.say("making the calls of one step again")
             probed = _at_the_end(lambda: run.steps(TWIN, 1))
             facts = [probed] if probed else run.facts_of_ranks(TWIN)
@@ -128,7 +131,7 @@ class Audit:
             last = self._on(run, first)
             watched = [last, *before[1:]] if last else run.facts_of_ranks(OWN)
             self._notes += [Notes.of(f["audit"]["notes"]) for f in watched]
-            self._ranks(watched)
+            self._ranks(watched, own)
             return watched
 
     def _on(self, run: Any, seconds: float) -> dict[str, Any] | None:
@@ -158,7 +161,7 @@ class Audit:
             )
         self._notes.append(notes)
 
-    def _ranks(self, facts: list[dict[str, Any]]) -> None:
+    def _ranks(self, facts: list[dict[str, Any]], own: Record) -> None:
         """Ranks of a data-parallel training against each other."""
         notes = Notes()
         self._notes.append(notes)
@@ -177,6 +180,19 @@ class Audit:
                 finding = uneven(f"{kind} at {place}", [c[number] for c in calls], "ranks")
                 if finding is not None:
                     notes.found(finding)
+        apart = _apart(own)
+        if apart:
+            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+            notes.found(
+                Finding(
+                    "ranks",
+                    apart[0] + more,
+                    "all ranks begin with the same values of it and then train it apart: its "
+                    "gradient is not averaged over them",
+                    "wrap the model in DistributedDataParallel over all ranks, or average every "
+                    "gradient before the step",
+                )
+            )
         digests = [a["random"] for a in audits]
         if audits[0]["dropout"] and digests[0] and all(d == digests[0] for d in digests):
             notes.found(
@@ -256,6 +272,21 @@ NOT_SEEN = {
     "loss": "no loss function of torch is called",
     "zero": "the script took one step",
 }
+
+
+def _apart(own: Record) -> list[str]:
+    """Tensors that are equal on all ranks before the first step, and not after the last."""
+    found = []
+    first = own.ranks[0]
+    steps = [int(key.partition(" ")[0]) for key in first if " weight " in key]
+    for name in [k.removeprefix("0 weight ") for k in first if k.startswith("0 weight ")]:
+        same, later = (
+            len({r.get(f"{s} weight {name}", np.empty(0)).tobytes() for r in own.ranks}) == 1
+            for s in (0, max(steps))
+        )
+        if same and not later:
+            found.append(name)
+    return found
 
 
 def _at_the_end(work: Callable[[], Any]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.audit import probes
-from transformer_core.audit.relations import user_line
+from transformer_core.audit.relations import Finding, user_line
 from transformer_core.audit.replay import Call, State, mapped, tensors
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.order import Order
@@ -34,6 +34,7 @@ class Audited(Side):
         self.watcher = Watcher(self.boundaries)
         self.calls: list[Call] = []
         self.functions: list[tuple[Any, Any, str]] = []
+        self.used: dict[str, bool] = {}
         self.armed = False
         self._looking = False
 
@@ -49,11 +50,23 @@ class Audited(Side):
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             side._function(cls, args, kwargs)
-            return original(cls, *args, **kwargs)
+            found = original(cls, *args, **kwargs)
+            if side.armed and cls.__module__.split(".")[0] != "torch":
+                side._used(cls, found)
+            return found
 
         if self.order.side == TWIN:
             torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
             nn.modules.module.register_module_forward_hook(self._output)
+
+    def _used(self, cls: Any, found: Any) -> None:
+        """Whether the result of a function gets a gradient."""
+        results = [each for each in tensors(found) if each.requires_grad]
+        if results and torch.is_grad_enabled():
+            name = f"{cls.__name__} at {user_line()}"
+            self.used.setdefault(name, False)
+            for each in results:
+                each.register_hook(lambda g: self.used.update({name: True}))
 
     def _function(self, cls: Any, args: Any, kwargs: Any) -> None:
         """Keeps a call of a function whose backward pass is written by hand."""
@@ -129,6 +142,17 @@ class Audited(Side):
             if suspects and self.step > 1:
                 probes.detached(self.calls, self.watcher, suspects, notes)
         probes.functions(self.functions, notes)
+        for name, used in self.used.items():
+            if not used:
+                notes.found(
+                    Finding(
+                        "slope",
+                        name,
+                        "its backward pass never runs: its result is thrown away",
+                        "use the result of apply() in place of its argument",
+                        sure=False,
+                    )
+                )
         if not self.functions:
             notes.cannot("slope", "the script has no backward pass written by hand")
         self.calls = []

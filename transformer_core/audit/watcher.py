@@ -65,6 +65,10 @@ class Stepped:
     """Whether its gradients were zero at the beginning of a backward pass since its last step."""
     steps: int = 0
     backwards: int = 0
+    places: set[str] = field(default_factory=set)
+    """Lines whose losses the last backward pass came from."""
+    wiped: set[str] = field(default_factory=set)
+    """Such lines of backward passes whose gradients were set to zero before the step."""
     schedules: Counter[int] = field(default_factory=Counter)
 
 
@@ -106,7 +110,10 @@ class Watcher:
         self._evaluated: dict[int, int] = {}
         self._outputs: dict[int, list[Sketch]] = {}
         self._recomputes = False
-        self._clips: list[tuple[int, int]] = []
+        self._judged = 0
+        """Losses of this step that belong to backward passes which have begun."""
+        self._scaled = self._unscaled = -1
+        """The numbers of the backward passes when a scaler scaled and unscaled last."""
         self._frozen: dict[int, tuple[nn.Parameter, Sketch]] = {}
 
     # -- hooks ---------------------------------------------------------------------------------
@@ -353,10 +360,16 @@ class Watcher:
 
     def _begin_backward(self) -> None:
         self.backwards += 1
+        places = {rows.place for rows in self.rows[self._judged :]}
+        self._judged = len(self.rows)
         for each in self._stepped.values():
+            if self.steps < FOLLOWED_STEPS or not each.clean:
+                empty = _no_gradients(each.optimizer)
+                if empty and each.clean and each.backwards:
+                    each.wiped |= each.places
+                each.clean |= empty
             each.backwards += 1
-            if not each.clean:
-                each.clean = _no_gradients(each.optimizer)
+            each.places = places
 
     def _optimizers(self) -> None:
         optimizer: Any = Optimizer
@@ -378,7 +391,19 @@ class Watcher:
             given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             empty = given and all(p.grad is None for p in given)
             found = original(given, *args, **kwargs)
-            self._clips.append((self.backwards, self.steps))
+            scaled = self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1
+            if scaled and self.steps < FOLLOWED_STEPS:
+                self.found.found(
+                    Finding(
+                        "zero",
+                        f"clip_grad_norm_ at {user_line()}",
+                        f"gradients are clipped while they are still {self.scale:g} times too "
+                        "large, so nearly all of each is lost",
+                        "call scaler.unscale_(optimizer) before gradients are clipped",
+                        self.scale,
+                        1.0,
+                    )
+                )
             if empty and self.steps < FOLLOWED_STEPS:
                 self.found.found(
                     Finding(
@@ -401,10 +426,17 @@ class Watcher:
         @functools.wraps(original)
         def scale(made: Any, outputs: Any) -> Any:
             if made.is_enabled():
-                self.scale = float(made.get_scale())
+                self.scale, self._scaled = float(made.get_scale()), self.backwards
             return original(made, outputs)
 
-        scaler.scale = scale
+        unscaling = scaler.unscale_
+
+        @functools.wraps(unscaling)
+        def unscale(made: Any, optimizer: Any) -> Any:
+            self._unscaled = self.backwards
+            return unscaling(made, optimizer)
+
+        scaler.scale, scaler.unscale_ = scale, unscale
 
     def _schedules(self) -> None:
         schedule: Any = torch.optim.lr_scheduler.LRScheduler
@@ -445,6 +477,16 @@ class Watcher:
             for p in group["params"]
             if not p.requires_grad
         }
+        if known.wiped & known.places:
+            self.found.found(
+                Finding(
+                    "zero",
+                    sorted(known.wiped & known.places)[0],
+                    "gradients of earlier parts of the step are set to zero before the optimizer "
+                    "uses them: only later parts count",
+                    "call zero_grad() once a step, after step()",
+                )
+            )
         closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure")
         if known.updates.usable and not closure:
             known.updates.before()
@@ -510,6 +552,7 @@ class Watcher:
         known.schedules.clear()
         known.steps += 1
         known.clean, known.backwards = False, 0
+        known.wiped.clear()
 
     def _judge_updates(self, known: Stepped) -> None:
         name = type(known.optimizer).__name__
@@ -540,7 +583,7 @@ class Watcher:
         if self.steps < FOLLOWED_STEPS:
             self._judge_rows()
             self.history.append([r for r in self.rows if r.seen])
-        self.rows = []
+        self.rows, self._judged = [], 0
         self.steps += 1
 
     def _judge_rows(self) -> None:
@@ -557,16 +600,32 @@ class Watcher:
             finding = uneven(place, [(r.count, r.share) for r in calls], "parts")
             if finding is not None:
                 self.found.found(finding)
-            sums = [r.count * r.share / self.scale for r in calls]
-            if all(abs(s - 1) < 1e-3 for s in sums) and len(calls) == self._parts():
+            total = sum(r.count * r.share for r in calls) / self.scale
+            even = all(r.even for r in calls)
+            number = len(calls)
+            if number != self._parts() or not even or abs(total - 1) < 1e-3:
+                continue
+            if abs(total / number - 1) < 1e-3:
                 self.found.found(
                     Finding(
                         "parts",
                         place,
-                        f"each of the {len(calls)} parts of a step counts as a whole batch: the "
+                        f"each of the {number} parts of a step counts as a whole batch: the "
                         "gradient is their sum instead of their mean",
-                        f"divide the loss by {len(calls)}, or by the rows of the whole step",
-                        float(len(calls)),
+                        f"divide the loss by {number}, or by the rows of the whole step",
+                        total,
+                        1.0,
+                    )
+                )
+            elif abs(total * number - 1) < 1e-3:
+                self.found.found(
+                    Finding(
+                        "parts",
+                        place,
+                        f"the loss of each of the {number} parts is divided by the parts twice: "
+                        "the gradient is a fraction of their mean",
+                        "divide by the rows of the whole step, or by the parts, not by both",
+                        total,
                         1.0,
                     )
                 )

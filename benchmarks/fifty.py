@@ -1,0 +1,192 @@
+"""Runs the audit on every pair of tests/fifty and writes the table of docs/audit.md.
+
+``python -m benchmarks.fifty [names]``: with names it prints their findings and writes nothing. Each
+program runs in a fork of this process, which has torch already, watched and probed by the same code
+as under ``audit-training``; programs of two ranks run under that command itself.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from transformer_core.audit.relations import Finding, Notes
+from transformer_core.audit.side import OWN, TWIN, Audited
+from transformer_core.common.files import write_text
+from transformer_core.tune import side
+from transformer_core.tune.order import Order
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT / "tests" / "fifty"
+RECORDED = 5
+BEGIN, END = "<!-- the fifty -->", "<!-- end of the fifty -->"
+
+
+class Turns:
+    """Hands out the turns of an audit to a side, and keeps the facts that it sends last."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        record = [{"turn": 1, "record": True}, {"turn": RECORDED - 1, "record": True}]
+        self._file = file
+        self._left: list[dict[str, Any]] = [*record, {"turn": 1 if name == TWIN else 100_000}]
+        self._left += [{"facts": True}, {"leave": True}]
+
+    def receive(self) -> dict[str, Any]:
+        """The next message."""
+        return {"profile": False, "record": False} | self._left.pop(0)
+
+    def send(self, **message: Any) -> None:
+        """Keeps facts."""
+        if "facts" in message:
+            self._file.write_text(json.dumps(message["facts"]["audit"]["notes"]))
+
+
+def forked(script: Path, which: str, name: str, file: Path) -> None:
+    """Runs a program as a side of an audit, in a fork."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        torch.set_num_threads(1)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        side.connect = lambda path: Turns(name, file)  # type: ignore[assignment, return-value]
+        side.as_the_user_has_it = lambda: None
+        order = Order(name, (script.name, which), str(PLACE), "", str(file.parent))
+        side.run(order, Audited)
+    finally:
+        os._exit(1)
+
+
+def findings(script: Path, which: str) -> list[Finding]:
+    """What the audit finds in a program."""
+    if ranks(script) > 1:
+        command = [sys.executable, "-m", "transformer_core.audit", "--json", "torchrun"]
+        command += ["--nproc-per-node", str(ranks(script)), script.name, which]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(
+            command, cwd=PLACE, capture_output=True, text=True, env=environment, check=False
+        )
+        answer = json.loads(ended.stdout)
+        if answer["status"] == "failed":
+            raise RuntimeError(f"{script.name} {which}: {answer['reason']}")
+        return [Finding(**f) for f in answer["findings"]]
+    notes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (OWN, TWIN):
+            file = Path(folder) / f"{name}.json"
+            forked(script, which, name, file)
+            notes.append(Notes.of(json.loads(file.read_text())))
+    return Notes.together(notes).findings
+
+
+def losses(script: Path, which: str) -> list[str]:
+    """The losses that a program prints, of its first rank."""
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, script.name, which]
+    if ranks(script) > 1:
+        command = ["torchrun", "--standalone", "--nproc-per-node", "2", "--local-ranks-filter", "0"]
+        command += [script.name, which]
+    elif hasattr(os, "fork"):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.dup2(write, 1)
+            torch.set_num_threads(1)
+            sys.argv = ["", script.name, which]
+            os.chdir(PLACE)
+            sys.path.insert(0, str(PLACE))
+            try:
+                exec(compile(code, "fifty", "exec"), {})
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            text = pipe.read()
+        os.waitpid(child, 0)
+        return re.findall(r"(-?\d+\.\d{6}|nan)$", text, re.M)
+    ended = subprocess.run(command, cwd=PLACE, capture_output=True, text=True, check=False)
+    return re.findall(r"(-?\d+\.\d{6}|nan)$", ended.stdout, re.M)
+
+
+def ranks(script: Path) -> int:
+    """Ranks that a program needs."""
+    return 2 if "\nranks: 2\n" in script.read_text() else 1
+
+
+@dataclass
+class Row:
+    """A pair in the table."""
+
+    script: Path
+    seen: str
+    false_alarm: str
+    within: str
+    bitwise: str
+
+    def text(self) -> str:
+        """As a row of Markdown."""
+        words = self.script.read_text().split('"""')[1].strip().splitlines()
+        link = next(line for line in words if line.startswith("https:"))
+        name = self.script.stem
+        cells = [f"[{name}]({link})", words[0], self.seen, self.false_alarm, self.within]
+        return "| " + " | ".join([*cells, self.bitwise]) + " |"
+
+
+def measure(script: Path) -> Row:
+    """Audits both programs of a pair, and compares their losses."""
+    lines = script.read_text().split('"""')[1].splitlines()
+    replay = next((line for line in lines if line.startswith("replay: ")), "")
+    if replay:
+        return Row(script, f"not run: {replay.removeprefix('replay: ')}", "", "", "")
+    faulty, mended = findings(script, "faulty"), findings(script, "mended")
+    seen = ", ".join(dict.fromkeys(f.relation + ("" if f.sure else " (a look)") for f in faulty))
+    wrong = ", ".join(dict.fromkeys(f.relation for f in mended if f.sure))
+    one, two = losses(script, "faulty"), losses(script, "mended")
+    last = float(one[-1]), float(two[-1])
+    within = "agrees" if abs(last[0] / last[1] - 1) <= 0.05 else "differs"
+    pairs = enumerate(zip(one, two, strict=False), 1)
+    first = next((number for number, (a, b) in pairs if a != b), None)
+    bitwise = f"differs at step {first}" if first else "agrees"
+    return Row(script, seen or "**no**", wrong or "none", within, bitwise)
+
+
+def main() -> None:
+    """Measure all pairs and write the table, or print some."""
+    if sys.argv[1:]:
+        for name in sys.argv[1:]:
+            for which in ("faulty", "mended"):
+                print(f"{name} {which}")
+                for finding in findings(PLACE / f"{name}.py", which):
+                    print(f"   {finding}")
+        return
+    rows = []
+    for script in sorted(PLACE.glob("*_*.py")):
+        try:
+            rows.append(measure(script))
+        except (RuntimeError, OSError, ValueError) as error:
+            rows.append(Row(script, f"not run: {error}", "", "", ""))
+        print(rows[-1].text(), flush=True)
+    head = ["| error | cause | seen by | false alarms, mended | final loss within 5 % | losses bit by bit |"]
+    head.append("|---|---|---|---|---|---|")
+    page = ROOT / "docs" / "audit.md"
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    table = "\n".join([*head, *(row.text() for row in rows)])
+    write_text(page, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
