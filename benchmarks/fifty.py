@@ -6,11 +6,13 @@ as under ``audit-training``; programs of two ranks run under that command itself
 """
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from transformer_core.tune.order import Order
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "tests" / "fifty"
 RECORDED = 5
+WORKERS = 4
 BEGIN, END = "<!-- the fifty -->", "<!-- end of the fifty -->"
 
 
@@ -162,6 +165,14 @@ def measure(script: Path) -> Row:
     return Row(script, seen or "**no**", wrong or "none", within, bitwise)
 
 
+def attempt(script: Path) -> Row:
+    """Measures a pair; a row that says why where it cannot."""
+    try:
+        return measure(script)
+    except (RuntimeError, OSError, ValueError) as error:
+        return Row(script, f"not run: {error}", "", "", "")
+
+
 def main() -> None:
     """Measure all pairs and write the table, or print some."""
     if sys.argv[1:]:
@@ -172,13 +183,13 @@ def main() -> None:
                     print(f"   {finding}")
         return
     rows = []
-    for script in sorted(PLACE.glob("*_*.py")):
-        try:
-            rows.append(measure(script))
-        except (RuntimeError, OSError, ValueError) as error:
-            rows.append(Row(script, f"not run: {error}", "", "", ""))
-        print(rows[-1].text(), flush=True)
-    head = ["| error | cause | seen by | false alarms, mended | final loss within 5 % | losses bit by bit |"]
+    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("fork")) as pool:
+        for row in pool.map(attempt, sorted(PLACE.glob("*_*.py"))):
+            rows.append(row)
+            print(row.text(), flush=True)
+    head = [
+        "| error | cause | seen by | false alarms, mended | final loss within 5 % | losses bit by bit |"
+    ]
     head.append("|---|---|---|---|---|---|")
     page = ROOT / "docs" / "audit.md"
     text = page.read_text()
