@@ -57,6 +57,30 @@ def test_classify(error: BaseException, status: str, words: str) -> None:
     assert words in reason
 
 
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.29.7\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "Last error:\nFailed to CUDA calloc async 24 bytes",
+            "oom",
+        ),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "unsupported"),
+        ("CUDA error: an illegal memory access was encountered", "failed"),
+        ("CUDA error: device-side assert triggered", "failed"),
+        ("CUDA error: unspecified launch failure", "failed"),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", "failed"),
+        ("CUDA error: no kernel image is available for execution on the device", "failed"),
+    ],
+)
+def test_words_of_cuda_and_its_libraries(text: str, status: str) -> None:
+    found, reason = classify(RuntimeError(text))
+    assert found == status
+    if status == "failed":
+        assert text in reason, "the cause stands in the reason"
+
+
 def test_a_real_allocation_that_does_not_fit_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)

@@ -1,6 +1,10 @@
 """Every variant of the GPU studies, laid out as for CUDA, on a CPU: nothing breaks a graph, no step
 makes the host wait, and a step has the operators that it should have."""
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -75,14 +79,15 @@ def on_a_cpu(spec: RunSpec) -> RunSpec:
 @pytest.fixture(autouse=True)
 def _as_if_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams become calls one after the other."""
-
-    def in_turn(work: Any, x: Tensor) -> list[Tensor]:
-        return [each(x) for each in work]
-
     monkeypatch.setattr(qkv_projection, "require_cuda", lambda: None)
     monkeypatch.setattr(qkv_projection, "concurrently", in_turn)
     monkeypatch.setattr(qkv_projection, "between_synchronisations", in_turn)
     monkeypatch.setattr(sublayers, "flash_over_sentences", sentences)
+
+
+def in_turn(work: Any, x: Tensor) -> list[Tensor]:
+    """Streams as calls one after the other."""
+    return [each(x) for each in work]
 
 
 def sentences(q: Tensor, k: Tensor, v: Tensor, starts: Any, *_: Any) -> Tensor:
@@ -247,3 +252,17 @@ def operators(name: str) -> Counter[str]:
 def test_a_step_has_as_many_operators_as_it_should(name: str) -> None:
     found = operators(name)
     assert found.total() == OPERATORS[name], found.most_common(12)
+
+
+@pytest.mark.slow
+def test_every_variant_takes_a_step_on_a_second_device() -> None:
+    """What is made on the host where it belongs on the device meets a tensor of the device."""
+    command = [sys.executable, str(Path(__file__).with_name("second_device.py"))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "same device" in found.pop("mixed")
+    assert "Stream" in found.pop("fsdp"), "FSDP needs streams, which this device has none of"
+    assert {name: how for name, how in found.items() if how != "ok"} == {}
+    assert set(found) | {"fsdp"} == set(OURS)

@@ -1,0 +1,190 @@
+"""A device of its own, of which each tensor's numbers are on the CPU, by torch's Python back end for
+PrivateUse1: ``python second_device.py`` takes a step of every variant on it, and prints as JSON
+how each ended. An operator that gets tensors of both devices raises, as on a GPU."""
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "second"
+
+
+class Amp:
+    """The module torch.second."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+class There(Tensor):
+    """A tensor on the device, which wraps one on the CPU."""
+
+    here: Tensor
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> "There":
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            here.size(),
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.here = here
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fallback(func, *args, **(kwargs or {}))
+
+
+class Mixed(RuntimeError):
+    """An operator got tensors of both devices."""
+
+
+_TAKE_BOTH = ("_to_copy", "copy_", "index", "index_put_", "_index_put_impl_")
+"""Copies between devices, and indexes, which CUDA takes from the host too."""
+
+
+def fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs an operator on the CPU's numbers."""
+    name = func._schema.name.split("::")[-1]
+    flat = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    there = [x for x in flat if isinstance(x, There)]
+    here = [x for x in flat if not isinstance(x, There) and x.dim() > 0]
+    if there and here and name not in _TAKE_BOTH:
+        raise Mixed(f"{name}: Expected all tensors to be on the same device")
+    device = kwargs.get("device")
+    to_there = torch.device(device).type == NAME if device is not None else bool(there)
+
+    def unwrap(x: Any) -> Any:
+        if isinstance(x, There):
+            return x.here
+        return torch.device("cpu") if isinstance(x, torch.device) and x.type == NAME else x
+
+    plain_args, plain_kwargs = pytree.tree_map(unwrap, (args, kwargs))
+    found = func(*plain_args, **plain_kwargs)
+    known = {id(x.here): x for x in there}
+
+    def wrap(x: Any) -> Any:
+        if not isinstance(x, Tensor) or isinstance(x, There):
+            return x
+        # An operator that changes its argument returns that very tensor.
+        return known[id(x)] if id(x) in known else There(x) if to_there else x
+
+    return pytree.tree_map(wrap, found)
+
+
+def in_autocast(operator: Any) -> Any:
+    """``operator`` with its numbers in autocast's format."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            dtype = torch.get_autocast_dtype(NAME)
+
+            def cast(x: Any) -> Any:
+                return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+            args, kwargs = pytree.tree_map(cast, (args, kwargs))
+            return operator(*args, **kwargs)
+
+    return call
+
+
+def register() -> torch.device:
+    """Makes the device."""
+    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=Amp())
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(fallback, "PrivateUse1")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    products = torch.library.Library("aten", "IMPL")
+    for name in ("linear", "matmul", "mm", "bmm", "addmm", "scaled_dot_product_attention"):
+        operator = getattr(torch.ops.aten, name)
+        products.impl(name, in_autocast(operator), "AutocastPrivateUse1")
+    # Elsewhere it is made of size 0 and then resized, which a wrapper does not follow.
+    for overload in ("default", "start", "start_step"):
+        operator = getattr(torch.ops.aten.arange, overload)
+        products.impl(operator.name(), partial(fallback, operator), "PrivateUse1")
+    register.keep = library, products  # type: ignore[attr-defined]
+    return torch.device(NAME, 0)
+
+
+def step(spec: Any, device: torch.device) -> str:
+    """How a step of ``spec`` on ``device`` ended."""
+    from schemas.results import BatchShape
+    from tests.training.small_training import VOCABULARY
+    from transformer_core.measure import memory_prediction
+    from transformer_core.measure.heaviest_batch import blank_batch
+    from transformer_core.models.registry import build_model
+    from transformer_core.parallel.topology import Process
+    from transformer_core.training.loop import optimizer_step
+
+    process = Process(0, 1, 0, 1, device)
+    with memory_prediction._silent_group(spec, process):
+        model = build_model(spec.model, VOCABULARY).to(device)
+        strategy = memory_prediction._strategy(spec, process)
+        trainer = memory_prediction._trainer(spec, process, strategy, model)
+        trainer.module.train()
+        shape = BatchShape(rows=4, source_tokens=7, target_tokens=6)
+        batch = blank_batch([shape] * spec.training.accumulation.micro_batches, device)
+        loss, norm = optimizer_step(trainer, batch, 1e-3)
+        places = {x.device.type for x in (loss, norm, *model.parameters())}
+    return "ok" if places == {NAME} and bool(loss.isfinite()) else f"on {places}: {loss}"
+
+
+def main() -> None:
+    from tests.training.test_training_cuda_layout import OURS, SPECS, in_turn, on_a_cpu, sentences
+    from transformer_core.models import qkv_projection, sublayers
+    from transformer_core.models.device_kind import laid_out_for
+
+    qkv_projection.require_cuda = lambda: None
+    qkv_projection.concurrently = qkv_projection.between_synchronisations = in_turn
+    sublayers.flash_over_sentences = sentences
+    device, found = register(), {}
+    for name in sys.argv[1:] or OURS:
+        try:
+            with laid_out_for("cuda"):
+                found[name] = step(on_a_cpu(SPECS[name]), device)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    try:
+        torch.ones(3, device=device) + torch.ones(3)
+        found["mixed"] = "ok"
+    except Mixed as error:
+        found["mixed"] = str(error)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
