@@ -15,7 +15,7 @@ from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.objective import Objective
 from transformer_core.models.registry import build_model
 from transformer_core.training.optimizer import build_optimizer
-from transformer_core.training.precision import build_precision
+from transformer_core.training.precision import Precision, build_precision
 
 CPU = torch.device("cpu")
 PUBLISHED = "as published"
@@ -188,19 +188,31 @@ def make(
             loss: Tensor = objective(batch.source, batch.target_input, batch.target_output)
         return loss / int((batch.target_output != PAD).sum())
 
-    def step(batch: Batch) -> float:
-        objective.train()
+    return steps_of(objective, precision, optimizer, training.clip_norm, loss_of)
+
+
+def steps_of(
+    module: nn.Module,
+    precision: Precision,
+    optimizer: torch.optim.Optimizer,
+    clip_norm: float,
+    loss_of: Callable[[Any], Tensor],
+) -> tuple[Callable[[Any], float], Callable[[Any], float]]:
+    """A step of training, and the loss per token of a batch without dropout."""
+
+    def step(batch: Any) -> float:
+        module.train()
         for group in optimizer.param_groups:
             group["lr"] = 1e-4
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(batch)
         precision.backward(loss)
-        precision.step(optimizer, objective.parameters(), training.clip_norm)
+        precision.step(optimizer, module.parameters(), clip_norm)
         return float(loss.detach())
 
     @torch.no_grad()
-    def plain(batch: Batch) -> float:
-        objective.eval()
+    def plain(batch: Any) -> float:
+        module.eval()
         return float(loss_of(batch))
 
     return step, plain

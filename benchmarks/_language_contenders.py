@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from _contenders import CPU, steps_of
 from _copied_weights import gpt2_weights, llama_weights
 from torch import Tensor, nn
 
@@ -18,7 +19,6 @@ from transformer_core.models.registry import build_language_model
 from transformer_core.training.optimizer import build_optimizer
 from transformer_core.training.precision import build_precision
 
-CPU = torch.device("cpu")
 GPT2, LLAMA = "GPT-2 of transformers", "Llama of transformers"
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets, each [b, n], without padding."""
@@ -191,19 +191,4 @@ def make_language(
             loss: Tensor = network(tokens, targets, None, own_loss)
         return loss / targets.numel()
 
-    def step(batch: Batch) -> float:
-        network.train()
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-4
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(batch)
-        precision.backward(loss)
-        precision.step(optimizer, network.parameters(), training.clip_norm)
-        return float(loss.detach())
-
-    @torch.no_grad()
-    def plain(batch: Batch) -> float:
-        network.eval()
-        return float(loss_of(batch))
-
-    return step, plain
+    return steps_of(network, precision, optimizer, training.clip_norm, loss_of)

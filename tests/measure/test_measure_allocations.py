@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from transformer_core.observe.allocations import CpuAllocations, _changes
 from transformer_core.observe.followed_step import StorageTracker
+from transformer_core.observe.milestones import CpuAllocations, _changes
 
 N = 50_000
 

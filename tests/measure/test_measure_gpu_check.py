@@ -139,7 +139,7 @@ def test_a_host_needs_no_package_that_only_makes_data_or_judges_studies() -> Non
 import importlib, sys
 for name in ("numba", "scipy", "bitsandbytes", "transformers"):
     sys.modules[name] = None
-for name in ("timed_run_worker", "turns_worker", "turns", "predicted_memory",
+for name in ("timed_run", "turns_worker", "turns", "predicted_memory",
              "largest_batch", "gpu_check.attention_truth", "gpu_check.device_facts"):
     importlib.import_module("transformer_core.measure." + name)
 for name in ("observe.profiler", "decide.gpu_check", "report.gpu_check_page"):

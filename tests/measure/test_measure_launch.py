@@ -1,5 +1,6 @@
 """How the processes of a run are started: by what command, on which hosts."""
 
+import json
 import os
 import stat
 import sys
@@ -23,6 +24,7 @@ from transformer_core.run.launcher import (
     lends_processes_only,
     spans_machines,
 )
+from transformer_core.run.linked_hosts import Linked
 
 CLUSTER = ("NODE_RANK", "RENDEZVOUS", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES")
 LINK = {"bandwidth": "100Mbit/s"}
@@ -100,13 +102,7 @@ def test_by_hand_every_host_starts_its_own_processes(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NODE_RANK", "1")
     monkeypatch.setenv("RENDEZVOUS", "first:29500")
     command = launcher(spec("ddp", nodes=2, devices_per_node=4), WORKER, place=3)
-    assert {"--nodes=2", "--processes=4", "--place=3"} <= set(command)
-    assert command[:3] == [
-        sys.executable,
-        "-m",
-        "transformer_core.run.host_processes",
-    ]
-    assert command[-1] == WORKER
+    assert command == [*one_host.Hosts(2, 4, 600.0, 3).command, WORKER]
     assert lends_processes_only()
     monkeypatch.setenv("NODE_RANK", "0")
     assert not lends_processes_only()
@@ -157,11 +153,7 @@ def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert other is not None
     assert other.port != host.port, "two steps of a job would take each other for their own"
     command = launcher(spec("ddp", nodes=2), WORKER)
-    assert command[:3] == [
-        sys.executable,
-        "-m",
-        "transformer_core.run.host_processes",
-    ]
+    assert command[:3] == [sys.executable, "-m", one_host.__name__]
 
 
 def test_the_first_host_knows_where_the_others_find_it(
@@ -221,7 +213,7 @@ def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch: pytest.Monk
     monkeypatch.setattr(namespaces, "refusal", lambda: None)
     run = linked(kind="ddp")
     command = launcher(run, WORKER)
-    assert {"--link=namespaces", "--bandwidth=100000000.0", "--nodes=2"} <= set(command)
+    assert command == [*Linked(1, 600.0, "namespaces", 1e8, []).command, WORKER]
     assert not spans_machines(run)
     assert spans_machines(spec("ddp", nodes=2))
 
@@ -231,7 +223,7 @@ def test_where_no_namespace_is_allowed_the_link_is_emulated(
 ) -> None:
     monkeypatch.setattr(namespaces, "refusal", lambda: "not here")
     for hook in (None, {"kind": "compress", "dtype": "fp16"}):
-        assert "--link=emulated" in launcher(linked(kind="ddp", hook=hook), WORKER)
+        assert json.loads(launcher(linked(kind="ddp", hook=hook), WORKER)[3])["link"] == "emulated"
 
 
 @pytest.mark.parametrize(
@@ -258,12 +250,12 @@ def test_hosts_on_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) ->
     machine = {"nodes": 2, "devices_per_node": 2, "link": LINK, "device": "auto"}
     run = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
     monkeypatch.setattr(launch, "visible_gpus", lambda: [f"GPU-{n}" for n in range(4)])
-    assert "--gpus=GPU-0,GPU-1,GPU-2,GPU-3" in launcher(run, WORKER)
+    assert json.loads(launcher(run, WORKER)[3])["gpus"] == [f"GPU-{n}" for n in range(4)]
     monkeypatch.setattr(launch, "visible_gpus", lambda: ["GPU-0"])
     with pytest.raises(Unsupported, match="needs 4 CUDA devices for two hosts on one machine"):
         launcher(run, WORKER)
     monkeypatch.setattr(launch, "visible_gpus", list)
-    assert not any(word.startswith("--gpus") for word in launcher(run, WORKER))
+    assert json.loads(launcher(run, WORKER)[3])["gpus"] == []
 
 
 def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,7 @@ KINDS = [
 
 def run(folder: Path, kind: str) -> int:
     """Start a worker on two hosts of two processes; the exit code."""
-    command = [sys.executable, "-m", linked_hosts.__name__, "--nodes=2", "--processes=2"]
-    command += ["--timeout=60", f"--link={kind}", "--bandwidth=1e9"]
+    command = linked_hosts.Linked(2, 60.0, kind, 1e9).command  # type: ignore[arg-type]
     done = subprocess.run(
         [*command, NAME, str(folder), "end"],
         env=write_worker(folder),

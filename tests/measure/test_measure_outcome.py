@@ -49,6 +49,13 @@ from transformer_core.run.statuses import (
             "Last error: Error while creating shared memory segment /dev/shm/nccl-x (size 33030528), "
             "error: No space left on device (28). Remedy: make room in /dev/shm",
         ),
+        (
+            RuntimeError(
+                "NCCL error\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device"
+            ),
+            "unsupported",
+            "machine.devices_per_node",
+        ),
     ],
 )
 def test_classify(error: BaseException, status: str, words: str) -> None:
@@ -165,6 +172,10 @@ def _alive(pid: int) -> bool:
         (PermissionError(errno.EACCES, "Permission denied", "run.log"), "give permission"),
         (OSError(errno.EIO, "Input/output error", "shard-00000.arrow"), "look at the disk"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
+        (
+            SafetensorError("Error while serializing: IoError(Os { code: 28, kind: StorageFull })"),
+            "make room there",
+        ),
         (PeerLost("rank 1 on host n1 does not answer"), "rank 1"),
         (CorpusError("has changed", file="shard-00000.arrow", remedy="make it again"), "has chang"),
     ],
@@ -179,13 +190,6 @@ def test_a_fault_of_a_program_is_not_tried_again() -> None:
     outcome = Outcome.of(ValueError("no such head"))
     assert not outcome.again
     assert outcome.traceback
-
-
-def test_a_full_disk_under_a_library_in_rust_is_tried_again() -> None:
-    text = 'Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "No sp" })'
-    outcome = Outcome.of(SafetensorError(text))
-    assert outcome.again
-    assert "make room there" in (outcome.reason or "")
 
 
 def test_the_count_of_failures_grows(tmp_path: Path) -> None:
@@ -218,13 +222,3 @@ def test_workers_that_were_asked_to_stop_leave_nothing(
     order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
     with pytest.raises(SystemExit):
         supervisor.attempt(order, tmp_path / "metrics.json")
-
-
-def test_two_ranks_on_one_gpu_are_unsupported_with_the_remedy() -> None:
-    said = (
-        "NCCL error in: ProcessGroupNCCL.cpp, invalid usage\n"
-        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
-    )
-    status, reason = classify(RuntimeError(said))
-    assert status == "unsupported"
-    assert "machine.devices_per_node" in reason

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.run import start_obstacles
-from transformer_core.run.start_obstacles import no_loopback, obstacle
+from transformer_core.run import supervisor
+from transformer_core.run.supervisor import no_loopback, obstacle
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -39,8 +39,8 @@ def test_too_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         if next(started, None) is None:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(start_obstacles.threading.Thread, "start", start)
-    monkeypatch.setattr(start_obstacles.threading.Thread, "join", lambda self: None)
+    monkeypatch.setattr(supervisor.threading.Thread, "start", start)
+    monkeypatch.setattr(supervisor.threading.Thread, "join", lambda self: None)
     found = obstacle(tmp_path, threads=100_000)
     assert found is not None
     assert "starts 5 more threads of the 100000" in found
@@ -54,7 +54,7 @@ def test_a_full_disk(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def usage(path: Path) -> Usage:
         return Usage(9, 9, 4096 if str(path).endswith(full) else 1 << 40)
 
-    monkeypatch.setattr(start_obstacles.shutil, "disk_usage", usage)
+    monkeypatch.setattr(supervisor.shutil, "disk_usage", usage)
     found = obstacle(folder, threads=1)
     assert found is not None
     assert f"{full} is full: 4096 bytes are free" in found
@@ -62,7 +62,7 @@ def test_a_full_disk(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_loopback() -> None:
-    program = "from transformer_core.run.start_obstacles import no_loopback\nprint(no_loopback())"
+    program = "from transformer_core.run.supervisor import no_loopback\nprint(no_loopback())"
     command = ["unshare", "-Urn", sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
     if "unshare" in done.stderr:

@@ -23,8 +23,7 @@ from transformer_core.observe.nsys import (
     rows,
     telling_lines,
 )
-from transformer_core.observe.profile_job import choose, supervise, under
-from transformer_core.observe.profile_order import CaptureOrder
+from transformer_core.observe.profile_job import CaptureOrder, choose, supervise, under
 
 RUNS = "import capture_builders as b\nb.trained(output)\n"
 

@@ -24,7 +24,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import Capture, DdpTimes
 from tests.orders import job_command
 from transformer_core.observe import profiler as capture_worker
-from transformer_core.observe.profile_order import CaptureOrder
+from transformer_core.observe.profile_job import CaptureOrder
 from transformer_core.observe.profiler import ddp_delay, uninterrupted
 from transformer_core.observe.ranges import mark_phases
 from transformer_core.trace.events.phases import PHASES, STEP, label
@@ -316,9 +316,8 @@ def test_timers_that_disturb_have_steps_of_their_own(monkeypatch: pytest.MonkeyP
     )
     strategy = SimpleNamespace(synchronise=lambda: None, devices=[])
     setup: Any = SimpleNamespace(spec=spec_of(parallel=Ddp(kind="ddp")), strategy=strategy)
-    quiet: Any = SimpleNamespace(step_done=lambda tokens: None)
     recorder: Any = Recorder()
-    capturing = capture_worker.Capturing(setup, recorder, quiet, warmup=2, steps=3)
+    capturing = capture_worker.Capturing(setup, recorder, warmup=2, steps=3)
     for step in range(1, 9):
         capturing.step_done(step, 1, 1, 1, 0.0)
     step = 9

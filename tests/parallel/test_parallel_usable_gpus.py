@@ -13,7 +13,6 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Gpu
 from transformer_core.measure import evaluation as evaluation_job
-from transformer_core.measure import evaluation_worker
 from transformer_core.measure.evaluation import EvaluationOrder
 from transformer_core.parallel import nvml, settling, shared_gpus, usable_gpus
 from transformer_core.parallel.shared_gpus import require_shared_gpus
@@ -199,7 +198,7 @@ def test_the_evaluation_looks_before_it_translates(
     known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
     order = EvaluationOrder(spec=spec, log_file=tmp_path / "log", **known)
     with pytest.raises(Unsupported, match="sees none of them"):
-        evaluation_worker.work(order, Program(order, 0.0))
+        evaluation_job.work(order, Program(order, 0.0))
 
 
 def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path: Path) -> None:
@@ -212,7 +211,7 @@ def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path: Path) -> 
     known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
     order = EvaluationOrder(spec=alone, log_file=tmp_path / "log", **known)
     with pytest.raises(Unsupported, match="needs 1 CUDA device, this host has 0"):
-        evaluation_worker.work(order, Program(order, 0.0))
+        evaluation_job.work(order, Program(order, 0.0))
 
 
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schemas.results.kernels import StepKernels
 from transformer_core.machine.hardware import allocator
 from transformer_core.machine.process_settings import cuda_allocator
+from transformer_core.training.observer import Observer
 
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention", "varlen")
 UPDATE = ("_fused_", "_foreach_")
@@ -49,6 +50,23 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
             allocator=", ".join(filter(None, (allocator(), cuda_allocator()))),
             threads=torch.get_num_threads(),
         )
+
+
+class FirstKernels(Observer):
+    """Shows ``first`` the first step, and no step if training resumes later: observing slows a step
+    down."""
+
+    def __init__(self, first: FirstStep) -> None:
+        self.first = first
+
+    def start(self, step: int) -> None:
+        if step == 0:
+            self.first.begin()
+
+    def updated(
+        self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor
+    ) -> None:
+        self.first.end()
 
 
 class _Seen(TorchDispatchMode):

@@ -34,7 +34,7 @@ from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.machine.provenance import collect
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel.fsdp import repeated_layers
-from transformer_core.parallel.texts import gather_texts
+from transformer_core.parallel.strategy import gather_texts
 from transformer_core.parallel.topology import Process
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job import Job

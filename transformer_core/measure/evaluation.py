@@ -4,17 +4,24 @@ Like a run it always has a result: BLEU and translations, or a status that says 
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results import EvaluationResult, Repeat, Status
 from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.supervisor import attempt
+
+if TYPE_CHECKING:
+    from transformer_core.run.worker import Program
+
+RESULT = "evaluation.json"
 
 
 def not_evaluated(variant: str, status: Status, reason: str | None) -> EvaluationResult:
@@ -34,8 +41,6 @@ def not_evaluated(variant: str, status: Status, reason: str | None) -> Evaluatio
 
 class EvaluationOrder(TrainingOrder):
     """Order to translate the test split with a trained model."""
-
-    work = "transformer_core.measure.evaluation_worker"
 
     weights: Path
     """model.safetensors of the run."""
@@ -94,4 +99,21 @@ class Evaluation(TrainingJob):
             write_result(self.output, found.model_dump_json(indent=2) + "\n", made_from)
 
 
-RESULT = "evaluation.json"
+def work(order: EvaluationOrder, program: "Program") -> None:
+    """Evaluates the model in a process of its own, and writes the result."""
+    # Only here: a job that waits for this has no use for torch.
+    from transformer_core.data.sharding.shard_store import open_shards
+    from transformer_core.training import continue_texts, translate
+
+    judges = {"translation": translate.evaluate, "language_model": continue_texts.evaluate}
+    device = program.process.device
+    store = open_shards(order.data / "shards/test/manifest.json")
+    found = judges[order.spec.task.kind](
+        order.spec,
+        order.weights,
+        store,
+        store.manifest.vocabulary,
+        order.data / "tokenizer.json",
+        device,
+    )
+    write_text(order.output / RESULT, found.model_dump_json(indent=2) + "\n")

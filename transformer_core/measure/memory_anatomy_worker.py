@@ -36,7 +36,6 @@ from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.measure.heaviest_batch import heaviest_batch, largest_shape
 from transformer_core.measure.memory_anatomy import AnatomyOrder, rank_file
 from transformer_core.models.decoding import beam_search
-from transformer_core.observe.allocations import CpuAllocations, CudaAllocations
 from transformer_core.observe.followed_step import (
     Interval,
     StepMemory,
@@ -44,7 +43,12 @@ from transformer_core.observe.followed_step import (
     followed_step,
     watched_step,
 )
-from transformer_core.observe.milestones import Milestones, first_kernel
+from transformer_core.observe.milestones import (
+    CpuAllocations,
+    CudaAllocations,
+    Milestones,
+    first_kernel,
+)
 from transformer_core.parallel.topology import Process
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup, assemble

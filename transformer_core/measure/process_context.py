@@ -1,11 +1,10 @@
 """The memory a process takes before it has a tensor of any size.
 
 Libraries, code that is loaded when it first runs, threads and, on a GPU, the CUDA context: measured
-in a fresh process, ``python -m transformer_core.measure.process_context``, that
-trains a model of next to nothing for a step.
+in a fresh process, ``python -m transformer_core.measure.process_context cpu``, that trains a
+model of next to nothing for a step.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -33,13 +32,7 @@ SMALL: dict[str, Any] = {"kind": "transformer", "d_model": 16, "d_ff": 32, "head
 def measured_context(device: torch.device) -> dict[str, int | None]:
     """Bytes on ``device`` of a process of a ``single`` and of a ``distributed`` run: the resident
     set on a CPU, NVML's number on a GPU, null where NVML does not tell."""
-    command = [
-        sys.executable,
-        "-m",
-        "transformer_core.measure.process_context",
-        "--device",
-        device.type,
-    ]
+    command = [sys.executable, "-m", "transformer_core.measure.process_context", device.type]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, int | None] = json.loads(done.stdout)
     return found
@@ -76,9 +69,7 @@ def train_a_step(kind: str, device: torch.device) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True, help="kind of device")
-    device = torch.device(parser.parse_args().device)
+    device = torch.device(sys.argv[1])
     before = nvml.memory_by_uuid()
     found = {}
     train_a_step("single", device)

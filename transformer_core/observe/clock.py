@@ -13,16 +13,8 @@ class WindowClock(Observer):
 
     The device is synchronised, and the clock read, only where a warm-up or window begins or ends
     and where validation or a checkpoint interrupts it: a clock that synchronised in every step
-    would slow down what it measures.
-
-    Args:
-        warmup_steps: first steps after each start, which belong to no window.
-        window_steps: steps of a window.
-        synchronise: waits for the device (a no-op on CPU).
-        now: clock reading in seconds; it must never go backwards.
-
-    Raises:
-        ValueError: ``warmup_steps`` is negative or ``window_steps`` is not positive.
+    would slow down what it measures. The first ``warmup_steps`` after each start belong to no
+    window; time in pauses belongs to none either.
     """
 
     def __init__(
@@ -32,11 +24,6 @@ class WindowClock(Observer):
         synchronise: Callable[[], None],
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if warmup_steps < 0 or window_steps < 1:
-            raise ValueError(
-                f"warmup_steps = {warmup_steps}, window_steps = {window_steps}: "
-                "take at least 0 and at least 1"
-            )
         self.windows: list[Window] = []
         """The closed windows, those of earlier sessions included."""
         self.warmup_seconds: float | None = None
@@ -47,26 +34,10 @@ class WindowClock(Observer):
         self._window_steps = window_steps
         self._synchronise = synchronise
         self._now = now
-        self._step: int | None = None
-        self._warming_up = True
-        self._paused_at: float | None = None
-        self._begin(0, 0.0)
 
     def start(self, step: int) -> None:
-        """Training starts or resumes with ``step`` optimizer steps done.
-
-        A window that an earlier session left unfinished is dropped, and the warm-up begins anew.
-
-        Raises:
-            ValueError: a loaded window lies beyond ``step``, so it is of another training.
-        """
-        if self.windows and self.windows[-1].last_step > step:
-            raise ValueError(
-                f"a window ends at step {self.windows[-1].last_step}, but training goes on at "
-                f"step {step}: load the state that was saved with this checkpoint"
-            )
-        self._step = step
-        self._paused_at = None
+        """A window that an earlier session left unfinished is dropped, and the warm-up begins
+        anew."""
         self._warming_up = self._warmup_steps > 0
         if not self._warming_up:
             self.warmup_seconds = 0.0
@@ -76,16 +47,6 @@ class WindowClock(Observer):
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
     ) -> None:
-        """Optimizer step ``step`` (counted from 1) has been issued.
-
-        Raises:
-            RuntimeError: the clock is not started, or paused.
-            ValueError: ``step`` does not follow the step before.
-        """
-        last = self._running("step_done")
-        if step != last + 1:
-            raise ValueError(f"step {step} follows step {last}: steps must be consecutive")
-        self._step = step
         self._pairs += pairs
         self._tokens += tokens
         self._padded_tokens += padded_tokens
@@ -95,41 +56,18 @@ class WindowClock(Observer):
             self._close(step)
 
     def pause(self) -> None:
-        """Validation or a checkpoint begins: its time belongs to no window.
-
-        Raises:
-            RuntimeError: the clock is not started, or paused already.
-        """
-        self._running("pause")
         self._paused_at = self._read()
 
     def resume(self) -> None:
-        """Validation or a checkpoint is over.
-
-        Raises:
-            RuntimeError: the clock is not paused.
-        """
-        if self._paused_at is None:
-            raise RuntimeError("resume() without pause()")
         self._pauses += self._read() - self._paused_at
-        self._paused_at = None
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, as JSON-able values: closed windows and the warm-up time."""
         return {
             "windows": [window.model_dump(mode="json") for window in self.windows],
             "warmup_seconds": self.warmup_seconds,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over :meth:`state` of an earlier session; call it before :meth:`start`.
-
-        Raises:
-            RuntimeError: the clock runs already.
-            pydantic.ValidationError: ``state`` does not hold windows.
-        """
-        if self._step is not None:
-            raise RuntimeError("load() after start()")
         self.windows = [Window.model_validate(window) for window in state["windows"]]
         self.warmup_seconds = state["warmup_seconds"]
 
@@ -164,11 +102,3 @@ class WindowClock(Observer):
     def _read(self) -> float:
         self._synchronise()
         return self._now()
-
-    def _running(self, call: str) -> int:
-        """The last step; RuntimeError if the clock does not run."""
-        if self._step is None:
-            raise RuntimeError(f"{call}() before start()")
-        if self._paused_at is not None:
-            raise RuntimeError(f"{call}() while paused: call resume() first")
-        return self._step

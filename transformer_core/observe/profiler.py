@@ -12,7 +12,7 @@ from schemas.results import DdpTimes, RankCapture
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.data.sharding.training_shards import open_training_shards
-from transformer_core.observe.profile_order import CaptureOrder, rank_file
+from transformer_core.observe.profile_job import CaptureOrder, rank_file
 from transformer_core.observe.ranges import allocated_mark, mark_layers, mark_phases, of_phases
 from transformer_core.observe.recording import NsysRecording, Recording, TorchRecording
 from transformer_core.run.statuses import CHECKPOINTS
@@ -20,7 +20,7 @@ from transformer_core.run.worker import Program
 from transformer_core.trace.events.phases import STEP, label
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import train
-from transformer_core.training.observer import Observer
+from transformer_core.training.observer import Observer, Observers, Progress
 
 
 class Enough(Exception):
@@ -30,12 +30,9 @@ class Enough(Exception):
 class Capturing(Observer):
     """Starts and stops the recording of a profiled run between steps."""
 
-    def __init__(
-        self, setup: Setup, recording: Recording, progress: RunProgress, warmup: int, steps: int
-    ) -> None:
+    def __init__(self, setup: Setup, recording: Recording, warmup: int, steps: int) -> None:
         self.setup = setup
         self.recording = recording
-        self.progress = progress
         self.first, self.last = warmup + 1, warmup + steps
         self.timed = range(self.first, self.last + 1)
         """Steps that DDP's own timers describe."""
@@ -46,13 +43,9 @@ class Capturing(Observer):
         self.step: Any = None
         self.began = 0.0
 
-    def start(self, step: int) -> None:
-        self.progress.start(step)
-
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
     ) -> None:
-        self.progress.step_done(tokens)
         if self.step is not None:
             self.step.__exit__(None, None, None)
             self.step = None
@@ -79,9 +72,6 @@ class Capturing(Observer):
             self.ddp.append(times)
         if step > self.timed[-1]:
             raise Enough
-
-    def logged(self, step: int, loss: float) -> None:
-        self.progress.logged(step, loss)
 
 
 def has_slow_timers(setup: Setup) -> bool:
@@ -149,9 +139,9 @@ def work(order: CaptureOrder, program: Program) -> None:
     mark_layers(setup.model, recording.range_named, allocated_mark(process.device))
     mark_phases(setup, of_phases(recording.range_named))
     progress = RunProgress(order.title, warmup + 2 * steps + 1, show=process.is_main)
-    observer = Capturing(setup, recording, progress, warmup, steps)
+    observer = Capturing(setup, recording, warmup, steps)
     try:
-        train(setup, observer, order.output / CHECKPOINTS)
+        train(setup, Observers(Progress(progress), observer), order.output / CHECKPOINTS)
     except Enough:
         progress.close()
     rank = RankCapture(

@@ -13,9 +13,9 @@ from torch import Tensor
 from schemas.config.run_spec import RunSpec
 from schemas.results import Probe
 from schemas.results.kernels import StepKernels
+from transformer_core.machine.machine_state import probe_cuda
 from transformer_core.machine.peak_memory import rank_memory, reset_peak
 from transformer_core.machine.provenance import collect
-from transformer_core.machine.speed_probe import probe_cuda
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.run.coordinator import (

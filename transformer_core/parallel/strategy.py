@@ -15,8 +15,25 @@ from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.parallel import lost_ranks
 from transformer_core.parallel.messages import MIB, buckets, flatten
-from transformer_core.parallel.texts import gather_texts
 from transformer_core.parallel.topology import Process, link_in_use
+
+
+def gather_texts(text: str, device: torch.device) -> list[str]:
+    """The ``text`` of each rank, in their order. A collective of the default group, whose tensors
+    lie on ``device``."""
+    if dist.get_backend() == "fake":
+        # One process stands for all ranks, where memory is predicted.
+        return [text] * dist.get_world_size()
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    sizes[dist.get_rank()] = len(own)
+    dist.all_reduce(sizes)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
+    padded[: len(own)] = own
+    everyone = [torch.empty_like(padded) for _ in range(len(sizes))]
+    dist.all_gather(everyone, padded)
+    found = zip(everyone, sizes.tolist(), strict=True)
+    return [bytes(data[:size].tolist()).decode() for data, size in found]
 
 
 class Objective(Protocol):

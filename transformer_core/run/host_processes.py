@@ -6,8 +6,8 @@ this host. Which host it is, Slurm says, or the environment: NODE_RANK (0, 1, ..
 (host:port of the first).
 """
 
-import argparse
 import ipaddress
+import json
 import os
 import re
 import shutil
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import psutil
 
@@ -75,16 +75,23 @@ def torchrun(processes: int, address: str = "127.0.0.1", port: int = 0) -> list[
     return [*command, "--rdzv-backend=one_address", f"--rdzv-endpoint={address}:{port}"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose what to start."""
-    parser.add_argument("--nodes", type=int, required=True, help="hosts of the run")
-    parser.add_argument("--processes", type=int, required=True, help="processes on each host")
-    parser.add_argument(
-        "--timeout", type=float, required=True, help="seconds to wait for the other hosts"
-    )
-    parser.add_argument(
-        "worker", nargs=argparse.REMAINDER, help="module that the processes run, and its options"
-    )
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a run, as :data:`ONE_HOST` is told in JSON on each of them, before the module
+    that its processes run and its options."""
+
+    nodes: int
+    processes: int
+    """On each host."""
+    timeout: float
+    """Seconds to wait for the other hosts."""
+    place: int = 0
+    """Added to the port; one for each run at the same time."""
+
+    @property
+    def command(self) -> list[str]:
+        """The start of the command line."""
+        return [sys.executable, "-m", ONE_HOST, json.dumps(asdict(self))]
 
 
 @dataclass(frozen=True)
@@ -205,27 +212,19 @@ def _own_address(host: str, port: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.run.host_processes",
-        description="Start one host's processes of a run over several hosts.",
-    )
-    add_arguments(parser)
-    parser.add_argument(
-        "--place", type=int, default=0, help="added to the port; one for each run at the same time"
-    )
-    arguments = parser.parse_args()
+    hosts, worker = Hosts(**json.loads(sys.argv[1])), sys.argv[2:]
     host = this_host()
     if host is None:
-        parser.error("which host is this? Set NODE_RANK and RENDEZVOUS, or start it through srun")
-    port = host.port + arguments.place
-    command = torchrun(arguments.processes, host.address, port)
-    command += [f"--nnodes={arguments.nodes}"]
+        sys.exit("which host is this? Set NODE_RANK and RENDEZVOUS, or start it through srun")
+    port = host.port + hosts.place
+    command = torchrun(hosts.processes, host.address, port)
+    command += [f"--nnodes={hosts.nodes}"]
     # A static rendezvous: ranks are in the order of the hosts.
-    timeout = max(1, round(arguments.timeout))
+    timeout = max(1, round(hosts.timeout))
     command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
     first = host.node_rank == 0
     os.environ.update(between_hosts(host.address, port, first, os.environ))
-    command += ["-m", QUICK_START, *arguments.worker]
+    command += ["-m", QUICK_START, *worker]
     os.environ.setdefault(HOST_VARIABLE, slurm_host_name())
     os.execv(command[0], command)
 

@@ -9,15 +9,14 @@ from schemas.errors import Unsupported
 from transformer_core.run import namespaces
 from transformer_core.run.gpu_leases import visible_gpus
 from transformer_core.run.host_processes import (
-    ONE_HOST,
     QUICK_START,
+    Hosts,
     in_slurm_job,
     srun,
     this_host,
     torchrun,
 )
-
-LINKED_HOSTS = "transformer_core.run.linked_hosts"
+from transformer_core.run.linked_hosts import Linked
 
 
 def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
@@ -47,16 +46,20 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
             return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
         start = [*torchrun(processes), "-m"]
         return [*start, *([] if anew else [QUICK_START]), worker]
-    hosts = [f"--nodes={machine.nodes}", f"--processes={processes}"]
-    hosts += [f"--timeout={machine.timeout}"]
     if machine.link is not None:
-        link = [f"--link={_link_kind(spec, machine.link)}", f"--bandwidth={machine.link.bandwidth}"]
-        return [sys.executable, "-m", LINKED_HOSTS, *hosts, *link, *_shared_gpus(spec), worker]
-    hosts += [f"--place={place}"]
+        linked = Linked(
+            processes,
+            machine.timeout,
+            _link_kind(spec, machine.link),
+            machine.link.bandwidth,
+            _shared_gpus(spec),
+        )
+        return [*linked.command, worker]
+    hosts = Hosts(machine.nodes, processes, machine.timeout, place)
     if this_host() is not None:
-        return [sys.executable, "-m", ONE_HOST, *hosts, worker]
+        return [*hosts.command, worker]
     if in_slurm_job():
-        return [*srun(machine.nodes), sys.executable, "-m", ONE_HOST, *hosts, worker]
+        return [*srun(machine.nodes), *hosts.command, worker]
     raise Unsupported(
         f"needs {machine.nodes} hosts: submit it to Slurm, or start the same command on each of "
         "them with NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of the first) set"
@@ -102,7 +105,7 @@ def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
 
 
 def _shared_gpus(spec: RunSpec) -> list[str]:
-    """The option that divides this machine's GPUs among its emulated hosts."""
+    """The GPUs of this machine that its emulated hosts share out."""
     found = [] if spec.machine.device == "cpu" else visible_gpus()
     if not found and spec.machine.device != "cuda":
         return []
@@ -111,4 +114,4 @@ def _shared_gpus(spec: RunSpec) -> list[str]:
             f"needs {spec.world_size} CUDA devices for two hosts on one machine, which has "
             f"{len(found)}"
         )
-    return [f"--gpus={','.join(found)}"]
+    return found

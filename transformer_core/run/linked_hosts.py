@@ -5,7 +5,7 @@
 own, or, where the link is only emulated, side by side.
 """
 
-import argparse
+import json
 import os
 import signal
 import socket
@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import get_args
+from dataclasses import asdict, dataclass
 
 from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkKind
-from transformer_core.run.host_processes import INTERFACE_VARIABLES, ONE_HOST, add_arguments
+from transformer_core.run.host_processes import INTERFACE_VARIABLES, Hosts
 from transformer_core.run.namespaces import (
     ADDRESSES,
     DEVICE,
@@ -33,28 +33,48 @@ PORT = 29_500
 """Port of the rendezvous in a namespace, which nothing else uses."""
 
 
-def start(arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+@dataclass(frozen=True)
+class Linked:
+    """Two hosts and the link between them, as this program is told in JSON before the module that
+    their processes run and its options."""
+
+    processes: int
+    """On each host."""
+    timeout: float
+    """Seconds that they wait for one another."""
+    link: LinkKind
+    """How the link is made."""
+    bandwidth: float
+    """Bits per second."""
+    gpus: Sequence[str] = ()
+    """UUIDs of the GPUs that the hosts share out."""
+
+    @property
+    def command(self) -> list[str]:
+        """The start of the command line."""
+        return [sys.executable, "-m", __spec__.name, json.dumps(asdict(self))]
+
+
+def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]]:
     """Start both hosts."""
     joined: tuple[Namespace | None, ...] = (None, None)
     rendezvous = f"127.0.0.1:{_free_port()}"
-    if arguments.link == "namespaces":
-        joined = join_two(arguments.bandwidth)
+    if linked.link == "namespaces":
+        joined = join_two(linked.bandwidth)
         rendezvous = f"{ADDRESSES[0]}:{PORT}"
-    command = [sys.executable, "-m", ONE_HOST, f"--nodes={len(joined)}"]
-    command += [f"--processes={arguments.processes}", f"--timeout={arguments.timeout}"]
-    command += arguments.worker
+    command = [*Hosts(len(joined), linked.processes, linked.timeout).command, *worker]
     hosts = []
     for node, namespace in enumerate(joined):
         environment = os.environ | {"NODE_RANK": str(node), "RENDEZVOUS": rendezvous}
-        environment |= {LINK_VARIABLE: arguments.link}
+        environment |= {LINK_VARIABLE: linked.link}
         environment |= {HOST_VARIABLE: f"{node} on {socket.gethostname()}"}
         if namespace is not None:
             environment |= dict.fromkeys(INTERFACE_VARIABLES, DEVICE)
             # NCCL would find its peers by shared memory, past the link.
             environment |= {"NCCL_HOSTID": f"host-{node}", "NCCL_IB_DISABLE": "1"}
-        if arguments.gpus:
-            own = slice(node * arguments.processes, (node + 1) * arguments.processes)
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(arguments.gpus.split(",")[own])
+        if linked.gpus:
+            own = slice(node * linked.processes, (node + 1) * linked.processes)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(linked.gpus[own])
         hosts.append(subprocess.Popen(command, env=environment, preexec_fn=_entering(namespace)))
     return hosts
 
@@ -98,21 +118,10 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.run.linked_hosts",
-        description="Start a run on two hosts emulated on this machine, with a limited link.",
-    )
-    parser.add_argument(
-        "--link", choices=get_args(LinkKind), required=True, help="how the link is made"
-    )
-    parser.add_argument("--bandwidth", type=float, required=True, help="bits per second")
-    parser.add_argument("--gpus", help="UUIDs of the GPUs that the hosts share out")
-    add_arguments(parser)
-    arguments = parser.parse_args()
     try:
-        hosts = start(arguments)
+        hosts = start(Linked(**json.loads(sys.argv[1])), sys.argv[2:])
     except NamespacesUnavailableError as error:
-        parser.exit(1, f"{error}\n")
+        sys.exit(str(error))
 
     def hand_on(number: int, _: object) -> None:
         for host in hosts:

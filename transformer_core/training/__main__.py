@@ -29,28 +29,7 @@ from transformer_core.parallel.topology import Process, this_process
 from transformer_core.training.assemble import assemble
 from transformer_core.training.history import History
 from transformer_core.training.loop import Diverged, train
-from transformer_core.training.observer import Observer
-
-
-class Shown(Observer):
-    """Shows losses as they are read."""
-
-    def __init__(self, progress: RunProgress) -> None:
-        self.progress = progress
-
-    def start(self, step: int) -> None:
-        self.progress.start(step)
-
-    def step_done(
-        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
-    ) -> None:
-        self.progress.step_done(tokens)
-
-    def logged(self, step: int, loss: float) -> None:
-        self.progress.logged(step, loss)
-
-    def validated(self, step: int, loss: float) -> None:
-        self.progress.validated(step, loss)
+from transformer_core.training.observer import Progress
 
 
 def run(spec: RunSpec, process: Process, shards: TrainingShards, output: Path) -> History:
@@ -60,7 +39,7 @@ def run(spec: RunSpec, process: Process, shards: TrainingShards, output: Path) -
     progress = RunProgress(spec.variant, spec.training.steps, show=process.is_main)
     checkpoints = output / "checkpoint"
     try:
-        history = train(setup, Shown(progress), checkpoints)
+        history = train(setup, Progress(progress), checkpoints)
     finally:
         progress.close()
     weights = whole_weights(setup.model, keep=process.is_main)

@@ -1,7 +1,9 @@
 """Observers of a training: a clock, a profiler, a progress bar, one beside the other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from transformer_core.common.progress import RunProgress
 
 if TYPE_CHECKING:  # clocks are imported where torch is not
     from torch import Tensor
@@ -42,6 +44,16 @@ class Observer:
         """Restores the state that :meth:`state` returned."""
 
 
+def _each(name: str) -> Callable[..., None]:
+    """The method ``name`` of a group: that of each observer, one after the other."""
+
+    def method(self: "Observers", *arguments: Any) -> None:
+        for observer in self.observers:
+            getattr(observer, name)(*arguments)
+
+    return method
+
+
 class Observers(Observer):
     """Several observers of one training, called in order. Their states are merged, so each uses its
     own names."""
@@ -49,39 +61,35 @@ class Observers(Observer):
     def __init__(self, *observers: Observer) -> None:
         self.observers: Sequence[Observer] = observers
 
-    def start(self, step: int) -> None:
-        for observer in self.observers:
-            observer.start(step)
-
-    def updated(self, step: int, target_tokens: int, loss_sum: "Tensor", norm: "Tensor") -> None:
-        for observer in self.observers:
-            observer.updated(step, target_tokens, loss_sum, norm)
-
-    def step_done(
-        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
-    ) -> None:
-        for observer in self.observers:
-            observer.step_done(step, pairs, tokens, padded_tokens, input_wait_seconds)
-
-    def logged(self, step: int, loss: float) -> None:
-        for observer in self.observers:
-            observer.logged(step, loss)
-
-    def validated(self, step: int, loss: float) -> None:
-        for observer in self.observers:
-            observer.validated(step, loss)
-
-    def pause(self) -> None:
-        for observer in self.observers:
-            observer.pause()
-
-    def resume(self) -> None:
-        for observer in self.observers:
-            observer.resume()
+    start = _each("start")
+    updated = _each("updated")
+    step_done = _each("step_done")
+    logged = _each("logged")
+    validated = _each("validated")
+    pause = _each("pause")
+    resume = _each("resume")
+    load = _each("load")
 
     def state(self) -> dict[str, Any]:
         return {name: value for each in self.observers for name, value in each.state().items()}
 
-    def load(self, state: dict[str, Any]) -> None:
-        for observer in self.observers:
-            observer.load(state)
+
+class Progress(Observer):
+    """Shows the steps and losses of a training: a bar, or plain lines of a log."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self.progress = progress
+
+    def start(self, step: int) -> None:
+        self.progress.start(step)
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        self.progress.step_done(tokens)
+
+    def logged(self, step: int, loss: float) -> None:
+        self.progress.logged(step, loss)
+
+    def validated(self, step: int, loss: float) -> None:
+        self.progress.validated(step, loss)
