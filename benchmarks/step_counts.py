@@ -27,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from schemas.config.model import AnyModel
 from schemas.config.training import Training
+from transformer_core.data.batching.collate import Known
 from transformer_core.measure.memory_prediction import imitated_cuda, place
 from transformer_core.models.objective import Objective
 from transformer_core.models.registry import build_model
@@ -107,7 +108,7 @@ def count(
             optimizer.zero_grad(set_to_none=True)
             batch = [torch.ones(pairs, tokens, dtype=torch.int64) * 5 for _ in range(3)]
             with precision.autocast():
-                loss = objective(*batch, source_full=True)
+                loss = objective(*batch, Known(source_full=True))
             precision.backward(loss / (pairs * tokens))
             precision.step(optimizer, objective.parameters(), training.clip_norm)
 
