@@ -175,6 +175,8 @@ def test_functions_of_the_program_and_what_they_launch(
     assert sources["share"].sum() == pytest.approx(1)
     main([str(path)])
     assert "model.py(9): forward" in capsys.readouterr().out
+    main([str(path), "--filter", "adam"])
+    assert "model.py(9): forward" not in capsys.readouterr().out
 
 
 def test_stacks_of_older_traces_stand_beside_their_operators(tmp_path: Path) -> None:
@@ -206,7 +208,9 @@ ROOFLINE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_ceilings_beside_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ceilings_beside_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     inputs = {"Input Dims": [[100, 100], [100, 100]], "Input type": ["float", "float"]}
     rows = [*launched("aten::mm", 0, 1, **inputs), on_device("kernel", "sgemm", 5, 4, 1)]
     path = kineto(tmp_path / "trace.json", rows)
@@ -220,6 +224,9 @@ def test_ceilings_beside_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().out
     assert "of ceiling" in told
     assert "50%" in told
+    monkeypatch.setenv("COLUMNS", "60")
+    main([str(path), "--roofline", str(ceilings)])
+    assert all(len(line) <= 60 for line in capsys.readouterr().out.splitlines() if "  " in line)
     ceilings.write_text("{}")
     assert main([str(path), "--roofline", str(ceilings)]) == 1
     assert "tells no ceilings" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
+from textwrap import wrap
 from typing import Any
 
 from schemas.results.profiles import Breakdown, DeviceBreakdown, ProfileSummary
@@ -92,8 +93,12 @@ def page(breakdown: Breakdown, top: int, columns: int | None = None) -> str:
             if some := section():
                 lines += ["", *some]
         lines += [""] * bool(breakdown.notes)
-    lines += [f"note: {note}" for note in breakdown.notes]
+    lines += [line for note in breakdown.notes for line in _sentence(f"note: {note}", columns)]
     return plain("\n".join(lines))
+
+
+def _sentence(text: str, columns: int) -> list[str]:
+    return wrap(text, columns, break_long_words=False, break_on_hyphens=False)
 
 
 def _ms(nanoseconds: float) -> str:
@@ -150,7 +155,7 @@ def _partition(found: ProfileSummary, columns: int) -> list[str]:
     if found.bound and found.bound.window_ns:
         verdict = found.bound.verdict
         part = getattr(found.bound, f"{verdict}_ns") / found.bound.window_ns
-        lines.append(f"Bound by {_BOUNDS[verdict]}: {_share(part)} of the time")
+        lines += _sentence(f"Bound by {_BOUNDS[verdict]}: {_share(part)} of the time", columns)
     return lines
 
 
@@ -208,7 +213,7 @@ def _listed(heads: Row, rows: Sequence[Row], columns: int, top: int) -> list[str
 
 def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
     """The longest kernels of all devices, shares of the time of all, listed or not, and how much
-    they work where that is known."""
+    they work where that is known and a narrow terminal has room."""
     found = _sums(devices, "kernel_times", "name")
     whole = sum(
         use.time_ns
@@ -224,12 +229,21 @@ def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list
     }
     heads = ["operator" if all(device.device == "cpu" for device in devices) else "kernel"]
     heads += ["count", "ms", "of their time"]
+    room = (
+        columns
+        - 20
+        - sum(
+            max(map(len, cells)) + 2
+            for cells in zip(heads[1:], *(row[1:] for row in rows[:top]), strict=True)
+        )
+    )
     for title, amount in rates.items():
         told = [_rate(found[row[0]], amount) for row in rows[:top]]
-        if any(told):
+        form = "{:.0%}" if title == "of ceiling" else "{:,.3g}"
+        cells = ["-" if one is None else form.format(one) for one in told]
+        room -= max(map(len, [title, *cells])) + 2
+        if any(told) and room >= 0:
             heads.append(title)
-            form = "{:.0%}" if title == "of ceiling" else "{:,.3g}"
-            cells = ["-" if one is None else form.format(one) for one in told]
             rows[:top] = [(*row, cell) for row, cell in zip(rows, cells, strict=False)]
     return _listed(heads, rows, columns, top)
 

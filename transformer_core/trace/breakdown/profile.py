@@ -101,7 +101,11 @@ def break_down_reading(
         viewer_files=viewer_files,
         devices=devices,
         summary=summarise(
-            devices, waits.stragglers, layers(rows), shapes(rows, shown), sources(rows, shown)
+            devices,
+            waits.stragglers,
+            layers(rows),
+            shapes(rows, shown),
+            sources(rows, shown, kernels.accepts),
         ),
         notes=list(dict.fromkeys([*reading.notes, *waits.notes, *_launch_notes(rows)])),
     )

@@ -3,7 +3,7 @@ shapes of their inputs with the share of the roofline that each reaches, and sou
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -246,10 +246,14 @@ def shapes(rows: Rows, count: int = SHAPES_SHOWN) -> list[ShapeUse]:
     return found
 
 
-def sources(rows: Rows, count: int = SHAPES_SHOWN) -> list[SourceUse]:
-    """The kernels of each function of the program that take longest in all."""
+def sources(
+    rows: Rows, count: int = SHAPES_SHOWN, accepts: Callable[[str], bool] = bool
+) -> list[SourceUse]:
+    """The accepted kernels of each function of the program that take longest in all."""
     work = rows.where(rows.equal("class", event_table.COMPUTE, COMMUNICATION))
     whole = int(work.durations.sum())
+    known = work.texts["name"]
+    work = work.where(work.equal("name", *(name for name in known if name and accepts(name))))
     return [
         SourceUse(
             source=source,

@@ -169,8 +169,8 @@ class Rows:
         return Rows(self._all, self.texts, places)
 
     def equal(self, name: str, *texts: str) -> Mask:
-        known = self.texts[name]
-        return np.isin(self.columns[name], [k for k, text in enumerate(known) if text in texts])
+        known, wanted = self.texts[name], set(texts)
+        return np.isin(self.columns[name], [k for k, text in enumerate(known) if text in wanted])
 
     def missing(self, name: str) -> Mask:
         return self.columns[name] == len(self.texts[name]) - 1
