@@ -1,9 +1,6 @@
-"""The answer for a training script as one self-contained page:
-``python -m transformer_core.report.tune_page``."""
+"""The answer for a training script as one self-contained page."""
 
-import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,8 @@ from markupsafe import Markup
 
 from schemas.config.study import Study
 from schemas.results.profiles import Breakdown
-from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.kit import svg
 from transformer_core.report.page import environment
@@ -114,25 +111,22 @@ def bar(tried: Tried, timed: Sequence[Tried]) -> dict[str, Any]:
     }
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.report.tune_page",
-        description="Write the answer for a training script as one HTML file.",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="study.json")
-    parser.add_argument("--answer", type=Path, required=True, help="answer.json")
-    parser.add_argument("--output", type=Path, required=True, help="the page")
-    parser.add_argument("--brief", type=Path, required=True, help="the same as Markdown")
-    given = parser.parse_args(arguments)
-    answer = Answer.read(given.answer)
-    origin = json.loads(given.answer.read_text(encoding="utf-8")).get("provenance", {})
-    write_text(given.brief, terminal.markdown(answer))
-    write_text(
-        given.output, render(answer, read_record(given.study, Study), origin, given.answer.parent)
-    )
-    return 0
+class TunePageJob(Job):
+    """Writes the answer for a training script as one HTML file, and the same as Markdown."""
 
+    kind = "tune_page"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    study: Path
+    """study.json."""
+    answer: Path
+    """answer.json."""
+    output: Path
+    brief: Path
+    """report.md to write."""
+
+    def run(self, log_file: Path | None) -> None:
+        answer = Answer.read(self.answer)
+        origin = json.loads(self.answer.read_text(encoding="utf-8")).get("provenance", {})
+        study = read_record(self.study, Study)
+        write_text(self.brief, terminal.markdown(answer))
+        write_text(self.output, render(answer, study, origin, self.answer.parent))

@@ -53,6 +53,8 @@ JOBS = MappingProxyType(
         "short_run": "transformer_core.certify.short_run.ShortRun",
         "timed_run": "transformer_core.measure.timed_run.TimedRun",
         "tokenizer": "transformer_core.data.tokenizing.job.TrainTokenizer",
+        "tune": "transformer_core.tune.job.TuneJob",
+        "tune_page": "transformer_core.report.tune_page.TunePageJob",
         "turns": "transformer_core.measure.turns.TurnsJob",
         "utilisation": "transformer_core.decide.utilisation.UtilisationJob",
         "verify_data": "transformer_core.data.sharding.verify.VerifyData",

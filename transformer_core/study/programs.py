@@ -51,11 +51,11 @@ PROGRAMS = MappingProxyType(
         "search": (_JOB, "transformer_core.decide.search"),
         "quality": (_JOB, "transformer_core.measure.quality"),
         "tune": (
-            *("transformer_core.tune.job", "transformer_core.tune.side"),
+            *(_JOB, "transformer_core.tune.job", "transformer_core.tune.side"),
             "transformer_core.tune.factory",
             *_modules("tune/techniques"),
         ),
-        "tune_page": ("transformer_core.report.tune_page", *_modules("tune/techniques")),
+        "tune_page": (_JOB, "transformer_core.report.tune_page", *_modules("tune/techniques")),
         "link_trial": (_JOB, "transformer_core.measure.turns"),
         "link_error": (_JOB, "transformer_core.decide.link_error"),
         "compute_times": (_JOB, "transformer_core.measure.compute"),

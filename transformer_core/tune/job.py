@@ -1,9 +1,7 @@
-"""Find out what makes a script faster: ``python -m transformer_core.tune.job``."""
+"""Find out what makes a script faster, as a job of a study."""
 
-import argparse
 import json
 import shlex
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +11,10 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.script import ImportedTask, ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
-from transformer_core.common.endings import program, reproducing_command
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
-from transformer_core.common.progress import log, log_to
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
@@ -100,36 +99,34 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
         return Answer(command=tuned.title, status="failed", reason=str(error))
 
 
-@program
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.tune.job",
-        description="Find out what makes the training of a study faster, a script or a function. "
-        "The exit status is 1 if it cannot be observed: FAILED beside the answer then says why.",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="study.json")
-    parser.add_argument("--spec", type=Path, required=True, help="spec.json of its baseline")
-    parser.add_argument("--output", type=Path, required=True, help="answer.json")
-    parser.add_argument("--changes", type=Path, required=True, help="changes.diff")
-    parser.add_argument("--log-file", type=Path, help="file for plain log lines")
-    given = parser.parse_args()
-    log_to(given.log_file)
-    study, spec = read_record(given.study, Study), read_record(given.spec, RunSpec)
-    folder = given.output.parent
-    started = datetime.now(UTC)
-    with exclusive(folder):
-        (folder / FAILED).unlink(missing_ok=True)
-        answer = find_out(study, spec, folder)
-        if answer.status != "ok":
-            log.error("%s cannot be tuned: %s", answer.command, answer.reason)
-            write_text(folder / FAILED, json.dumps(answer.to_json(), indent=1) + "\n")
-            return 1
-        origin = collect(spec, reproducing_command(given.output), started)
-        found = answer.to_json() | {"provenance": origin.model_dump(mode="json")}
-        write_text(given.changes, answer.diff)
-        write_text(given.output, json.dumps(found, indent=1) + "\n")
-    return 0
+class TuneJob(Job):
+    """To find out what makes the training of a study faster, a script or a function. The exit
+    status is 1 if it cannot be observed: FAILED beside the answer then says why."""
 
+    kind = "tune"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    study: Path
+    """study.json."""
+    spec: Path
+    """spec.json of its baseline."""
+    output: Path
+    """answer.json to write."""
+    changes: Path
+    """changes.diff to write."""
+
+    def run(self, log_file: Path | None) -> int:
+        study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)
+        folder = self.output.parent
+        started = datetime.now(UTC)
+        with exclusive(folder):
+            (folder / FAILED).unlink(missing_ok=True)
+            answer = find_out(study, spec, folder)
+            if answer.status != "ok":
+                log.error("%s cannot be tuned: %s", answer.command, answer.reason)
+                write_text(folder / FAILED, json.dumps(answer.to_json(), indent=1) + "\n")
+                return 1
+            origin = collect(spec, reproducing_command(self.output), started)
+            found = answer.to_json() | {"provenance": origin.model_dump(mode="json")}
+            write_text(self.changes, answer.diff)
+            write_text(self.output, json.dumps(found, indent=1) + "\n")
+        return 0

@@ -42,7 +42,7 @@ from transformer_core.study.reservations import (
 from transformer_core.study.resolve import VARIANTS_FILE, lineage
 from transformer_core.study.targets import check_targets, known_targets
 from transformer_core.study.staleness import fingerprints
-from transformer_core.study.users_files import corpus_files, own_models, script_files
+from transformer_core.study.users_files import corpus_files, script_files
 from transformer_core.study.variants import read_variants
 from transformer_core.report.contents import FIGURES, TABLES
 

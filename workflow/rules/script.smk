@@ -7,7 +7,7 @@ if own_targets(STUDY):
             study="results/study.json",
             spec=f"results/runs/{STUDY.baseline}/spec.json",
         output:
-            answer="results/tune/answer.json",
+            "results/tune/answer.json",
             changes="results/tune/changes.diff",
         log:
             "results/logs/tune.log",
@@ -17,32 +17,28 @@ if own_targets(STUDY):
             **needs(lambda wildcards: [on_all_devices(STUDY.machine, "machine")]),
             timed=1,
         params:
-            code=CODE["tune"],
-            again=lambda wildcards: failures("results/tune/answer.json"),
+            **job("tune", of=every_spec),
             script=script_files(STUDY.task),
-            own=own_models(SPECS.values()),
         message:
             "Find out what makes {TUNED} faster"
         shell:
-            "python -m transformer_core.tune.job --study {input.study} --spec {input.spec}"
-            " --output {output.answer} --changes {output.changes} --log-file {log}"
+            JOB
 
     rule tune_page:
         input:
             study="results/study.json",
             answer="results/tune/answer.json",
         output:
-            page="results/report.html",
+            "results/report.html",
             brief="results/report.md",
         log:
             "results/logs/tune_page.log",
         params:
-            code=CODE["tune_page"],
+            **job("tune_page"),
         message:
             "Write the report: results/report.html"
         shell:
-            "python -m transformer_core.report.tune_page --study {input.study}"
-            " --answer {input.answer} --output {output.page} --brief {output.brief} 2>&1 | tee {log}"
+            JOB
 
     # Only one page may have that name: the one above.
     ruleorder: tune_page > page
