@@ -23,7 +23,6 @@ from schemas.errors import ConfigError
 from schemas.results import Certificate
 from tests.attacks.tally import Tally, Verdict
 from tests.orders import run_job
-from transformer_core.certify import judge as certify
 from transformer_core.common.digests import NAME, forget_all
 from transformer_core.common.records import read_record
 from transformer_core.common.tables import read_table
@@ -163,14 +162,14 @@ def _certify(results: Path, file: Path) -> str:
         and file.parent.name in (path.stem, record.reference)
     ]
     record, runs = found[0], results / "equivalence/trajectories"
-    options = ["--variant", record.variant, "--equivalence", record.equivalence.model_dump_json()]
-    options += [
-        "--run",
-        str(runs / record.variant),
-        "--reference",
-        str(runs / str(record.reference)),
-    ]
-    return _made(certify.main, options, results)
+    return _ran(
+        results,
+        "certify",
+        variant=record.variant,
+        equivalence=record.equivalence,
+        short_run=runs / record.variant / "trajectory.json",
+        reference=runs / str(record.reference) / "trajectory.json",
+    )
 
 
 def _combine(results: Path, file: Path) -> str:
@@ -199,16 +198,11 @@ def _compare(results: Path, file: Path) -> str:
     )
 
 
-def _ran(folder: Path, kind: str, **fields: Any) -> str:
-    """The same of a job that takes an order."""
-    return _made(lambda _: run_job(kind, **fields, output=folder / OUTPUT), [], folder)
-
-
-def _made(main: Callable[[list[str]], int], options: list[str], results: Path) -> str:
-    """What a job writes; RefusedError if it says what is wrong instead."""
+def _ran(results: Path, kind: str, **fields: Any) -> str:
+    """The output of a job; RefusedError if it says what is wrong instead."""
     output = results / OUTPUT
     output.unlink(missing_ok=True)
-    if main([*options, "--output", str(output)]):
+    if run_job(kind, **fields, output=output):
         raise RefusedError
     return output.read_text()
 

@@ -1,6 +1,7 @@
 """Certificates, and planted faults that must cost a variant its certificate."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from schemas.results.checks import (
     TensorDistance,
 )
 from schemas.results.equivalence import Agreement, DropoutPlace
+from tests.orders import run_job
 from transformer_core.certify.bounds import Weights
-from transformer_core.certify.certificate_table import main as table_of
 from transformer_core.certify.final_losses import (
     LEVEL,
     compare_final_losses,
@@ -34,7 +35,6 @@ from transformer_core.certify.final_losses import (
 from transformer_core.certify.judge import (
     certify,
     different,
-    main,
 )
 
 LOSSES = [8.0, 7.8, 7.5, 7.1, 6.8, 6.6]
@@ -423,31 +423,31 @@ def test_one_seed_has_no_interval() -> None:
         final_loss_interval([[1.0]], [[1.0]])
 
 
-def write(folder: Path, run: Trajectory) -> str:
+def write(folder: Path, run: Trajectory) -> Path:
     folder.mkdir()
     (folder / "trajectory.json").write_text(run.model_dump_json())
     save_file(FINAL, folder / "final.safetensors")
     save_file(INITIAL, folder / "initial.safetensors")
-    return str(folder)
+    return folder / "trajectory.json"
 
 
 def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write(tmp_path / "run", trajectory("ddp"))
+    short_run = write(tmp_path / "run", trajectory("ddp"))
     reference = write(tmp_path / "reference", REFERENCE)
     output = tmp_path / "ddp.json"
-    options = ["--variant", "ddp", "--output", str(output), "--equivalence"]
-    assert main([*options, '"tolerance"', "--run", run, "--reference", reference]) == 0
-    assert "ddp: equivalent" in capsys.readouterr().out
-    assert Certificate.model_validate(json.loads(output.read_text())).equivalence == TOLERANCE
+    job = partial(run_job, "certify", variant="ddp", output=output)
+    assert job(equivalence="tolerance", short_run=short_run, reference=reference) == 0
+    found = Certificate.model_validate(json.loads(output.read_text()))
+    assert (found.status, found.equivalence) == ("equivalent", TOLERANCE)
 
-    assert main([*options, '{"kind": "different", "reason": "r"}']) == 0
+    assert job(equivalence={"kind": "different", "reason": "r"}) == 0
     assert json.loads(output.read_text())["status"] == "different"
 
-    with pytest.raises(SystemExit):
-        main([*options, '"tolerance"'])
+    assert job(equivalence="tolerance", short_run=short_run) == 1
+    assert "reference" in capsys.readouterr().err
     output.unlink()
-    (tmp_path / "run" / "trajectory.json").unlink()
-    assert main([*options, '"tolerance"', "--run", run, "--reference", reference]) == 1
+    short_run.unlink()
+    assert job(equivalence="tolerance", short_run=short_run, reference=reference) == 1
     assert "snakemake" in capsys.readouterr().err
     assert not output.exists()
 
@@ -464,7 +464,7 @@ def test_a_table_names_every_variant_with_what_came_nearest_or_why(tmp_path: Pat
     files = [tmp_path / f"{each.variant}.json" for each in found]
     for file, each in zip(files, found, strict=True):
         file.write_text(each.model_dump_json())
-    assert table_of([*map(str, files), "--output", str(tmp_path / "all.md")]) == 0
+    assert run_job("certificates", certificates=files, output=tmp_path / "all.md") == 0
     lines = (tmp_path / "all.md").read_text().splitlines()
     assert lines[0] == "1 equivalent, 1 different."
     assert "| ddp | tolerance | equivalent | update of a tensor, 90% (output.weight, step 2) |" in (

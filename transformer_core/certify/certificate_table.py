@@ -1,20 +1,14 @@
-"""All certificates of a study on one page: results/certificates.md.
+"""All certificates of a study on one page: results/certificates.md."""
 
-    python -m transformer_core.certify.certificate_table equivalence/*.json \
-        --output results/certificates.md
-"""
-
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import ConfigError
 from schemas.results import Certificate
 from transformer_core.certify.bounds import WORDS, nearest
-from transformer_core.common.endings import program
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 
 
@@ -38,24 +32,16 @@ def _said(certificate: Certificate) -> str:
     return f"{WORDS[found.quantity]}, {share:.0%} ({found.where})"
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.certify.certificate_table",
-        description="Put all certificates into one table, in Markdown.",
-    )
-    parser.add_argument("certificates", type=Path, nargs="+", help="results/equivalence/*.json")
-    parser.add_argument("--output", required=True, type=Path, help="the table to write")
-    options = parser.parse_args(arguments)
-    try:
-        found = [read_record(file, Certificate) for file in options.certificates]
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_text(options.output, table(found))
-    print(table(found).split("\n")[0])
-    return 0
+class CertificatesJob(Job):
+    """Puts all certificates into one table, in Markdown."""
 
+    kind = "certificates"
 
-if __name__ == "__main__":
-    sys.exit(main())
+    certificates: list[Path]
+    """results/equivalence/*.json"""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        text = table([read_record(file, Certificate) for file in self.certificates])
+        write_text(self.output, text)
+        log.info("%s", text.partition("\n")[0])

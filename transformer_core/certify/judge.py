@@ -1,8 +1,5 @@
 """Whether a variant trains the same model: its certificate.
 
-    python -m transformer_core.certify.judge --variant ddp --equivalence '{...}' \
-        --run trajectories/ddp --reference trajectories/reference --output ddp.json
-
 Both trainings start from the same weights and see the same global batches. What is compared
 depends on the class of the variant:
 
@@ -19,13 +16,8 @@ replicas, they must be equal after every step. With the record of the timed run,
 are compared: a certificate of other kernels is none of what was timed.
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from schemas.config.equivalence import (
     AnyEquivalence,
@@ -55,7 +47,8 @@ from transformer_core.certify.bounds import (
 )
 from transformer_core.certify.kernels import as_timed, timed_otherwise
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import program
+from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 
 
@@ -196,46 +189,41 @@ def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep
     ]
 
 
-@program
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.certify.judge",
-        description="Say whether a variant trains the same model as its reference.",
-    )
-    parser.add_argument("--variant", required=True, help="name of the variant")
-    parser.add_argument(
-        "--equivalence", required=True, metavar="JSON", help="its class of equivalence, with bounds"
-    )
-    parser.add_argument("--run", type=Path, help="folder of its short run; none if it is different")
-    parser.add_argument("--reference", type=Path, help="folder of the short run to compare with")
-    parser.add_argument("--timed", type=Path, help="metrics.json of its timed run")
-    parser.add_argument("--output", required=True, type=Path, help="the certificate to write")
-    options = parser.parse_args(arguments)
-    equivalence = TypeAdapter(AnyEquivalence).validate_json(options.equivalence)
-    try:
-        if isinstance(equivalence, Different):
-            certificate = different(options.variant, equivalence)
+class CertifyJob(Job):
+    """Says whether a variant trains the same model as its reference."""
+
+    kind = "certify"
+
+    variant: str
+    equivalence: AnyEquivalence
+    """Its class of equivalence, with bounds."""
+    short_run: Path | None = None
+    """trajectory.json of its short run; null if it is different."""
+    reference: Path | None = None
+    """trajectory.json of the short run to compare with."""
+    timed: Path | None = None
+    """metrics.json of its timed run."""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        if isinstance(self.equivalence, Different):
+            found = different(self.variant, self.equivalence)
+        elif self.short_run is None or self.reference is None:
+            message = f"is missing, and needed for {self.equivalence.kind}"
+            field = "short_run" if self.short_run is None else "reference"
+            problem = ConfigProblem("--order", field, None, message, "give a trajectory.json")
+            raise ConfigError([problem])
         else:
-            if options.run is None or options.reference is None:
-                parser.error(f"--run and --reference are needed for {equivalence.kind}")
-            certificate = certify(
-                equivalence,
-                read_record(options.run / "trajectory.json", Trajectory),
-                read_record(options.reference / "trajectory.json", Trajectory),
+            found = certify(
+                self.equivalence,
+                read_record(self.short_run, Trajectory),
+                read_record(self.reference, Trajectory),
                 Weights(
-                    run=read_tensors(options.run / "final.safetensors"),
-                    reference=read_tensors(options.reference / "final.safetensors"),
-                    initial=read_tensors(options.reference / "initial.safetensors"),
+                    run=read_tensors(self.short_run.with_name("final.safetensors")),
+                    reference=read_tensors(self.reference.with_name("final.safetensors")),
+                    initial=read_tensors(self.reference.with_name("initial.safetensors")),
                 ),
-                read_record(options.timed, Repeat) if options.timed else None,
+                read_record(self.timed, Repeat) if self.timed else None,
             )
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{options.variant}: {certificate.status}: {certificate.reason}")
-    write_result(options.output, certificate.model_dump_json(indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        log.info("%s: %s: %s", self.variant, found.status, found.reason)
+        write_result(self.output, found.model_dump_json(indent=1) + "\n")

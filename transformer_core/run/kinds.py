@@ -20,6 +20,8 @@ JOBS = MappingProxyType(
         "against": "transformer_core.decide.against.AgainstJob",
         "attention_truth": "transformer_core.measure.gpu_check.attention_truth.AttentionTruthJob",
         "breakdown": "transformer_core.observe.breakdown.BreakdownJob",
+        "certificates": "transformer_core.certify.certificate_table.CertificatesJob",
+        "certify": "transformer_core.certify.judge.CertifyJob",
         "claims": "transformer_core.decide.claims.ClaimsJob",
         "collectives": "transformer_core.measure.collectives.Collectives",
         "combine": "transformer_core.decide.combine.CombineJob",

@@ -335,7 +335,7 @@ def compared_runs(wildcards):
     if other is None:
         return {}
     return {
-        "run": f"{TRAJECTORIES}/{wildcards.variant}/trajectory.json",
+        "short_run": f"{TRAJECTORIES}/{wildcards.variant}/trajectory.json",
         "reference": f"{TRAJECTORIES}/{other}/trajectory.json",
         "timed": f"results/runs/{wildcards.variant}/repeat-1/metrics.json",
     }

@@ -71,32 +71,28 @@ rule certify:
     log:
         "results/logs/certify-{variant}.log",
     params:
-        code=CODE["certify"],
-        equivalence=lambda wildcards: VARIANTS[wildcards.variant].equivalence.canonical_json(),
-        files=lambda wildcards: " ".join(
-            f"--{option} {file if option == 'timed' else Path(file).parent}"
-            for option, file in compared_runs(wildcards).items()
+        **job(
+            "certify",
+            variant=lambda wildcards: wildcards.variant,
+            equivalence=lambda wildcards: VARIANTS[wildcards.variant].equivalence,
         ),
     message:
         "Certify that {wildcards.variant} trains the same model"
     shell:
-        "python -m transformer_core.run.quick_start"
-        " transformer_core.certify.judge --variant {wildcards.variant}"
-        " --equivalence {params.equivalence:q} {params.files} --output {output} 2>&1 | tee {log}"
+        QUICK_JOB
 
 
 rule certificates:
     # Certificates, and only their inputs.
     input:
-        expand("results/equivalence/{variant}.json", variant=SPECS),
+        certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
     output:
         "results/certificates.md",
     log:
         "results/logs/certificates.log",
     params:
-        code=CODE["certificates"],
+        **job("certificates"),
     message:
         "Put all certificates into a table"
     shell:
-        "python -m transformer_core.run.quick_start"
-        " transformer_core.certify.certificate_table {input} --output {output} 2>&1 | tee {log}"
+        QUICK_JOB
