@@ -138,16 +138,13 @@ def test_fewer_shards_leave_no_old_ones(tmp_path, tokenizer):
     assert again == first
 
 
-@pytest.mark.parametrize(("piece", "little", "threads"), [(90, 1 << 22, 1), (700, 0, 3)])
-def test_pieces_threads_and_the_way_of_encoding_change_nothing(
-    tmp_path, tokenizer, monkeypatch, piece, little, threads
-):
+@pytest.mark.parametrize(("piece", "threads"), [(90, 1), (700, 3)])
+def test_pieces_and_threads_change_nothing(tmp_path, tokenizer, monkeypatch, piece, threads):
     long = "Straße " * 40
     sources, targets = [*ENGLISH, long, *GERMAN] * 4, [*GERMAN, "kurz", *ENGLISH] * 4
     file = write_pairs(tmp_path / "p.arrow", sources, targets)
     whole = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path / "a", 13)
     monkeypatch.setattr(job, "_PIECE", piece)
-    monkeypatch.setattr(job, "_LITTLE", little)
     pieces = write_shards(
         file, tokenizer, Filter(max_tokens=60), tmp_path / "b", 13, threads=threads
     )
