@@ -54,9 +54,9 @@ class Muon(Schema):
             (matrices if p.ndim == 2 and not is_map_of_tokens(name) else others).append(p)
         fused = device.type in ("cuda", "cpu") or None
         decay: dict[str, Any] = {"lr": 0.0, "weight_decay": self.weight_decay}
-        parts: list[Optimizer] = [
-            AdamW(others, betas=self.betas, eps=self.eps, fused=fused, **decay)
-        ]
+        parts: list[Optimizer] = []
+        if others:
+            parts.append(AdamW(others, betas=self.betas, eps=self.eps, fused=fused, **decay))
         if matrices:
             parts.append(
                 torch.optim.Muon(
