@@ -80,6 +80,11 @@ class Picture:
         return both(form.format(self.title, self.description), korean)
 
 
+def _in_xml(text: str) -> str:
+    """Names from traces may hold characters that no XML may."""
+    return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def render(figure: Figure, name: str, title: str, description: str) -> str:
     """The SVG text of ``figure``; the same figure gives the same text.
 
@@ -90,12 +95,7 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    # Names from traces may hold characters that no XML may.
-    drawn, title, description = (
-        _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
-        for text in (buffer.getvalue(), title, description)
-    )
-    text = with_variables(drawn.replace(INK, "currentColor"))
+    text = with_variables(_in_xml(buffer.getvalue()).replace(INK, "currentColor"))
     root = ElementTree.fromstring(text)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
@@ -103,11 +103,11 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     compact(root, f"#figure-{name}")
     root.set("id", f"figure-{name}")
     root.set("role", "img")
-    root.set(_KOREAN_TITLE, in_korean(title))
-    root.set(_KOREAN_DESCRIPTION, in_korean(description))
+    root.set(_KOREAN_TITLE, _in_xml(in_korean(title)))
+    root.set(_KOREAN_DESCRIPTION, _in_xml(in_korean(description)))
     root.set("aria-labelledby", f"{name}-title {name}-description")
-    root.insert(0, _element("title", title, id=f"{name}-title"))
-    root.insert(1, _element("desc", description, id=f"{name}-description"))
+    root.insert(0, _element("title", _in_xml(title), id=f"{name}-title"))
+    root.insert(1, _element("desc", _in_xml(description), id=f"{name}-description"))
     root.insert(
         2,
         _element(
