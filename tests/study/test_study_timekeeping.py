@@ -138,6 +138,21 @@ def test_a_guess_grows_with_the_model_and_the_steps() -> None:
     assert guess(512, 10) > 8 * guess(64, 10)
 
 
+def test_turns_take_at_least_the_sessions_that_each_comparison_has() -> None:
+    """Where steps are slow the budget is spent long before."""
+    spec = RunSpec(variant="single")
+    study = Study(name="test", variants=["single"], comparison={"budget": 1.0}, search=None)
+
+    def turns(sessions: int, sides: int) -> float:
+        asked = study.comparison.model_copy(update={"sessions_least": sessions})
+        more = study.model_copy(update={"comparison": asked})
+        return guesses(more, {"single": spec}, [sides], start=1.0, rate=STEP)["turns"]
+
+    assert turns(4, 2) > 2 * study.comparison.budget
+    assert turns(8, 2) == pytest.approx(2 * turns(4, 2))
+    assert 3 * turns(4, 2) < turns(4, 8) < 4 * turns(4, 2)
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [

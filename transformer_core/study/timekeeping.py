@@ -85,7 +85,12 @@ def guesses(
     training = start + study.training.steps * flops / rate
     found = dict.fromkeys(TRAINS, training)
     if groups:
-        found["turns"] = start + study.comparison.budget * fmean(groups) / 2
+        asked, sides, step = study.comparison, fmean(groups), flops / rate
+        turn = asked.lead_steps + max(asked.window_steps, asked.window_seconds / step)
+        steps = max(2, asked.warmup_steps) + asked.pairs * turn
+        # The sessions that every comparison has, whatever its budget.
+        least = asked.sessions_least * (start + sides * steps * step)
+        found["turns"] = max(least, start + asked.budget * sides / 2)
     if study.search is not None:
         found["search"] = training + study.search.budget
     if study.quality is not None:
