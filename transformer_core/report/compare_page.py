@@ -6,12 +6,12 @@ import matplotlib as mpl
 import seaborn as sns
 from markupsafe import Markup
 
-from schemas.results import Against, Change
+from schemas.results import Against
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import rows
+from transformer_core.report.kit.drawing import RatioRow, ratio_points
 from transformer_core.report.kit.palette import VARIANT, colour_of
 from transformer_core.report.page import environment
 
@@ -50,32 +50,20 @@ def render(found: Against) -> str:
 def draw(found: Against, quantity: str) -> str:
     """The ratios of one quantity, here over there, as SVG."""
     shown = [
-        (change, change.ratio)
+        RatioRow(
+            change.variant,
+            change.ratio,
+            clear=change.verdict in BETTER | WORSE,
+            color=VARIANT if change.verdict in BETTER else colour_of("without"),
+        )
         for change in found.changes
         if change.quantity == quantity and change.ratio
     ]
     with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
-        figure, axes = rows(len(shown))
-        for row, (change, ratio) in enumerate(shown):
-            color = _color(change, VARIANT, colour_of("without"))
-            axes.plot([ratio.low, ratio.high], [row, row], color=color)
-            axes.plot(ratio.median, row, "o", color=color, ms=6)
-        if shown:
-            axes.axvline(1, color=svg.INK, ls="--", lw=1)
-            axes.set_yticks(range(len(shown)), [change.variant for change, _ in shown])
-            axes.set(xlabel="here over there")
-            axes.set_ylim(len(shown) - 0.5, -0.5)
-            axes.margins(x=0.06)
-            axes.xaxis.set_major_formatter("{x:g}×")
         title = TITLES[quantity]
         words = f"{title} of each variant, here over there, with its interval."
+        figure = ratio_points(shown, "here over there")
         return svg.render(figure, f"compare_{quantity}", title, words)
-
-
-def _color(change: Change, better: object, worse: object) -> object:
-    if change.verdict in BETTER:
-        return better
-    return worse if change.verdict in WORSE else svg.INK
 
 
 class ComparePageJob(Job):

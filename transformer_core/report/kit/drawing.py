@@ -1,6 +1,6 @@
 """Shared by the figures: the drawing with its words, rows per variant, legends, ratios."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit import svg
 from transformer_core.report.kit.language import NOTHING, Said, say
-from transformer_core.report.kit.palette import VARIANT
+from transformer_core.report.kit.palette import SERIES, VARIANT
+from transformer_core.report.kit.svg import INK
 
 WIDTH = 5.2
 """Inches. Narrow, so that text stays legible when a phone shrinks the figure to its width."""
@@ -20,6 +20,7 @@ WIDTH = 5.2
 _LEGEND_CHARACTERS = 56
 _ROW = 0.42
 _MARGIN = 0.8
+_DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1))
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,46 @@ class Drawing:
     description: Said
 
 
-def rows(count: int, least: int = 2) -> tuple[Figure, Axes]:
-    """A figure with room for ``count`` rows, and at least ``least``, with its legend; or one that
-    says that there is nothing to show."""
-    figure = Figure(figsize=(WIDTH, _MARGIN + _ROW * max(count, least)), layout="constrained")
+def rows(names: Sequence[str], least: int = 2, height: float = 1) -> tuple[Figure, Axes]:
+    """A figure with a row for each name, the first at the top, each so many times as high as usual;
+    with room for ``least`` rows and a legend; or one that says that there is nothing to show."""
+    room = _ROW * max(height * len(names), least)
+    figure = Figure(figsize=(WIDTH, _MARGIN + room), layout="constrained")
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
-    if not count:
+    if names:
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    else:
         axes.set_axis_off()
         nothing(figure)
     return figure, axes
 
 
-def nothing(figure: Figure, text: str = "No variant to show") -> Figure:
+def panels(
+    names: Sequence[str], each: float, heights: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each name, one below the other, ``each`` inches high on average."""
+    size = (WIDTH, 1.1 + each * len(names))
+    figure = Figure(figsize=size, layout="constrained")
+    found = figure.subplots(
+        len(names), 1, sharex=heights is None, squeeze=False, height_ratios=heights
+    )
+    for axes, name in zip(found[:, 0], names, strict=True):
+        axes.set_title(name, loc="left", fontsize=10)
+    return figure, list(found[:, 0])
+
+
+def empty(title: Said, text: Said, shown: str | None = None) -> Drawing:
+    """A drawing that says ``text``, or something shorter, instead of showing anything."""
+    figure = Figure(figsize=(WIDTH, 1.6), layout="constrained")
+    return Drawing(nothing(figure, shown or text.strip(".")), title, text)
+
+
+NO_VARIANT = "No variant to show"
+
+
+def nothing(figure: Figure, text: str = NO_VARIANT) -> Figure:
     """``figure`` with a sentence instead of axes."""
     figure.text(0.5, 0.5, text, ha="center", va="center")
     return figure
@@ -89,10 +117,42 @@ def left_out(results: StudyResults, names: Sequence[str]) -> Said:
     )
 
 
-def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """A name for each row, the first at the top."""
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+def legend_once(axes: Axes, order: Iterable[str]) -> None:
+    """A legend below that names every label once, in ``order``."""
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    names = [name for name in order if name in once]
+    axes.legend([once[name] for name in names], names)
+    legend_below(axes, None)
+
+
+def series(number: int) -> dict[str, Any]:
+    """Colour and dashes of a line among many."""
+    dashes = _DASHES[number % len(_DASHES)]
+    return {"color": SERIES[number % len(SERIES)], "ls": (0, dashes) if dashes else "-"}
+
+
+def stack(
+    axes: Axes, row: float, parts: Iterable[tuple[str | None, float, str]], height: float = 0.7
+) -> float:
+    """Bars end to end from 0: label, width and colour of each. Returns where the last one ends."""
+    left = 0.0
+    for label, width, color in parts:
+        if width:
+            axes.barh(row, width, height, left, color=color, lw=0, label=label)
+        left += width
+    return left
+
+
+def whisker(axes: Axes, row: float, interval: Interval, color: str = INK, **options: Any) -> None:
+    """An interval in a row."""
+    axes.plot([interval.low, interval.high], [row, row], color=color, **options)
+
+
+def beside(axes: Axes, row: float, text: str, **options: Any) -> None:
+    """Text right of a row."""
+    place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "xytext": (6, 0)}
+    axes.annotate(text, (1, row), textcoords="offset points", va="center", **place, **options)
 
 
 @dataclass(frozen=True)
@@ -111,59 +171,42 @@ class RatioRow:
     """In a waterfall: added to the rows above it, rather than left out of the whole."""
 
 
-def ratio_points(shown: Sequence[RatioRow], reference: str, margin: float) -> Figure:
+def ratio_points(
+    shown: Sequence[RatioRow], label: str, margin: float = 0.0, fontsize: int = 9
+) -> Figure:
     """A point with its interval for each, against 1 and the ``margin`` within which ratios are the same."""
-    figure, axes = rows(len(shown))
+    figure, axes = rows([row.name for row in shown])
     for number, row in enumerate(shown):
-        ratio, color = row.ratio, VARIANT if row.clear else svg.INK
-        axes.plot([ratio.low, ratio.high], [number, number], color=color)
-        axes.plot(ratio.median, number, "o", color=color, mfc=color if row.clear else "none", ms=6)
-        _beside(axes, number, f"{ratio.median:.2f}× {row.said}", fontsize=9)
+        color = row.color if row.clear else INK
+        whisker(axes, number, row.ratio, color)
+        fill = color if row.clear else "none"
+        axes.plot(row.ratio.median, number, "o", color=color, mfc=fill, ms=6)
+        beside(axes, number, f"{row.ratio.median:.2f}× {row.said}", fontsize=fontsize)
     if shown:
-        axes.axvspan(1 / (1 + margin), 1 + margin, color=svg.INK, alpha=0.1, lw=0)
-        axes.axvline(1, color=svg.INK, ls="--", lw=1)
-        axes.set_yticks(range(len(shown)), [row.name for row in shown])
-        axes.set(xlabel=f"throughput over that of {reference}")
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.margins(x=0.06)
-        axes.xaxis.set_major_formatter("{x:g}×")
+        axes.axvspan(1 / (1 + margin), 1 + margin, color=INK, alpha=0.1, lw=0)
+        _ratio_axis(axes, label, 0.06)
     return figure
 
 
 def ratio_waterfall(shown: Sequence[RatioRow], reference: str) -> Figure:
     """From 1, each that adds goes on where the one before ended; the others begin at 1."""
-    figure, axes = rows(len(shown) + 1 if shown else 0)
-    if not shown:
-        return figure
+    figure, axes = rows([reference, *(row.name for row in shown)] if shown else [])
     before = 1.0
     for number, row in enumerate(shown, 1):
-        _bar(axes, number, before if row.adds else 1.0, row.ratio, row.color)
+        start = before if row.adds else 1.0
+        axes.barh(number, row.ratio.median - start, 0.55, start, color=row.color, alpha=0.55)
+        whisker(axes, number, row.ratio, lw=1.4)
+        beside(axes, number, f"{row.ratio.median:.2f}×")
         if row.adds:
             before = row.ratio.median
-    axes.plot(1, 0, "|", color=svg.INK, ms=14, mew=2)
-    axes.axvline(1, color=svg.INK, ls="--", lw=1)
-    axes.set_yticks(range(len(shown) + 1), [reference, *(row.name for row in shown)])
-    axes.set(xlabel=f"throughput over that of {reference}")
-    axes.set_ylim(len(shown) + 0.5, -0.5)
-    axes.margins(x=0.08)
-    axes.xaxis.set_major_formatter("{x:g}×")
+    if shown:
+        axes.plot(1, 0, "|", color=INK, ms=14, mew=2)
+        _ratio_axis(axes, f"throughput over that of {reference}", 0.08)
     return figure
 
 
-def _bar(axes: Axes, row: int, start: float, ratio: Interval, color: object) -> None:
-    axes.barh(row, ratio.median - start, left=start, height=0.55, color=color, alpha=0.55)
-    axes.plot([ratio.low, ratio.high], [row, row], color=svg.INK, lw=1.4)
-    _beside(axes, row, f"{ratio.median:.2f}×")
-
-
-def _beside(axes: Axes, row: int, text: str, **options: Any) -> None:
-    """Right of the axes."""
-    axes.annotate(
-        text,
-        (1, row),
-        xycoords=axes.get_yaxis_transform(),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        **options,
-    )
+def _ratio_axis(axes: Axes, label: str, margin: float) -> None:
+    axes.axvline(1, color=INK, ls="--", lw=1)
+    axes.set(xlabel=label)
+    axes.margins(x=margin)
+    axes.xaxis.set_major_formatter("{x:g}×")

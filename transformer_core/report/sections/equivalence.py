@@ -23,6 +23,7 @@ from transformer_core.report.kit.drawing import (
     nothing,
     present,
     rows,
+    series,
 )
 from transformer_core.report.kit.language import NOTHING, Said, say
 from transformer_core.report.kit.palette import REFERENCE, SERIES
@@ -46,7 +47,7 @@ MARKERS = dict(zip(WORDS, cycle("osDP^vh<>X*pdH81234+x"), strict=False))
 def draw_equivalence(results: StudyResults) -> Drawing:
     """Every measured deviation over its bound, on a logarithmic axis."""
     shown = [item for item in results.certificates.values() if item.deviations]
-    figure, axes = rows(len(shown))
+    figure, axes = rows([certificate.variant for certificate in shown])
     colors = dict(zip(MARKERS, cycle(SERIES), strict=False))
     used = {d.quantity for certificate in shown for d in certificate.deviations}
     for row, certificate in enumerate(shown):
@@ -66,8 +67,6 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_locator(LogLocator(numticks=5))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_yticks(range(len(shown)), [certificate.variant for certificate in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set(xlabel="deviation over its bound")
         for quantity, marker in MARKERS.items():
             if quantity in used:
@@ -115,9 +114,6 @@ def _left_out(results: StudyResults) -> Said:
     return Said(" ", " ") + say("Nothing to compare: %(names)s.", names=", ".join(silent))
 
 
-_DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1)]
-
-
 def draw_training_loss(results: StudyResults) -> Drawing:
     """Training loss over the steps."""
     ok = [result.variant for result in results.ordered if result.status == "ok"]
@@ -156,21 +152,12 @@ def _loss(
     figure = Figure(figsize=(WIDTH, 3.2 + 0.12 * len(names)), layout="constrained")
     if names:
         axes = figure.subplots()
-        colors = SERIES
         for name in names:
             position = list(results.variants).index(name)
             loss = frame[frame["variant"] == name]
-            (line,) = axes.plot(
-                loss["step"],
-                loss["loss"],
-                color=colors[position % len(colors)],
-                marker=marker,
-                ms=4,
-                label=name,
+            axes.plot(
+                loss["step"], loss["loss"], marker=marker, ms=4, label=name, **series(position)
             )
-            dashes = _DASHES[position % len(_DASHES)]
-            if dashes:
-                line.set_dashes(dashes)
         axes.set(xlabel="optimizer step", ylabel=f"{title.lower()} (nats per token)")
         legend_below(axes, None)
     else:

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from schemas.results import Breakdown, LayerUse, ShapeUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, nothing
+from transformer_core.report.kit.drawing import Drawing, empty, panels
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.profiles import measured_roofline, shown, telling
@@ -134,17 +133,14 @@ def draw_layer_tree(results: StudyResults) -> Drawing:
     }
     found = dict(list(found.items())[:_MOST])
     if not found:
-        text = say("No trace names the modules of the model.")
-        return Drawing(nothing(Figure(figsize=(WIDTH, 1.6)), text.strip(".")), title, text)
+        return empty(title, say("No trace names the modules of the model."))
     levels = {name: 1 + max(map(depth, layers)) for name, (layers, _) in found.items()}
-    height = 0.9 + sum(0.34 * count + 0.7 for count in levels.values())
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=list(levels.values()))
-    for axes, (name, (layers, steps)) in zip(panels[:, 0], found.items(), strict=True):
+    each = sum(0.34 * count + 0.7 for count in levels.values()) / len(levels)
+    figure, shown_panels = panels(list(found), each, list(levels.values()))
+    for axes, (name, (layers, steps)) in zip(shown_panels, found.items(), strict=True):
         _draw(axes, layers, steps)
-        axes.set_title(name, loc="left", fontsize=10)
         axes.set(ylim=(levels[name] - 0.5, -0.5))
-    panels[-1, 0].set_xlabel("device time of a step (ms)")
+    shown_panels[-1].set_xlabel("device time of a step (ms)")
     figure.legend(
         handles=[
             Rectangle((0, 0), 1, 1, color=shade, label=name) for name, shade in _PHASES.items()

@@ -13,10 +13,18 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    empty,
+    legend_below,
+    rows,
+    series,
+    whisker,
+)
 from transformer_core.report.kit.formats import plain_size
 from transformer_core.report.kit.language import NOTHING, Said, say
-from transformer_core.report.kit.palette import SERIES, VARIANT
+from transformer_core.report.kit.palette import VARIANT
 
 
 @dataclass(frozen=True)
@@ -95,25 +103,21 @@ def _times(interval: Interval, factor: float) -> Interval:
     return interval.model_copy(update=sizes)
 
 
-_DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1)]
 _MARKERS = "os^Dv<>P"
 
 
 def draw_collective_bandwidth(results: StudyResults) -> Drawing:
     """Bus bandwidth over message size, with the gradient buckets of the model."""
     title = say("Collective operations by message size")
-    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     if results.collectives is None:
-        return Drawing(
-            nothing(figure, "Not measured"),
-            title,
-            say("Not measured: no variant has several processes."),
-        )
+        words = say("Not measured: no variant has several processes.")
+        return empty(title, words, "Not measured")
     run, table = results.collectives
     if table.empty:
         reason = f"{run.status}: {run.reason}"
         words = say("Nothing was measured: %(reason)s", reason=reason)
-        return Drawing(nothing(figure, "Not measured"), title, words)
+        return empty(title, words, "Not measured")
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     axes = figure.subplots()
     _curves(axes, table)
     buckets = bucket_bytes(results)
@@ -150,36 +154,30 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
 
 def _curves(axes: Axes, table: DataFrame) -> None:
     for place, (name, curve) in enumerate(table.groupby("collective", sort=False)):
-        (line,) = axes.plot(
+        # Highlights the one that training uses most.
+        used_most = {"color": svg.INK, "lw": 2.2} if name == "all_reduce" else {"lw": 1.4}
+        axes.plot(
             curve["bytes"],
             curve["bus_bandwidth"],
-            # Highlights the one that training uses most.
-            color=svg.INK if name == "all_reduce" else SERIES[place % len(SERIES)],
-            lw=2.2 if name == "all_reduce" else 1.4,
             marker=_MARKERS[place % len(_MARKERS)],
             ms=4,
             label=str(name).replace("_", "-"),
+            **series(place) | used_most,
         )
-        if dashes := _DASHES[place % len(_DASHES)]:
-            line.set_dashes(dashes)
 
 
 def draw_utilisation(results: StudyResults) -> Drawing:
     """Share of the measured ceiling that every variant's arithmetic reaches."""
     found = [record for record in utilisation_in_turns(results) if record.of_ceiling]
-    figure, axes = rows(len(found))
+    figure, axes = rows([f"{record.variant} ({record.format})" for record in found])
     for row, record in enumerate(found):
         useful, whole = record.of_ceiling, record.padded_of_ceiling
         assert useful is not None
         if whole is not None:
             axes.barh(row, whole.median, height=0.62, color=svg.INK, alpha=0.25, lw=0)
         axes.barh(row, useful.median, height=0.62, color=VARIANT, lw=0)
-        axes.plot([useful.low, useful.high], [row, row], color=svg.INK, lw=1.2)
+        whisker(axes, row, useful, lw=1.2)
     if found:
-        axes.set_yticks(
-            range(len(found)), [f"{record.variant} ({record.format})" for record in found]
-        )
-        axes.set_ylim(len(found) - 0.5, -0.5)
         axes.set(xlabel="share of the measured matrix rate", xlim=(0, None))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     missing = [r.variant for r in utilisation_in_turns(results) if r.of_ceiling is None]

@@ -16,14 +16,15 @@ from transformer_core.decide.data_frames import memory_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
-    WIDTH,
+    NO_VARIANT,
     Drawing,
+    empty,
     left_out,
     legend_below,
-    name_rows,
-    nothing,
+    panels,
     present,
     rows,
+    stack,
 )
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES, colour_of
@@ -41,7 +42,7 @@ def draw_memory(results: StudyResults) -> Drawing:
     """Peak memory of every rank."""
     frame = memory_frame(results.ordered)
     names = present(results, frame)
-    figure, axes = rows(len(names))
+    figure, axes = rows(names)
     if names:
         sns.barplot(
             frame.assign(mebibytes=frame["peak_bytes"] / MEBI),
@@ -75,7 +76,7 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
     """The parts at the peak of every variant, with the formulas and the prediction beside."""
     memory = read_memory(results)
     found = memory.followed
-    figure, axes = rows(len(found))
+    figure, axes = rows(list(found))
     for row, (name, rank) in enumerate(found.items()):
         _draw_parts(axes, row, rank)
         parameters = memory.ok[name].parameters
@@ -86,7 +87,6 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         if expected is not None:
             axes.plot(expected.training_bytes / MEBI, row, "D", ms=5, mfc="none", mec=svg.INK)
     if found:
-        name_rows(axes, list(found))
         axes.set(xlabel="tensors at the peak of a step, first rank (MiB)", xlim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         used = {part for rank in found.values() for part in PARTS if _of(rank.at_peak, part)}
@@ -107,12 +107,8 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
 
 
 def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
-    left = 0.0
-    for part in PARTS:
-        width = _of(rank.at_peak, part) / MEBI
-        if width:
-            axes.barh(row, width, 0.7, left, color=COLOURS[part], lw=0)
-        left += width
+    parts = [(None, _of(rank.at_peak, part) / MEBI, COLOURS[part]) for part in PARTS]
+    left = stack(axes, row, parts)
     rest = (rank.residual_bytes or 0) / MEBI
     if rest > 0:
         axes.barh(row, rest, 0.7, left, fc="none", ec=svg.INK, lw=0.8)
@@ -126,7 +122,7 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
     if not found:
         return nothing_measured(title)
     most = max(len(result.ranks) for result in found.values())
-    figure, axes = rows(len(found) * max(1, most // 2))
+    figure, axes = rows(list(found), height=max(1, most // 2))
     height = 0.8 / most
     for row, result in enumerate(found.values()):
         for place, rank in enumerate(result.ranks):
@@ -138,7 +134,6 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
                 lw=0,
                 label=f"{place}" if row == 0 else None,
             )
-    name_rows(axes, list(found))
     axes.set(xlabel="peak of tensors in a step (MiB)", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     legend_below(axes, "rank or device")
@@ -159,7 +154,7 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
     memory = read_memory(results)
     checks = tensor_checks(memory)
     names = list(dict.fromkeys(check.variant for check in checks))
-    figure, axes = rows(len(names))
+    figure, axes = rows(names)
     if names:
         places = list(dict.fromkeys(check.place for check in checks))
         for number, place in enumerate(places):
@@ -175,7 +170,6 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
             )
         axes.axvspan(-0.1, 0.1, color=svg.INK, alpha=0.07, lw=0)
         axes.axvline(0, color=svg.INK, lw=0.8)
-        name_rows(axes, names)
         widest = max(0.12, *(1.1 * abs(check.error) for check in checks))
         axes.set(xlabel="predicted over measured peak of tensors, minus 1", xlim=(-widest, widest))
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -228,19 +222,17 @@ def draw_memory_milestones(results: StudyResults) -> Drawing:
     """Memory at the moments of a run, a panel for each device of two variants."""
     title = say("Memory over the life of a process")
     memory = read_memory(results)
-    panels = [
+    found = [
         (f"{name}, {label(memory.ok[name], rank)}", rank)
         for name in telling(results, memory)
         for rank in memory.ok[name].ranks[:2]
     ]
-    if not panels:
+    if not found:
         return nothing_measured(title)
-    figure = Figure(figsize=(WIDTH, 1.1 + 1.9 * len(panels)), layout="constrained")
-    shown = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    figure, shown = panels([name for name, _ in found], 1.9)
     seen: dict[str, Artist] = {}
-    for axes, (name, rank) in zip(shown, panels, strict=True):
+    for axes, (_, rank) in zip(shown, found, strict=True):
         _draw_milestones(axes, rank, seen)
-        axes.set_title(name, loc="left", fontsize=10)
         axes.set(ylabel="MiB", ylim=(0, None))
     shown[-1].set_xticks(range(len(MOMENTS)), list(MOMENTS.values()), rotation=45, ha="right")
     shown[-1].set_xlabel("moment of the run")
@@ -284,13 +276,15 @@ def draw_memory_step(results: StudyResults) -> Drawing:
     }
     if not found:
         return nothing_measured(title)
-    figure = Figure(figsize=(WIDTH, 1.3 + 2.3 * len(found)), layout="constrained")
-    panels = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
-    used: set[str] = set()
-    for axes, (name, rank) in zip(panels, found.items(), strict=True):
-        used |= _draw_step(axes, rank)
-        axes.set_title(f"{name}, {label(memory.ok[name], rank)}", loc="left", fontsize=10)
-    panels[-1].set_xlabel("operations of the step, from the first to the last")
+    figure, shown = panels(
+        [f"{name}, {label(memory.ok[name], rank)}" for name, rank in found.items()], 2.3
+    )
+    used = {
+        part
+        for axes, rank in zip(shown, found.values(), strict=True)
+        for part in _draw_step(axes, rank)
+    }
+    shown[-1].set_xlabel("operations of the step, from the first to the last")
     parts_legend(figure, used)
     batches = "; ".join(
         f"{name}: {rank.batch.rows} rows of "
@@ -355,8 +349,7 @@ WORDS = {
 
 
 def nothing_measured(title: Said) -> Drawing:
-    figure = nothing(Figure(figsize=(WIDTH, 1.6), layout="constrained"))
-    return Drawing(figure, title, say("No memory was measured."))
+    return empty(title, say("No memory was measured."), NO_VARIANT)
 
 
 def parts_legend(figure: Figure, used: set[str], axes: Axes | None = None) -> None:

@@ -1,6 +1,6 @@
 """Figures of profiles: where the time of a step goes, communication, one step, the roofline."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,13 +13,16 @@ from schemas.results import Breakdown, ProfileSummary, Roofline
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
+    NO_VARIANT,
     WIDTH,
     Drawing,
+    empty,
     left_out,
     legend_below,
-    name_rows,
-    nothing,
+    legend_once,
+    panels,
     rows,
+    stack,
 )
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, colour_of
@@ -59,34 +62,22 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
     }
     title = say("Communication: hidden, exposed, waiting")
     if not found:
-        text = say("No variant communicates.")
-        return Drawing(nothing(Figure(figsize=(WIDTH, 1.6)), text.strip(".")), title, text)
-    figure, axes = rows(len(found))
+        return empty(title, say("No variant communicates."))
+    figure, axes = rows(list(found))
     for row, breakdown in enumerate(found.values()):
         steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
         parts = [device.profiled for device in breakdown.devices]
         hidden = sum(part.overlap_ns for part in parts)
         runs = sum(part.communication_ns for part in parts)
-        bars = [("hidden", hidden, -0.2), ("exposed", runs - hidden, -0.2)]
+        bars = [(-0.2, {"hidden": hidden, "exposed": runs - hidden})]
         uses = [use for device in breakdown.devices for use in device.collectives]
         if all(use.transfer_ns is not None for use in uses):
             transfer = sum(use.transfer_ns or 0 for use in uses)
             waiting = sum(use.waiting_ns or 0 for use in uses)
-            bars += [("transfer", transfer, 0.2), ("waiting", waiting, 0.2)]
-        left = {-0.2: 0.0, 0.2: 0.0}
-        for name, time, offset in bars:
-            width = time / steps / 1e6
-            axes.barh(
-                row + offset,
-                width,
-                0.34,
-                left[offset],
-                color=_COMMUNICATION[name],
-                lw=0,
-                label=name,
-            )
-            left[offset] += width
-    name_rows(axes, list(found))
+            bars += [(0.2, {"transfer": transfer, "waiting": waiting})]
+        for offset, times in bars:
+            parts_ms = [(n, time / steps / 1e6, _COMMUNICATION[n]) for n, time in times.items()]
+            stack(axes, row + offset, parts_ms, 0.34)
     axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
     legend_once(axes, _COMMUNICATION)
     return Drawing(
@@ -115,12 +106,11 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     """The classes of operators against the limits of the device."""
     found = shown(results)
     names = telling(results)
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     points = _points({variant: summary_of(found[variant]) for variant in names})
     title = say("Operator classes under the roofline")
     if not points:
-        text = say("No trace records operator shapes.")
-        return Drawing(nothing(figure, text.strip(".")), title, text)
+        return empty(title, say("No trace records operator shapes."))
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log")
     for variant, operators, intensity, rate in points:
@@ -207,19 +197,14 @@ _PARTS = {
 
 def partitions(found: Mapping[str, Breakdown]) -> Drawing:
     """The parts of a step, by name of the profile."""
-    figure, axes = rows(len(found), least=6)
+    figure, axes = rows(list(found), least=6)
     for row, breakdown in enumerate(found.values()):
-        left = 0.0
-        for (name, colour), share in zip(_PARTS.items(), _shares(breakdown), strict=True):
-            width = share * _seconds(breakdown) * 1e3
-            if width:
-                axes.barh(row, width, 0.7, left, color=colour, lw=0, label=name)
-            left += width
+        times = [share * _seconds(breakdown) * 1e3 for share in _shares(breakdown)]
+        left = stack(axes, row, zip(_PARTS, times, _PARTS.values(), strict=True))
         idle = _seconds(breakdown) * 1e3 - left
         if idle > 0:
             axes.barh(row, idle, 0.7, left, fc="none", ec=svg.INK, lw=0.8, label="idle")
     if found:
-        name_rows(axes, list(found))
         axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
         legend_once(axes, [*_PARTS, "idle"])
     return Drawing(
@@ -232,15 +217,6 @@ def partitions(found: Mapping[str, Breakdown]) -> Drawing:
             "dispatch, input."
         ),
     )
-
-
-def legend_once(axes: Axes, order: Iterable[str]) -> None:
-    """A legend below that names every label once, in ``order``."""
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    names = [name for name in order if name in once]
-    axes.legend([once[name] for name in names], names)
-    legend_below(axes, None)
 
 
 def summary_of(breakdown: Breakdown) -> ProfileSummary:
@@ -275,14 +251,12 @@ _LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimize
 def timelines(found: Mapping[str, Timeline]) -> Drawing:
     """A step of each, drawn from its events."""
     heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.2 * sum(heights)), layout="constrained")
     if not found:
-        words = say("No profile marks training steps.")
-        return Drawing(nothing(figure), say("One step"), words)
-    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (name, timeline) in zip(panels, found.items(), strict=True):
-        _draw_step(axes, name, timeline)
-    panels[-1].set_xlabel("milliseconds after the begin of the step")
+        return empty(say("One step"), say("No profile marks training steps."), NO_VARIANT)
+    figure, shown = panels(list(found), 0.2 * sum(heights) / len(heights), heights)
+    for axes, timeline in zip(shown, found.values(), strict=True):
+        _draw_step(axes, timeline)
+    shown[-1].set_xlabel("milliseconds after the begin of the step")
     seen = {colour for t in found.values() for lane in t.lanes for colour in lane.spans}
     figure.legend(
         handles=[
@@ -308,7 +282,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
     )
 
 
-def _draw_step(axes: Axes, name: str, timeline: Timeline) -> None:
+def _draw_step(axes: Axes, timeline: Timeline) -> None:
     """One variant: for every rank the strip of phases, and a row per lane."""
     ticks: list[tuple[float, str]] = []
     row = 0
@@ -326,7 +300,6 @@ def _draw_step(axes: Axes, name: str, timeline: Timeline) -> None:
     axes.tick_params(axis="x", labelsize=9)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    axes.set_title(name, loc="left", fontsize=10)
 
 
 def _draw_strip(

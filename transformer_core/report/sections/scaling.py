@@ -14,7 +14,15 @@ from schemas.config.link import LinkKind, show_bandwidth
 from schemas.results import Comparison, ProjectedCurve, ProjectedStrategy, Projection, VariantResult
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing, rows
+from transformer_core.report.kit.drawing import (
+    Drawing,
+    beside,
+    empty,
+    legend_below,
+    panels,
+    rows,
+    series,
+)
 from transformer_core.report.kit.formats import plain_duration
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES, VARIANT
@@ -125,7 +133,6 @@ def shown_curves(projection: Projection) -> list[ProjectedCurve]:
     ]
 
 
-_DASHES: list[tuple[float, ...]] = [(), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 2), (7, 2)]
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
 GOAL = 0.05
 """Median error of the emulated link that is aimed at."""
@@ -138,19 +145,15 @@ def draw_scaling(results: StudyResults) -> Drawing:
     curves = shown_curves(projection) if projection else []
     if projection is None or not curves:
         return _not_projected(projection, title)
-    figure, panels = _panels([curve.link for curve in curves])
-    colors = dict(zip(STRATEGIES, SERIES, strict=False))
-    dashes = dict(zip(STRATEGIES, _DASHES, strict=True))
+    figure, of_link = _panels([curve.link for curve in curves])
     for curve in sorted(curves, key=lambda curve: [*STRATEGIES].index(curve.strategy)):
-        (line,) = panels[curve.link].plot(
+        of_link[curve.link].plot(
             [point.devices for point in curve.points],
             [point.efficiency for point in curve.points],
-            color=colors[curve.strategy],
             label=STRATEGIES[curve.strategy],
+            **series([*STRATEGIES].index(curve.strategy)),
         )
-        if dashes[curve.strategy]:
-            line.set_dashes(dashes[curve.strategy])
-    for axes in panels.values():
+    for axes in of_link.values():
         axes.axhline(0.5, color=svg.INK, lw=0.8, ls=":")
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.04)
@@ -180,22 +183,19 @@ def draw_bucket_sizes(results: StudyResults) -> Drawing:
     projection = results.projection
     if projection is None or not projection.buckets or "ddp" in dropped(projection):
         return _not_projected(projection, title)
-    figure, panels = _panels([best.link for best in projection.buckets])
+    figure, of_link = _panels([best.link for best in projection.buckets])
     devices = list(dict.fromkeys(best.devices for best in projection.buckets))
-    colors = dict(zip(devices, SERIES, strict=False))
-    dashes = dict(zip(devices, _DASHES, strict=False))
     for best in projection.buckets:
-        axes = panels[best.link]
-        (line,) = axes.plot(
+        axes = of_link[best.link]
+        style = series(devices.index(best.devices))
+        axes.plot(
             [tried.bucket_mb for tried in best.tried],
             [tried.step_seconds for tried in best.tried],
-            color=colors[best.devices],
             label=f"{best.devices} devices",
+            **style,
         )
-        if dashes[best.devices]:
-            line.set_dashes(dashes[best.devices])
-        axes.plot(best.bucket_mb, best.step_seconds, "o", color=colors[best.devices], ms=6)
-    for axes in panels.values():
+        axes.plot(best.bucket_mb, best.step_seconds, "o", color=style["color"], ms=6)
+    for axes in of_link.values():
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter(_PLAIN)
@@ -220,20 +220,14 @@ def _not_projected(projection: Projection | None, title: Said) -> Drawing:
         reason = Said(projection.reason, projection.reason)
     elif projection:
         reason = say("measured runs differ too much from the projection")
-    empty = Figure(figsize=(WIDTH, 1.6), layout="constrained")
-    return Drawing(
-        nothing(empty, "Nothing to project"), title, say("No curves: %(reason)s.", reason=reason)
-    )
+    return empty(title, say("No curves: %(reason)s.", reason=reason), "Nothing to project")
 
 
 def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
     """A figure with a panel for each of ``links``, one below the other."""
     names = list(dict.fromkeys(links))
-    figure = Figure(figsize=(WIDTH, 1.0 + 2.1 * len(names)), layout="constrained")
-    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, name in zip(panels, names, strict=True):
-        axes.set_title(name.replace("_", " "), fontsize=10)
-    return figure, dict(zip(names, panels, strict=True))
+    figure, found = panels([name.replace("_", " ") for name in names], 2.1)
+    return figure, dict(zip(names, found, strict=True))
 
 
 def _said_error(projection: Projection) -> Said:
@@ -253,23 +247,14 @@ def draw_projection_check(results: StudyResults) -> Drawing:
     """Predicted over measured step time of every run of several processes."""
     projection = results.projection
     shown = [c for c in projection.checks if c.error is not None] if projection else []
-    figure, axes = rows(len(shown))
+    figure, axes = rows([check.variant for check in shown])
     for row, check in enumerate(shown):
         assert check.error is not None
         axes.plot([0, check.error], [row, row], color=VARIANT)
         axes.plot(check.error, row, "o", color=VARIANT, ms=6)
-        axes.annotate(
-            plain_duration(check.measured_seconds),
-            (1, row),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-        )
+        beside(axes, row, plain_duration(check.measured_seconds))
     if shown:
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
-        axes.set_yticks(range(len(shown)), [check.variant for check in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set(xlabel="predicted over measured time of a step, less 1")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
@@ -288,7 +273,7 @@ def draw_link_error(results: StudyResults) -> Drawing:
     """The emulated link against the real one, by bandwidth."""
     found = results.link_error
     shown = [trial for trial in found.trials if trial.error is not None] if found else []
-    figure, axes = rows(len(shown))
+    figure, axes = rows([trial.name.replace("_", " ") for trial in shown])
     if shown:
         bandwidths = list(dict.fromkeys(trial.bandwidth for trial in shown))
         colors = dict(zip(bandwidths, SERIES, strict=False))
@@ -306,8 +291,6 @@ def draw_link_error(results: StudyResults) -> Drawing:
             )
         axes.axvspan(-GOAL, GOAL, color=svg.INK, alpha=0.08, lw=0)
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
-        axes.set_yticks(range(len(shown)), [trial.name.replace("_", " ") for trial in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set(xlabel="time of a step over the emulated link, of the real one, less 1")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)

@@ -127,7 +127,7 @@ def draw_speedup(results: StudyResults) -> Drawing:
         for comparison in shown
         if comparison.speedup
     ]
-    figure = ratio_points(points, baseline, margin)
+    figure = ratio_points(points, f"throughput over that of {baseline}", margin)
     names = [comparison.variant for comparison in shown] + [baseline]
     return Drawing(
         figure,

@@ -15,7 +15,7 @@ from transformer_core.decide.turn_throughput import (
 )
 from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, name_rows, nothing, rows
+from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, nothing, rows, whisker
 from transformer_core.report.kit.formats import interval_columns
 from transformer_core.report.kit.language import NOTHING, Said, say
 from transformer_core.report.kit.palette import VARIANT
@@ -47,16 +47,15 @@ def draw_throughput(results: StudyResults) -> Drawing:
     """The throughput of every variant, from the turns."""
     found = throughputs(results)
     names = [name for name in results.variants if name in found]
-    figure, axes = rows(len(names))
+    figure, axes = rows(names)
     for row, name in enumerate(names):
         interval = found[name]
         axes.barh(row, interval.median, 0.6, color=VARIANT, alpha=0.45, lw=0)
-        axes.plot([interval.low, interval.high], [row, row], color=svg.INK, zorder=3)
+        whisker(axes, row, interval, zorder=3)
     if names:
         sessions = session_rates(results)
         places = [names.index(results.study.baseline)] * len(sessions)
         axes.plot(sessions, places, "o", color=VARIANT, ms=4, alpha=0.8)
-        name_rows(axes, names)
         axes.set(xlabel="non-padding tokens per second", xlim=(0, None))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return Drawing(

@@ -9,7 +9,7 @@ from schemas.results import Breakdown, Comparison, LaunchUse, PathPart, StepBoun
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, legend_below, name_rows, rows
+from transformer_core.report.kit.drawing import Drawing, legend_once, rows
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.answer import choose, techniques
@@ -153,8 +153,7 @@ def draw_differences(results: StudyResults) -> Drawing:
     }
     if recommended := of_recommendation(results):
         found = {"recommended": recommended} | found
-    figure, axes = rows(len(found))
-    labelled: set[str] = set()
+    figure, axes = rows(list(found))
     for row, one in enumerate(found.values()):
         ends = {True: 0.0, False: 0.0}
         parts = {part.name: part.difference_ms for part in one.parts}
@@ -162,21 +161,14 @@ def draw_differences(results: StudyResults) -> Drawing:
             change = parts.get(name, 0.0)
             if not change:
                 continue
-            label = name if name not in labelled else None
-            labelled.add(name)
             longer = change > 0
-            axes.barh(row, change, 0.7, ends[longer], color=shade, lw=0, label=label)
+            axes.barh(row, change, 0.7, ends[longer], color=shade, lw=0, label=name)
             ends[longer] += change
         axes.plot(one.step.difference_ms, row, "D", color=svg.INK, ms=5)
     if found:
-        name_rows(axes, list(found))
         axes.axvline(0, color=svg.INK, lw=0.8)
         axes.set_xlabel(f"difference of a profiled step to {baseline} (ms)")
-        handles, labels = axes.get_legend_handles_labels()
-        once = dict(zip(labels, handles, strict=True))
-        order = [name for name in _PARTS if name in once]
-        axes.legend([once[name] for name in order], order)
-        legend_below(axes, None)
+        legend_once(axes, _PARTS)
     return Drawing(
         figure,
         say("What makes a step shorter or longer"),
