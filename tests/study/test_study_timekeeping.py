@@ -146,11 +146,11 @@ def test_turns_take_at_least_the_sessions_that_each_comparison_has() -> None:
     def turns(sessions: int, sides: int) -> float:
         asked = study.comparison.model_copy(update={"sessions_least": sessions})
         more = study.model_copy(update={"comparison": asked})
-        return guesses(more, {"single": spec}, [sides], start=1.0, rate=STEP)["turns"]
+        return guesses(more, {"single": spec}, [sides], start=0.0, rate=1e10)["turns"]
 
-    assert turns(4, 2) > 2 * study.comparison.budget
+    assert turns(4, 2) > study.comparison.budget
     assert turns(8, 2) == pytest.approx(2 * turns(4, 2))
-    assert 3 * turns(4, 2) < turns(4, 8) < 4 * turns(4, 2)
+    assert turns(4, 8) == pytest.approx(4 * turns(4, 2))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 FLOOR = 1e-6
 """Smaller shares are drawn here: a logarithmic axis has no place for 0."""
 
-MARKERS = dict(zip(WORDS, cycle("osDP^vh<>X*pdH81234+x"), strict=False))
+MARKERS = dict(zip(WORDS, cycle("osDP^vh<>X*pdH81234+x,|_."), strict=False))
 """Of each compared quantity."""
 
 
