@@ -37,19 +37,23 @@ class Turns:
     """Hands out the turns of an audit to a side, and keeps the facts that it sends last."""
 
     def __init__(self, name: str, file: Path) -> None:
-        record = [{"turn": 1, "record": True}, {"turn": RECORDED - 1, "record": True}]
+        turns = [(1, True), (RECORDED - 1, True), (1 if name == TWIN else 100_000, False)]
         self._file = file
-        self._left: list[dict[str, Any]] = [*record, {"turn": 1 if name == TWIN else 100_000}]
-        self._left += [{"facts": True}, {"leave": True}]
+        self._left: list[dict[str, Any]] = [
+            {"kind": "Train", "task": {"steps": steps, "record": record, "profile": False}}
+            for steps, record in turns
+        ]
+        self._left += [{"kind": "TellFacts"}, {"kind": "Leave"}]
 
-    def receive(self) -> dict[str, Any]:
+    def recv_bytes(self) -> bytes:
         """The next message."""
-        return {"profile": False, "record": False} | self._left.pop(0)
+        return json.dumps(self._left.pop(0)).encode()
 
-    def send(self, **message: Any) -> None:
-        """Keeps facts."""
-        if "facts" in message:
-            self._file.write_text(json.dumps(message["facts"]["audit"]["notes"]))
+    def send_bytes(self, message: bytes) -> None:
+        """Keeps facts, except those of a script that failed."""
+        found = json.loads(message)
+        if "facts" in found and not found.get("ended"):
+            self._file.write_text(json.dumps(found["facts"]["audit"]["notes"]))
 
 
 def forked(script: Path, which: str, name: str, file: Path) -> None:

@@ -269,6 +269,8 @@ class Watcher:
                 return found
             if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
                 return found
+            if "SoftmaxBackward" in type(input.grad_fn).__name__:
+                self._expectation("cross_entropy", input.flatten(0, -2), None)
             rows = Rows(user_line(), "log_softmax", 0, bool(self.forwards))
             self.rows.append(rows)
 
