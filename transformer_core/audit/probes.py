@@ -109,10 +109,10 @@ class Probes:
             self.notes.cannot("samples", "no result has one row for each sample")
             return
         best = min(results)
-        if best[0] == 0.0 or len(results) < len(axes):
+        if best[0] == 0.0:
             self.notes.holds("samples", f"one sample of {self.name}'s batch replaced by another")
             return
-        if all(found > 0 for found, _ in results):
+        if results[0][1] == 0:
             self.notes.found(
                 Finding(
                     "samples",
