@@ -80,5 +80,5 @@ def test_every_order_of_a_rule_is_one_that_its_job_takes(tmp_path: Path) -> None
             text = words[words.index("--order") + 1]
             read_job(text)  # refuses an order with other fields
             kinds.add(json.loads(text)["kind"])
-    # Those of the GPU check ask for the variants of its own study.
-    assert {*JOBS} - kinds <= {"gpu_checks", "gpu_check_page"}
+    # Those of the GPU check ask for the variants of its own study, those of scripts for a script.
+    assert {*JOBS} - kinds <= {"gpu_checks", "gpu_check_page", "tune", "tune_page"}
