@@ -117,5 +117,5 @@ def test_only_real_hosts_connect_to_a_coordinator_over_the_network(
         Bench.coordinator(searching)
     found: Any = SimpleNamespace(status="found", spec=spec, baseline={}, parts=["v"])
     with pytest.raises(StartedError):
-        quality.time_to_quality(spec, found, Quality(), tmp_path, tmp_path, "")
+        quality.time_to_quality(spec, found, [], Quality(), tmp_path, tmp_path, "")
     assert asked == [link is None] * 2
