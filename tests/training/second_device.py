@@ -163,6 +163,26 @@ def step(spec: Any, device: torch.device) -> str:
     return "ok" if places == {NAME} and bool(loss.isfinite()) else f"on {places}: {loss}"
 
 
+def certificate(device: torch.device) -> str:
+    """Whether 64 bits on ``device`` give a certificate the numbers of the CPU, there."""
+    from schemas.config.model import Transformer
+    from transformer_core.certify.number_formats import EXACT
+    from transformer_core.certify.plain_models import PlainModel
+    from transformer_core.models.canonical_weights import canonical_state_dict
+    from transformer_core.models.registry import build_model
+
+    spec = Transformer(d_model=16, d_ff=32, heads=2)
+    weights = canonical_state_dict(build_model(spec, 50))
+    tokens = tuple(torch.randint(1, 50, (3, 3, 5)))
+    plain, found = PlainModel(spec, 0.1), []
+    torch.use_deterministic_algorithms(True)
+    for plain.device in (torch.device("cpu"), device):
+        found.append(plain.loss_and_gradients(weights, [tokens], EXACT))
+    (loss, expected), (other, gradients) = found
+    near = all(torch.allclose(gradients[name], expected[name]) for name in expected)
+    return "ok" if near and abs(loss - other) < 1e-12 else f"{loss} {other}"
+
+
 def main() -> None:
     from tests.training.test_training_cuda_layout import OURS, SPECS, in_turn, on_a_cpu, sentences
     from transformer_core.models import qkv_projection, sublayers
@@ -183,6 +203,10 @@ def main() -> None:
         found["mixed"] = "ok"
     except Mixed as error:
         found["mixed"] = str(error)
+    try:
+        found["certificate"] = certificate(device)
+    except Exception as error:
+        found["certificate"] = f"{type(error).__name__}: {error}"
     json.dump(found, sys.stdout)
 
 

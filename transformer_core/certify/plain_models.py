@@ -8,7 +8,7 @@ take weights by their canonical names, in any number format, and know nothing of
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,17 @@ Tokens = tuple[Tensor, Tensor, Tensor]
 """source [b, s], target input [b, t] and labels [b, t]."""
 
 
+@contextlib.contextmanager
+def _in_any_order(device: torch.device) -> Iterator[None]:
+    """Lets a GPU add up in any order, which 64 bits do not show: not every operation has another."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before and device.type == "cpu")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 class Plain:
     """Loss and gradients of a model, whose logits are computed by a subclass; without dropout,
     unless the elements to drop are given."""
@@ -59,6 +70,8 @@ class Plain:
         self.nearest = math.inf
         """The ReLU input closest to 0 in the last pass, relative to the size of all inputs."""
         self._drops = NONE_DROPPED
+        self.device = torch.device("cpu")
+        """Where 64 bits are computed; other formats, and all results, are on the CPU."""
 
     def loss_and_gradients(
         self,
@@ -71,19 +84,24 @@ class Plain:
 
         ``drops`` has the masks of a single batch.
         """
+        exact = number_format.base == torch.float64
+        device = self.device if exact else torch.device("cpu")
         own = {
-            name: w.detach().to(number_format.base).requires_grad_() for name, w in weights.items()
+            name: w.detach().to(device, number_format.base).requires_grad_()
+            for name, w in weights.items()
         }
         self.nearest = math.inf
-        slices = [part for tokens in batches for part in self._slices(tokens, own)]
+        there = [(s.to(device), t.to(device), y.to(device)) for s, t, y in batches]
+        slices = [part for tokens in there for part in self._slices(tokens, own)]
         count = sum(int((labels != PADDING).sum()) for _, _, labels in slices)
         total, row = 0.0, 0
         for part in slices:
             self._drops = drops.rows(row, row + len(part[0]))
             row += len(part[0])
             used = {name: number_format.weight(w) for name, w in own.items()}
-            loss = self.loss_sum(used, *part, number_format)
-            (loss * (number_format.loss_scale / count)).backward()
+            with _in_any_order(device):
+                loss = self.loss_sum(used, *part, number_format)
+                (loss * (number_format.loss_scale / count)).backward()
             total += float(loss.detach())
         self._drops = NONE_DROPPED
         gradients = {
@@ -92,7 +110,7 @@ class Plain:
             else w.grad.double() / number_format.loss_scale
             for name, w in own.items()
         }
-        return total / count, gradients
+        return total / count, {name: gradient.cpu() for name, gradient in gradients.items()}
 
     def loss_sum(
         self, weights: Weights, source: Tensor, target: Tensor, labels: Tensor, form: Format
@@ -108,7 +126,7 @@ class Plain:
     def dropped(self, place: str, x: Tensor, form: Format) -> Tensor:
         """x after the dropout of ``place``."""
         factor = self._drops.factor(place)
-        return x if isinstance(factor, float) else form.between(x * factor.to(x.dtype))
+        return x if isinstance(factor, float) else form.between(x * factor.to(x.device, x.dtype))
 
     def attended(
         self, place: str, scores: Tensor, hidden: Tensor, v: Tensor, form: Format
@@ -116,7 +134,7 @@ class Plain:
         """:class:`Shared` of scores [b, h, n, m] without those ``hidden``, and v [b, h, m, k]."""
         factor = self._drops.factor(place)
         if not isinstance(factor, float):
-            factor = factor.to(v.dtype)
+            factor = factor.to(v.device, v.dtype)
         result: Tensor = Shared.apply(scores.masked_fill(hidden, -math.inf), v, factor, form)
         return result
 

@@ -29,6 +29,7 @@ from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.dropout import Dropout
 from transformer_core.models.sublayers import Attention
 from transformer_core.models.unpadded import Blocks, Sentences, source_sentences, target_sentences
+from transformer_core.techniques.residual_norm import ResidualNorm
 from transformer_core.training.assemble import Setup
 
 Key = tuple[bytes, bytes]
@@ -77,6 +78,8 @@ def obstacle(setup: Setup) -> str | None:
         return "one process hands out the rows of all replicas"
     if model.compile != "none":
         return "compiled layers draw inside their kernels"
+    if getattr(model, "norm_method", None) == ResidualNorm(kind="with_residual"):
+        return "the kernel of residual and normalization draws by itself"
     if setup.device.type != "cpu" and isinstance(model.attention, SdpaAttention):
         return "the device's attention kernels draw by themselves"
     return None
