@@ -8,6 +8,7 @@ import torch
 
 from transformer_core.certify.checker import NEAR, NEAR_SINGLE, Checker
 from transformer_core.certify.number_formats import SINGLE, Format
+from transformer_core.certify.plain_models import NONE_DROPPED
 
 BF16 = Format(torch.float32, unit=2.0**-8)
 
@@ -19,7 +20,7 @@ class FakeExact:
         self.nearest = nearest
         self.gates: list[float] = []
 
-    def loss_and_gradients(self, weights: Any, batches: Any, form: Format) -> Any:
+    def loss_and_gradients(self, weights: Any, batches: Any, form: Format, drops: Any) -> Any:
         self.gates.append(form.gate)
         return 1.0, {"weight": torch.tensor([1.0, 0.0, 0.01], dtype=torch.float64)}
 
@@ -27,7 +28,7 @@ class FakeExact:
 def kinks(exact: FakeExact, form: Format) -> float:
     gradient = {"weight": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)}
     checker: Any = SimpleNamespace(exact=exact)
-    return Checker._kinks(checker, {}, (), gradient, form)["weight"]  # type: ignore[arg-type]
+    return Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, form)["weight"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("form", "near"), [(SINGLE, NEAR_SINGLE), (BF16, NEAR)])
