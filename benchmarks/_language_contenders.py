@@ -179,7 +179,7 @@ def make_language(
     training = Training.model_validate({"precision": contender.precision})
     precision = build_precision(training.precision, CPU)
     masters = precision.convert(network)
-    optimizer = build_optimizer(AdamW(), network.parameters(), CPU, masters)
+    optimizer = build_optimizer(AdamW(), network.named_parameters(), CPU, masters)
     own_loss = _one_pass if contender.one_pass else whole_head_loss
 
     def loss_of(batch: Batch) -> Tensor:

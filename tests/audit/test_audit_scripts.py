@@ -25,7 +25,7 @@ def audit(
     name: str, which: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, dict[str, object]]:
     monkeypatch.chdir(FIFTY)
-    code = main(["--json", "--time", "20s", f"{name}.py", which])
+    code = main(["--json", "--time", "120s", f"{name}.py", which])
     return code, json.loads(capsys.readouterr().out)
 
 

@@ -14,7 +14,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import PairedRun, Refinement
 from tests.orders import run_job
-from transformer_core.common.digests import write_result
+from transformer_core.common.digests import forget_all, write_result
 from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import Clock
 from transformer_core.decide import refine as job
@@ -72,6 +72,7 @@ def refine(
     (results / ".clock.json").write_text(clock.model_dump_json())
     shutil.rmtree(results / "refined", ignore_errors=True)
     names = ("single", *VARIANTS)
+    forget_all()  # a job is a process of its own
     assert not run_job(
         "refine",
         study=results / "study.json",

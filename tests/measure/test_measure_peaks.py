@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from transformer_core.machine import peak_memory
+from transformer_core.parallel import nvml
 
 MIB = 1 << 20
 
@@ -63,7 +64,7 @@ def test_cuda_peaks_are_those_of_the_device(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda at: 100 + at)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda at: 200 + at)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(peak_memory.nvml, "device_memory_used", lambda at: 300 + at)
+    monkeypatch.setattr(nvml, "device_memory_used", lambda at: 300 + at)
     peak_memory.reset_peak(torch.device(device))
     assert reset == [torch.device(device)]
     found = peak_memory.rank_memory(0, torch.device(device))

@@ -97,7 +97,7 @@ class Starts:
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=hear_no_end if deaf else None,
+            preexec_fn=hear_no_end if deaf else hear_the_end,
         )
 
     def told(self, name: str, rank: int = 0) -> dict[str, Any]:
@@ -109,6 +109,12 @@ class Starts:
             time.sleep(0.05)
         told: dict[str, Any] = json.loads(file.read_text())
         return told
+
+
+def hear_the_end() -> None:
+    """Undoes what a shell's background has done to these tests."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def hear_no_end() -> None:

@@ -1,12 +1,14 @@
 """Triton's kernels without a GPU: their numbers by its interpreter, their machine code by its
 compiler; and the layers that use them, with torch's operations in their place."""
 
+import importlib
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,6 @@ from torch import nn
 
 from schemas.config.model import Transformer
 from schemas.errors import Unsupported
-from tests.models import gpu_kernel_cases as cases
 from tests.training.small_training import small_spec
 from transformer_core.models import sublayers
 from transformer_core.models.device_kind import laid_out_for
@@ -23,6 +24,9 @@ from transformer_core.models.registry import build_model
 from transformer_core.study.checks import violations
 from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
 
+cases: Any = None
+if importlib.util.find_spec("triton"):
+    cases = importlib.import_module("tests.models.gpu_kernel_cases")
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="Triton is not installed (pip install triton==3.7.1; it comes with torch for CUDA)",
