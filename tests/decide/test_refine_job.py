@@ -67,12 +67,12 @@ def refine(
     study = Study(
         name="timed", variants=["single", *VARIANTS], time=asked, comparison=COMPARING, search=None
     )
+    forget_all()  # a job is a process of its own
     write_result(results / "study.json", study.canonical_json())
     clock = Clock(began=time.time() - spent, seen=time.time(), running=True)
     (results / ".clock.json").write_text(clock.model_dump_json())
     shutil.rmtree(results / "refined", ignore_errors=True)
     names = ("single", *VARIANTS)
-    forget_all()  # a job is a process of its own
     assert not run_job(
         "refine",
         study=results / "study.json",
