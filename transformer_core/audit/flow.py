@@ -37,7 +37,7 @@ class CannotAudit(Exception):
 
 @dataclass
 class Answer:
-    """What an audit found out about a script."""
+    """The result of an audit."""
 
     command: str
     status: str = "clean"
@@ -89,7 +89,7 @@ class Audit:
         return self.budget - (time.monotonic() - self.began)
 
     def _learn(self, error: SideEnded) -> None:
-        """What an early end says about the script. Raises CannotAudit if nothing can be done."""
+        """Explains why a script ended early. Raises CannotAudit if nothing can be done."""
         said = error.said
         no_step = error.why == "no step" or (not error.why and not said.get("step"))
         if not error.why and self.steps is None and said.get("step", 0) >= LEAST_STEPS:

@@ -60,7 +60,7 @@ class Drops:
     masks: Masks = field(default_factory=dict)
 
     def factor(self, place: str) -> Tensor | float:
-        """What the elements of ``place`` are multiplied by."""
+        """The factor of each element of ``place``: 0 if dropped."""
         mask = self.masks.get(place)
         return 1.0 if mask is None else mask / (1 - self.p)
 

@@ -199,7 +199,7 @@ FAULTS = [
         dropout=0.2,
     ),
     late(
-        "a resumed run begins its epoch anew",
+        "a resumed run starts its epoch over",
         lambda: mock.patch.object(
             History,
             "position",
