@@ -14,7 +14,7 @@ import torch
 from _rounds import Row, compare, missing, take_turns
 from torch.utils.data import DataLoader
 
-from schemas.config.batching import AnyBatching, FixedSize, PackedRows, TokenBudget
+from schemas.config.data import AnyBatching, FixedSize, PackedRows, TokenBudget
 from transformer_core.common.yaml_files import read_yaml
 from transformer_core.data.batching.epoch_plan import plan_epoch
 from transformer_core.data.batching.feeding import Feed

@@ -11,7 +11,7 @@ from _contenders import CPU, steps_of
 from _copied_weights import gpt2_weights, llama_weights
 from torch import Tensor, nn
 
-from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
+from schemas.config.model import DecoderOnly, HuggingFaceCausal
 from schemas.config.training import AdamW, Training
 from transformer_core.data.tokenizing.special_tokens import UNK
 from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss

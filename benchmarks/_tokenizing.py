@@ -18,8 +18,7 @@ import pyarrow as pa
 from _adversarial import adversarial_lines
 from _rounds import Row, compare, missing, take_turns
 
-from schemas.config.corpus import Filter, TextCorpus, TextPair
-from schemas.config.tokenizer import Tokenizer
+from schemas.config.data import Filter, TextCorpus, TextPair, Tokenizer
 from transformer_core.common.files import sha256, write_text
 from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.pairs import PairFile

@@ -43,7 +43,7 @@ from pydantic import TypeAdapter
 from scipy import stats
 from tqdm import tqdm
 
-from schemas.config.batching import FixedSize, TokenBudget
+from schemas.config.data import FixedSize, TokenBudget
 from schemas.config.model import AnyModel
 from schemas.config.parallel import Allocator
 from schemas.config.training import Fp32, Fp32Onednn

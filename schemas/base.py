@@ -213,6 +213,27 @@ def _duration(value: Any) -> str:
 Duration = Annotated[str, BeforeValidator(_duration), Field(pattern=DURATION_PATTERN)]
 """A duration with its unit, as text: 90 s, 10 min, 1h."""
 
+_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _size(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB|B|)\s*", value)
+    if found is None:
+        remedy = "write a number and a unit, as 512MiB or 2GiB"
+        raise PydanticCustomError("size", "is not a size", {"remedy": remedy})
+    return round(float(found[1]) * _SIZES[found[2]])
+
+
+_Bytes = Annotated[int, Field(ge=1, le=2**50)]
+Size = Annotated[
+    _Bytes,
+    BeforeValidator(_size, json_schema_input_type=_Bytes | str),
+    Unit("bytes"),
+]
+"""A number of bytes, or text with a unit: 512MiB, 2GiB."""
+
 MOST_STEPS = 10_000_000
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS), Unit("steps")]
 StepsOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS), Unit("steps")]

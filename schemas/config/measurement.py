@@ -1,11 +1,87 @@
-"""Timing of runs, and comparison of variants."""
+"""How runs are timed, compared, certified and profiled."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Unit
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from schemas.base import Count, Fraction, Schema, Seconds, Steps, StepsOrNone, refuse_less
+from schemas.base import (
+    MOST_SECONDS,
+    Count,
+    Fraction,
+    Name,
+    Rate,
+    Schema,
+    Seconds,
+    Size,
+    Steps,
+    StepsOrNone,
+    refuse_less,
+)
+from schemas.config.parallel import Bandwidth, LinkModel
+from schemas.config.training import AnySchedule
+from schemas.errors import nearest
+
+
+class LargestBatch(Schema):
+    """The search for the largest batch that fits: doubling, then bisection.
+
+    Every size is tried in fresh processes on batches of the corpus's longest sentences.
+    """
+
+    variants: list[Name] = Field(default_factory=list)
+    """Variants of the study to search for."""
+    limit: Size | None = None
+    """Memory available to each process, in bytes or as text (2GiB): on a CPU all writable
+    memory, on a GPU what torch's allocator may reserve. Null is the whole device, or an equal
+    share of the host."""
+    margin: Fraction = 0.05
+    """Fraction of the limit that must stay free."""
+    resolution: float = Field(default=0.02, ge=1e-4, le=0.5)
+    """Largest gap between the answer and the size that fails, as a fraction of the answer; at
+    least one pair per micro-batch of each device."""
+
+
+class MemoryUse(Schema):
+    """Memory measurements. Memory is predicted for all variants."""
+
+    anatomy: bool = True
+    """Measure how every variant uses memory: a few steps in separate processes."""
+    largest_batch: LargestBatch = LargestBatch()
+    """The search for the largest batch that fits, and its variants."""
+
+
+class Profiling(Schema):
+    """The profile of each variant: a separate short run, never the timed one."""
+
+    profiler: Literal["auto", "nsys", "torch"] = "auto"
+    """Nsight Systems or torch.profiler; auto uses Nsight Systems if it is installed and a CUDA
+    device is available, otherwise torch.profiler."""
+    warmup_steps: Annotated[int, Field(ge=1, le=100_000), Unit("steps")] = 3
+    """Steps before the profiled ones."""
+    steps: Annotated[int, Field(ge=1, le=1_000), Unit("steps")] = 3
+    """Profiled steps."""
+
+
+class Limits(Schema):
+    """How thoroughly the limits of the machine are measured."""
+
+    seconds: Annotated[float, Unit("seconds")] = Field(default=0.05, gt=0.0, le=3_600.0)
+    """Seconds for the repetitions of each measurement; the best one counts."""
+    largest_matrix: Annotated[int, Unit("elements")] = Field(default=8192, ge=256, le=131_072)
+    """Largest side of the matrices whose products are timed; smaller if one product would take
+    much longer than ``seconds``."""
+    smallest_message: Annotated[int, Unit("bytes")] = Field(default=4096, ge=512, le=2**40)
+    """Smallest message of the collective operations, in bytes."""
+    largest_message: Annotated[int, Unit("bytes")] = Field(default=16 * 2**20, ge=512, le=2**40)
+    """Largest message of the collective operations, in bytes; sizes grow by a factor of 4."""
+
+    @field_validator("largest_message")
+    @classmethod
+    def _largest_is_not_less(cls, largest: int, info: ValidationInfo) -> int:
+        refuse_less(largest, info, "smallest_message")
+        return largest
 
 
 class Measurement(Schema):
@@ -93,3 +169,179 @@ class SelfTest(Schema):
         tuple[Annotated[float, Field(ge=1e-4, lt=1.0)], ...], Field(max_length=100)
     ] = (0.03, 0.05, 0.10)
     """Fractions by which the steps of a side are deliberately slowed down."""
+
+
+class Quality(Schema):
+    """Trains the baseline and the recommendation, in turns, until both reach the requested quality:
+    results/quality.json.
+
+    Not part of the run spec: it does not affect other trainings.
+    """
+
+    bleu: Annotated[float, Field(gt=0.0, lt=100.0)] = 50.0
+    """Target BLEU on the validation split, 0 to 100."""
+    steps: Steps = 2_000
+    """Maximum steps of each training."""
+    schedule: AnySchedule | None = None
+    """Learning rate schedule over these steps; null for the study's schedule."""
+    every: Steps = 100
+    """Steps per turn, and between two evaluations of translation quality."""
+    max_pairs: Annotated[int, Field(ge=10, le=100_000), Unit("pairs")] = 50
+    """Validation pairs translated per evaluation, greedily."""
+    also: list[str] = Field(default_factory=list)
+    """Variants of the study that train too: of those that train another model by design, this time
+    alone is a judgement."""
+    budget: Seconds = 300.0
+    """Seconds for all trainings and all evaluations. A turn that has started is finished."""
+
+
+class Search(Schema):
+    """The search for the fastest combination with a valid certificate: results/recommended.yaml.
+
+    It starts from all techniques at once and from those that pay off individually, removes or adds
+    one technique at a time, and continues from any combination that is faster.
+
+    Not part of the run spec: it does not affect training.
+    """
+
+    budget: Seconds = 60.0
+    """Seconds for the search's sessions and the final comparison; 0 disables the search. No
+    session starts that would not finish in time."""
+    candidates: Annotated[int, Field(ge=1, le=64)] = 6
+    """Number of starting combinations, at least two if that many exist."""
+    largest: Annotated[int, Field(ge=1, le=64)] = 64
+    """Maximum techniques in a combination."""
+    together: Annotated[int, Field(ge=3, le=256)] = 9
+    """Trainings that may run at the same time, taking turns. All of them must fit into device
+    memory."""
+
+
+class LinkCheck(Schema):
+    """How the emulated link is checked against the real one: the same runs over both, in turns."""
+
+    bandwidths: list[Bandwidth] = Field(default=[1e8, 3e8, 1e9], min_length=1, max_length=100)
+    """Bits per second, or text such as 100Mbit/s."""
+
+
+class Projecting(Schema):
+    """How step times on more devices are projected from one device."""
+
+    steps: Annotated[int, Field(ge=1, le=1_000), Unit("steps")] = 6
+    """Steps whose parts are timed on every device, without communication."""
+    warmup_steps: Steps = 3
+    """Steps before them."""
+    devices: Annotated[int, Field(ge=1, le=1_048_576)] = 1024
+    """Maximum number of devices; the projection uses powers of two up to it."""
+    links: dict[Name, LinkModel] = Field(
+        default={
+            "ethernet_1gbit": LinkModel(bandwidth=1e9, latency=50e-6),
+            "ethernet_25gbit": LinkModel(bandwidth=25e9, latency=20e-6),
+            "infiniband_400gbit": LinkModel(bandwidth=400e9, latency=5e-6),
+        }
+    )
+    """Hypothetical links between the devices, by name, in addition to the measured one. These
+    are assumed orders of magnitude: replace them with values for your links."""
+
+
+REFERENCE = "reference"
+"""Name of the run that certificates compare with: the study's model in one process, in 32-bit
+floating point, with explicit attention, separate projections and an unfused optimizer."""
+
+LOOKS = 2
+"""Maximum number of looks at final losses before deciding: after some seeds, and if those are
+inconclusive, after as many again."""
+
+
+class Bitwise(Schema):
+    """Identical numbers to the last bit: no computation changes."""
+
+    kind: Literal["bitwise"]
+    against: Name = "single"
+    """Variant whose losses, gradient norms and final weights must be identical."""
+    reason: str = "It changes no computation."
+    """Reason for this class."""
+
+
+class Tolerance(Schema):
+    """The same sums in a different order: equal up to 32-bit rounding."""
+
+    kind: Literal["tolerance"]
+    loss: float = Field(default=1e-4, gt=0, le=1.0)
+    """Largest relative difference of the training loss, at every step."""
+    grad_norm: float = Field(default=1e-3, gt=0, le=1.0)
+    """Largest relative difference of the gradient's norm, at every step."""
+    weights: float = Field(default=0.05, gt=0, le=10.0)
+    """Largest difference of a tensor of final weights, relative to its change during training
+    (2-norms). Adam divides by the gradient's size, so rounding in an element with almost no
+    gradient becomes a full-sized update: this bound is much wider than that of the loss."""
+    gradient: float = Field(default=2e-3, gt=0, le=1.0)
+    """Largest error of a gradient tensor relative to its norm, from the same weights and batch,
+    at several steps. Rounding causes about 1e-6; a single ReLU whose input is 0 up to rounding
+    and falls on the other side causes up to 1e-3."""
+    update: float = Field(default=1e-3, gt=0, le=1.0)
+    """Largest error in a tensor's change during a step, relative to the norm of the change, from
+    the same gradients, at every step. If the change is small relative to the weights, their own
+    rounding allows more."""
+    reason: str = "The same sums in a different order: only rounding differs."
+    """Reason for this class and these bounds."""
+
+
+class Statistical(Schema):
+    """Fewer bits or a lossy message: different numbers, the same course of training."""
+
+    kind: Literal["statistical"]
+    seeds: int = Field(default=3, ge=2, le=20)
+    """Pairs of trainings to compare, each pair from the same weights and batches; twice as many
+    if the first ones are inconclusive."""
+    loss: float = Field(default=0.005, gt=0, le=1.0)
+    """Margin of the smoothed final loss, relative to that of the reference. The interval of the
+    mean difference over the seeds must lie within it, and be narrow enough to detect a
+    difference of twice the margin with 95 % probability."""
+    reason: str = "Fewer bits change every number, but must not change where training goes."
+    """Reason for this class and this margin."""
+
+
+class Different(Schema):
+    """A different optimizer, batch or network: a different model by design, so no certificate."""
+
+    kind: Literal["different"]
+    reason: str = "It trains a different model by design: only its quality can be compared."
+    """Why no certificate is possible."""
+
+
+EquivalenceKind = Literal["bitwise", "tolerance", "statistical", "different"]
+ClassOfEquivalence = Annotated[
+    Bitwise | Tolerance | Statistical | Different, Field(discriminator="kind")
+]
+
+
+def _from_name(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in get_args(EquivalenceKind):
+        remedy = nearest(value, get_args(EquivalenceKind))
+        raise PydanticCustomError("unknown_class", "is not a class", {"remedy": remedy})
+    return {"kind": value}
+
+
+AnyEquivalence = Annotated[
+    ClassOfEquivalence,
+    BeforeValidator(_from_name, json_schema_input_type=EquivalenceKind | ClassOfEquivalence),
+]
+"""A class with its bounds, or its name alone for the default bounds."""
+
+
+class Certification(Schema):
+    """The short trainings that certificates compare.
+
+    They use the study's model, data and batches without dropout, and a constant learning rate:
+    during a long warm-up the weights would hardly move, and any two variants would look alike.
+    """
+
+    steps: Annotated[int, Unit("steps")] = Field(default=8, ge=3, le=100_000)
+    """Optimizer steps of each training."""
+    learning_rate: Rate = 1e-3
+    """Learning rate of every step, unless a variant changes the schedule itself."""
+    budget: Annotated[float, Unit("seconds")] = Field(default=60.0, ge=0, le=MOST_SECONDS)
+    """Time of a short run in seconds after which no further seed starts if the first ones are
+    inconclusive; the certificate is then inconclusive."""

@@ -1,11 +1,12 @@
-"""Models built by ``transformer_core.models``."""
+"""Models: encoder-decoders for translation, decoder-only language models."""
 
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Unit
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Whole
+from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Seed, Whole
 from transformer_core.techniques.residual_norm import ResidualNorm
 
 
@@ -249,3 +250,207 @@ class ImportedModel(SizedModel):
 AnyModel = Annotated[
     Transformer | TorchTransformer | HuggingFace | ImportedModel, Field(discriminator="kind")
 ]
+
+
+Elements = Annotated[int, Field(ge=1, le=1_048_576), Unit("elements")]
+
+
+class RotaryPositions(Schema):
+    """Queries and keys are rotated by angles that grow with position (arXiv 2104.09864)."""
+
+    kind: Literal["rotary"] = "rotary"
+    base: float = Field(default=10_000.0, ge=2.0, le=1e12)
+    """Wavelengths grow geometrically from 2 pi to about 2 pi times this."""
+
+
+class LearnedPositions(Schema):
+    """A trained vector per position, added to the embedding, as in GPT-2."""
+
+    kind: Literal["learned"]
+    length: Annotated[int, Field(ge=1, le=16_777_216), Unit("tokens")] = 1_024
+    """Number of positions; no row may be longer."""
+
+
+class SinusoidalPositions(Schema):
+    """Fixed sines and cosines, added to the embedding times sqrt(d_model) (arXiv 1706.03762, 3.4
+    and 3.5)."""
+
+    kind: Literal["sinusoidal"]
+
+
+AnyPositions = Annotated[
+    RotaryPositions | LearnedPositions | SinusoidalPositions, Field(discriminator="kind")
+]
+
+
+class RmsNorm(Schema):
+    """Division by the root mean square (arXiv 1910.07467); no mean, no bias."""
+
+    kind: Literal["rms"] = "rms"
+    eps: float = Field(default=1e-6, ge=1e-30, le=1.0)
+    """Added to the mean square."""
+
+
+class LayerNorm(Schema):
+    """Layer normalization (arXiv 1607.06450)."""
+
+    kind: Literal["layer"]
+    eps: float = Field(default=1e-5, ge=1e-30, le=1.0)
+    """Added to the variance."""
+
+
+AnyDecoderNorm = Annotated[RmsNorm | LayerNorm, Field(discriminator="kind")]
+
+
+class SwiGlu(Schema):
+    """A linear map times the SiLU of another (arXiv 2002.05202): three matrices instead of two."""
+
+    kind: Literal["swiglu"] = "swiglu"
+
+
+class Gelu(Schema):
+    """Two linear maps with a GELU between them (arXiv 1606.08415)."""
+
+    kind: Literal["gelu"]
+    approximate: Literal["none", "tanh"] = "tanh"
+    """Exact, or approximated by a hyperbolic tangent, as in GPT-2."""
+
+
+class Relu(Schema):
+    """Two linear maps with a ReLU between them."""
+
+    kind: Literal["relu"]
+
+
+AnyFeedForward = Annotated[SwiGlu | Gelu | Relu, Field(discriminator="kind")]
+
+
+class DecoderOnly(Schema):
+    """A decoder-only model that normalizes the input of each sub-layer."""
+
+    kind: Literal["decoder_only"] = "decoder_only"
+    layers: Count = 4
+    """Number of layers."""
+    d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
+    """Width of the residual stream, in elements."""
+    d_ff: Elements = 512
+    """Width of the feed-forward layers, in elements."""
+    heads: Count = 4
+    """Query heads; must divide d_model."""
+    kv_heads: Count | None = Field(default=None, examples=[2])
+    """Key and value heads, each shared by the same number of query heads (arXiv 2305.13245);
+    must divide heads. Null: as many as heads."""
+    dropout: Fraction = 0.0
+    """Probability that an activation or an attention weight is dropped in training."""
+    tied_embeddings: bool = True
+    """Whether the embedding and the output projection share one matrix."""
+    bias: bool = False
+    """Whether linear maps and layer normalizations have a bias. The output projection never
+    does."""
+    positions: AnyPositions = RotaryPositions()
+    """How positions are encoded."""
+    norm: AnyDecoderNorm = RmsNorm()
+    """Normalization before each sub-layer and after the last layer."""
+    feed_forward: AnyFeedForward = SwiGlu()
+    """Feed-forward layers."""
+    attention: Annotated[
+        ReferenceAttention | SdpaAttention | FusedSoftmaxAttention, Field(discriminator="kind")
+    ] = SdpaAttention()
+    """How attention is computed."""
+    qkv: Annotated[SeparateQkv | FusedQkv | StreamsQkv, Field(discriminator="kind")] = FusedQkv()
+    """How queries, keys and values are projected."""
+    dropout_method: AnyDropout = SharedDraws()
+    """How activations are dropped."""
+    residual: ResidualFormat = "as_computed"
+    """Number format of the residual stream, as for the Transformer."""
+    compile: Compiling = "none"
+    """torch.compile in training: with layers, compiled once for all layers and any lengths,
+    which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
+    process or with DDP. With graphs, on CUDA, each layer is also recorded as a CUDA graph and
+    launched at once; in one process, without accumulation."""
+    initial_std: float = Field(default=0.02, gt=0, le=10.0)
+    """Standard deviation of the initial weights; maps that write to the residual stream use a
+    value smaller by sqrt(2 layers), as in GPT-2."""
+    checkpoint: Literal["none", "layers"] = "none"
+    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps only the
+    input of each layer, and the backward pass recomputes the layer."""
+
+    @field_validator("heads")
+    @classmethod
+    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
+        d_model = info.data.get("d_model")
+        if d_model is not None and d_model % heads:
+            raise _no_divisor("d_model", d_model)
+        return heads
+
+    @field_validator("kv_heads")
+    @classmethod
+    def _divides_the_heads(cls, kv_heads: int | None, info: ValidationInfo) -> int | None:
+        heads = info.data.get("heads")
+        if kv_heads is not None and heads is not None and heads % kv_heads:
+            raise _no_divisor("heads", heads)
+        return kv_heads
+
+    @field_validator("positions")
+    @classmethod
+    def _fits_the_heads(cls, positions: AnyPositions, info: ValidationInfo) -> AnyPositions:
+        d_model, heads = info.data.get("d_model"), info.data.get("heads")
+        width = d_model // heads if d_model and heads else 0
+        if (isinstance(positions, RotaryPositions) and width % 2) or (
+            isinstance(positions, SinusoidalPositions) and d_model and d_model % 2
+        ):
+            raise PydanticCustomError(
+                "odd_width",
+                "come in pairs, but there is an odd number of elements",
+                {"remedy": "choose an even d_model; with rotary, d_model / heads must be even too"},
+            )
+        return positions
+
+
+class HuggingFaceCausal(Schema):
+    """A causal language model of the transformers library, with random weights."""
+
+    kind: Literal["huggingface_causal"]
+    architecture: str = Field(pattern=r"^[a-z][a-z0-9_\-.]*$", max_length=64, examples=["gpt2"])
+    """The library's name for the model type: gpt2, llama, qwen3, ..."""
+    layers: Count = 4
+    """Layers: the library's num_hidden_layers."""
+    d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
+    """Width of the residual stream, in elements: hidden_size."""
+    d_ff: Elements = 512
+    """Width of the feed-forward layers, in elements: intermediate_size, or n_inner."""
+    heads: Count = 4
+    """Attention heads: num_attention_heads."""
+    dropout: Fraction = 0.0
+    """Probability that an activation is dropped in training, for every kind of dropout that the
+    model type has."""
+    tied_embeddings: bool = True
+    """Whether the embedding and the output projection share one matrix: tie_word_embeddings."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """The library's implementation of attention: torch's fused one, or step by step."""
+    options: dict[str, bool | Whole | Decimal | str] = Field(
+        default_factory=dict, examples=[{"num_key_value_heads": 2}]
+    )
+    """Any other settings of the library's configuration, by the library's names."""
+
+
+AnyLanguageModel = Annotated[DecoderOnly | HuggingFaceCausal, Field(discriminator="kind")]
+
+
+class Sampling(Schema):
+    """Sampling of text, instead of taking the most probable token."""
+
+    temperature: float = Field(default=1.0, gt=0, le=100.0)
+    """Divides the logits: below 1, probable tokens become more probable."""
+    top_k: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Number of most probable tokens to draw from; null for all."""
+    seed: Seed = 1
+    """Seed of the draws."""
+
+
+def _no_divisor(name: str, value: int) -> PydanticCustomError:
+    near = [n for n in range(1, min(value, 1_000) + 1) if value % n == 0]
+    remedy = f"take one of {', '.join(map(str, near[-6:]))}, or change {name}"
+    return PydanticCustomError(
+        "no_divisor", "does not divide {whole}", {"whole": f"{name} = {value}", "remedy": remedy}
+    )

@@ -1,22 +1,170 @@
-"""Run specs, and the sections that they share with studies."""
+"""Run specs: the task, and every section of one training."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from annotated_types import Unit
+from pydantic import BeforeValidator, Field, model_validator
 
-from schemas.base import Name, Schema
-from schemas.config.batching import AnyBatching, TokenBudget
-from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
-from schemas.config.decoder_only import AnyLanguageModel
+from schemas.base import FACTORY_PATTERN, NAME_PATTERN, Decimal, Name, PathText, Schema, Whole
+from schemas.config.data import (
+    AnyBatching,
+    AnyCorpus,
+    AnyTokenizer,
+    Filter,
+    GrammarCorpus,
+    TokenBudget,
+    Tokenizer,
+)
 from schemas.config.facts import Numbers
 from schemas.config.measurement import Measurement
-from schemas.config.model import AnyModel, Transformer
+from schemas.config.model import AnyLanguageModel, AnyModel, Sampling, Transformer
 from schemas.config.parallel import AnyParallel, Fsdp, Machine, Single
-from schemas.config.task import AnyTask, LanguageModel, Translation, defaults_of
-from schemas.config.tokenizer import AnyTokenizer, Tokenizer
 from schemas.config.training import Evaluation, Training
 from schemas.errors import Unsupported
+
+ScriptTechnique = Literal[
+    "allocator_huge_pages",
+    "allocator_kept",
+    "bf16",
+    "bf16_matmul",
+    "channels_last",
+    "chunked_loss",
+    "compiled_blocks",
+    "compiled_model",
+    "cudnn_benchmark",
+    "data_workers",
+    "expandable_segments",
+    "foreach_optimizer",
+    "fused_optimizer",
+    "gc_off",
+    "jemalloc",
+    "kept_activations",
+    "physical_cores",
+    "pinned_memory",
+    "tf32",
+]
+"""Changes that need no knowledge of a script: transformer_core/tune/techniques."""
+
+FactoryTechnique = Literal[
+    ScriptTechnique, "accumulation_2", "ddp", "ddp_fp16_messages", "fp16", "fsdp"
+]
+"""The same, and changes of the loop around a factory's parts."""
+
+MODULE_PATTERN = r"^[A-Za-z_][\w]*(\.\w+)*$"
+
+
+class ScriptTask(Schema):
+    """A training script, run unedited."""
+
+    kind: Literal["script"]
+    command: tuple[Annotated[str, Field(max_length=10_000)], ...] = Field(
+        min_length=1, max_length=1_000, examples=[["train.py", "--batch-size", "8"]]
+    )
+    """Script and arguments, as they follow python; ``-m`` and a module works too, as does
+    torchrun with its options."""
+    directory: PathText | None = Field(default=None, examples=["/home/me/nanoGPT"])
+    """Working directory of the script. Null: the folder in which Snakemake is started."""
+    techniques: tuple[ScriptTechnique, ...] | None = Field(default=None, max_length=64)
+    """Changes to try. Null: all that apply to the script on this machine."""
+    verify: bool = True
+    """Whether the changed script is run against the original."""
+
+
+def _named(value: Any) -> Any:
+    """``compile`` is the short name of ``compiled_model``."""
+    return "compiled_model" if value == "compile" else value
+
+
+_Named = Annotated[FactoryTechnique, BeforeValidator(_named)]
+
+
+class ImportedTask(Schema):
+    """The parts of your training step: a function returns module, batches, loss and optimizer."""
+
+    kind: Literal["import"]
+    factory: str = Field(pattern=FACTORY_PATTERN, max_length=500, examples=["my_training:build"])
+    """package.module:function that takes rank, world_size, seed and the options by name, and
+    returns a dictionary of module, batches, loss and optimizer (docs/own-training.md)."""
+    options: dict[Annotated[str, Field(pattern=NAME_PATTERN)], bool | Whole | Decimal | str] = (
+        Field(default_factory=dict)
+    )
+    """Additional arguments for the function."""
+    head: str | None = Field(
+        default=None, pattern=MODULE_PATTERN, max_length=500, examples=["head"]
+    )
+    """Name of the linear layer in the module that computes the logits, for chunked_loss. Null: the
+    layer as wide as the classes of the loss, if there are at least 1,000."""
+    layers: str | None = Field(
+        default=None, pattern=r"^[A-Za-z_]\w*$", max_length=500, examples=["Block"]
+    )
+    """Class of the layers that FSDP gathers one by one. Null: the members of any
+    torch.nn.ModuleList."""
+    techniques: tuple[_Named, ...] | None = Field(default=None, max_length=64)
+    """Techniques to try, first individually and then the best together. Null: all that apply to
+    the training on this machine, except compiled_model on a CPU, accumulation_2,
+    ddp_fp16_messages and fp16."""
+    steps: Annotated[int, Field(ge=3, le=100_000), Unit("steps")] | None = None
+    """Optimizer steps that certificates compare. Null: six, or fewer where steps are slow."""
+    applied: tuple[_Named, ...] = Field(default=(), max_length=64)
+    """Techniques applied to your step before anything is tried: the baseline has them too."""
+    verify: bool = True
+    """Whether the changed files are run against the original ones."""
+
+
+MOST_CHARACTERS = 10_000_000
+"""Default maximum length of a text: long ones are cut into rows."""
+
+
+class Translation(Schema):
+    """Sentence pairs: an encoder-decoder learns to produce the target for a source, scored by
+    BLEU."""
+
+    kind: Literal["translation"] = "translation"
+
+
+class LanguageModel(Schema):
+    """Texts: a decoder learns to predict the next token, scored by loss, perplexity and bits per
+    byte."""
+
+    kind: Literal["language_model"]
+    context: Annotated[int, Unit("tokens")] = Field(default=256, ge=2, le=1_000_000)
+    """Tokens per row. Rows hold consecutive texts, each with an end token; a text that does not
+    fit continues in the next row, which cannot see the earlier part."""
+    texts: Literal["masked", "joined"] = "masked"
+    """Whether attention stays within a text (masked) or spans the whole row (joined), which
+    needs no mask. Either way every text begins with the same token."""
+    prompt: Annotated[int, Unit("tokens")] = Field(default=16, ge=1, le=1_000_000)
+    """Leading tokens of test texts that the trained model continues, for the report; must be
+    fewer than context."""
+    continuation: Annotated[int, Unit("tokens")] = Field(default=32, ge=1, le=1_000_000)
+    """Maximum tokens in a continuation; with the prompt at most context."""
+    sampling: Sampling = Sampling(temperature=0.8)
+    """How tokens are sampled for the drawn continuations."""
+
+
+AnyTask = Annotated[
+    Translation | LanguageModel | ImportedTask | ScriptTask, Field(discriminator="kind")
+]
+
+
+def defaults_of(task: Any) -> dict[str, dict[str, Any]]:
+    """The task-specific defaults for other sections of a study.
+
+    ``task`` is the section as written; its schema reports any errors.
+    """
+    if isinstance(task, Schema):
+        task = task.model_dump()
+    if not isinstance(task, dict) or task.get("kind") != "language_model":
+        return {}
+    context = task.get("context", LanguageModel.model_fields["context"].default)
+    return {
+        "corpus": {"kind": "grammar_documents"},
+        "filter": {"max_characters": MOST_CHARACTERS, "max_tokens": context},
+        "model": {"kind": "decoder_only"},
+        "training": {"label_smoothing": 0.0},
+    }
+
 
 AnyTrained = Annotated[AnyModel | AnyLanguageModel, Field(discriminator="kind")]
 

@@ -4,14 +4,19 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import Count, Duration, Line, Name, PathText
-from schemas.config.equivalence import Certification
-from schemas.config.measurement import Comparing, SelfTest
-from schemas.config.memory import MemoryUse
-from schemas.config.profiling import Limits, Profiling
-from schemas.config.projection import LinkCheck, Projecting
-from schemas.config.quality import Quality
+from schemas.config.measurement import (
+    Certification,
+    Comparing,
+    Limits,
+    LinkCheck,
+    MemoryUse,
+    Profiling,
+    Projecting,
+    Quality,
+    Search,
+    SelfTest,
+)
 from schemas.config.run_spec import Sections
-from schemas.config.search import Search
 from schemas.config.variants import VariantName
 from schemas.errors import nearest
 

@@ -11,30 +11,18 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schemas.results.against import *
     from schemas.results.answer import *
-    from schemas.results.captures import *
-    from schemas.results.checks import *
-    from schemas.results.claims import *
+    from schemas.results.certificates import *
     from schemas.results.common import *
     from schemas.results.comparisons import *
     from schemas.results.data import *
-    from schemas.results.equivalence import *
     from schemas.results.gpu_check import *
-    from schemas.results.kernels import *
-    from schemas.results.largest_batch import *
-    from schemas.results.links import *
     from schemas.results.machine import *
     from schemas.results.memory import *
-    from schemas.results.predicted_memory import *
-    from schemas.results.profile_details import *
     from schemas.results.profiles import *
     from schemas.results.projection import *
-    from schemas.results.quality import *
-    from schemas.results.refinement import *
     from schemas.results.runs import *
     from schemas.results.search import *
-    from schemas.results.self_test import *
 
 
 def __getattr__(name: str) -> Any:

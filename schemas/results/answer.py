@@ -1,18 +1,111 @@
-"""The answer of a study in brief, for programs: results/summary.json.
-
-The HTML report and results/report.md show the same numbers, read the same way.
-"""
+"""The answer of a study, its claims, and the same of an earlier study."""
 
 from typing import Any, Literal
 
 from pydantic import Field
 
 from schemas.base import Schema
-from schemas.results.claims import ClaimVerdict
+from schemas.results.certificates import CertificateStatus
 from schemas.results.common import Amount, Bytes, Elapsed, Interval, Measured, Score, Status
-from schemas.results.comparisons import Verdict
-from schemas.results.equivalence import CertificateStatus
-from schemas.results.refinement import Unsettled
+from schemas.results.comparisons import Unsettled, Verdict
+
+ClaimVerdict = Literal["REPRODUCED", "PARTLY", "REFUTED", "UNDECIDED", "NOT_TESTABLE"]
+Outcome = Literal["holds", "size_differs", "contradicted", "undecided", "not_testable"]
+
+
+class Evidence(Schema):
+    """Result of one test of a claim."""
+
+    kind: Literal["comparison", "certificate", "measurement", "ratio", "trend"]
+    """Kind of test."""
+    what: str
+    """The quantity tested, in a few words."""
+    expected: str
+    """The claim's expectation, in words."""
+    outcome: Outcome
+    """Whether the expectation holds; size_differs: the direction does, the size does not."""
+    reason: str
+    """Reason for the outcome, in a sentence."""
+    number: Interval | None
+    """The deciding number; an exact one has an interval of zero width. Null if there is none."""
+    variants: list[str]
+    """Variants that it comes from."""
+    files: list[str]
+    """Results that it comes from, as targets."""
+
+
+class ClaimResult(Schema):
+    """The study's result for one claim."""
+
+    claim: str
+    """Id of the claim."""
+    statement: str
+    """The claim, in a sentence."""
+    source: str
+    """Who makes the claim, and where."""
+    verdict: ClaimVerdict
+    """REPRODUCED if every possible test holds; PARTLY if the direction holds in all of them but
+    a size does not; REFUTED if any contradicts; otherwise UNDECIDED; NOT_TESTABLE if no test was
+    possible."""
+    reason: str
+    """Reason for the verdict, in a sentence or two."""
+    evidence: list[Evidence]
+    """Results of the tests, in order."""
+    command: str
+    """The single command that reproduces this verdict."""
+
+
+class FamilyPoint(Schema):
+    """One variant of a family, relative to its reference."""
+
+    value: Measured
+    """The number that differs between members."""
+    variant: str
+    """The variant."""
+    reference: str
+    """The variant that it is compared with."""
+    throughput: Interval | None
+    """Ratio of throughputs, variant over reference; 1 for the reference itself; null if not
+    measured."""
+    peak_memory: Interval | None
+    """Ratio of peak memory; null if not measured."""
+    traffic: Interval | None
+    """Ratio of bytes sent per step; null if not measured."""
+    all_reduces: Amount | None
+    """All-reduces per optimizer step; null without DistributedDataParallel."""
+    verdict: Verdict | None
+    """Verdict on the throughput against the reference; null for the reference itself."""
+    certificate: CertificateStatus
+    """Whether the variant trains the same model."""
+    counts: bool
+    """Whether the point counts for the knee and trends: it was measured in more than one
+    session, and trains the correct model."""
+    reason: str = Field(default="")
+    """Why a throughput is missing or does not count."""
+
+
+class FamilyCurve(Schema):
+    """One family over its values: an entry of results/families.json."""
+
+    family: str
+    """Name of the family."""
+    title: str
+    """Name of the values."""
+    unit: str
+    """Unit of the values; empty for a count."""
+    summary: str
+    """The question that the family answers."""
+    scale: Literal["log", "linear"]
+    """Scale of the values."""
+    points: list[FamilyPoint]
+    """The members that the study runs, smallest value first; empty if there are fewer than two."""
+    best: Measured | None
+    """Value with the highest throughput ratio; null if none was measured."""
+    knee: Measured | None
+    """Smallest value whose throughput is not shown to be below the best; null if no value is
+    shown to be below it, so that there is no choice to make."""
+    note: str
+    """Summary of the curve, or why there is none, in a sentence."""
 
 
 class AnswerStage(Schema):
@@ -206,3 +299,84 @@ class Answer(Schema):
     """Where the time went; null for a study without a time limit."""
     commands: AnswerCommands
     """Commands to run."""
+
+
+class Origin(Schema):
+    """Where one of the two sets of results comes from."""
+
+    folder: str
+    """The folder that was read."""
+    study: str
+    """Name of the study."""
+    commit: str | None
+    """Git commit of its runs; null if they have several, or none."""
+    device: str
+    """The GPUs, or the CPU if there are none."""
+    packages: dict[str, str]
+    """Versions of the packages that affect results."""
+    recommended: list[str] | None = None
+    """Parts of the recommended combination, empty for the baseline; null if no search was run."""
+    speedup: Interval | None = None
+    """Its throughput over that of the baseline."""
+
+
+class Change(Schema):
+    """One quantity of a variant, here and there."""
+
+    variant: str
+    """Name of the variant."""
+    quantity: Literal["speedup", "throughput", "peak_memory", "traffic"]
+    """Ratio of its throughput to that of the baseline, measured side by side; the throughput
+    itself, which varies with the machine; its peak memory; bytes sent per step."""
+    here: Interval | None
+    """The value measured here."""
+    there: Interval | None
+    """The value measured there."""
+    ratio: Interval | None
+    """Here over there; null if either is missing."""
+    verdict: Verdict | None
+    """Verdict on the ratio; null if there is none."""
+    reason: str = ""
+    """Reason for a missing or UNDECIDED verdict."""
+
+
+class Lost(Schema):
+    """A certificate or status that has changed."""
+
+    variant: str
+    """Name of the variant."""
+    here: str
+    """Status here."""
+    there: str
+    """Status there."""
+
+
+class Against(Schema):
+    """results/against.json: these results against others."""
+
+    here: Origin
+    """These results."""
+    there: Origin
+    """The results compared with."""
+    same_device: bool
+    """Whether both used the same kind of device: only then is a change in throughput a
+    regression."""
+    throughput_from: Literal["turns", "runs"]
+    """Source of the throughputs: the comparisons, in which variants took turns with the
+    baseline, over the range of its sessions; or each variant's own run, if one of the folders
+    lacks the comparisons."""
+    changes: list[Change]
+    """Every quantity of the variants present in both."""
+    other_specs: list[str]
+    """Variants left out because their run specs differ, so that they do not measure the same
+    thing."""
+    only_here: list[str]
+    """Variants only in these results."""
+    only_there: list[str]
+    """Variants only in the other results."""
+    statuses: list[Lost]
+    """Runs whose status changed."""
+    certificates: list[Lost]
+    """Certificates whose status changed."""
+    claims: list[Lost]
+    """Claims whose verdict changed, with their ids in ``variant``."""

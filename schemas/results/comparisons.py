@@ -1,10 +1,13 @@
-"""Timed comparisons, results/turns/, and their outcomes: results/comparisons.json."""
+"""Comparisons and the test of their protocol: results/turns/, comparisons.json, self_test/."""
 
+from math import ceil
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from schemas.base import Schema, StepsOrNone
+from schemas.config.measurement import Comparing
+from schemas.results.certificates import CertificateStatus
 from schemas.results.common import (
     Amount,
     Bytes,
@@ -14,16 +17,70 @@ from schemas.results.common import (
     Interval,
     Joules,
     Many,
+    Measured,
     Megahertz,
     PerSecond,
+    Proportion,
     Quantity,
     SignedSeconds,
     Status,
     Watts,
 )
-from schemas.results.equivalence import CertificateStatus
-from schemas.results.kernels import StepKernels
-from schemas.results.runs import Provenance, Topology
+from schemas.results.runs import Provenance, StepKernels, Topology
+
+
+class Stint(Schema):
+    """Sessions added to comparisons in one batch, before their verdicts were checked again."""
+
+    reference: str
+    """The common reference."""
+    variants: list[str]
+    """The variants that took turns with it."""
+    sessions: Few
+    """Number of sessions added."""
+    seconds: Elapsed
+    """Time that they took."""
+    reason: str = ""
+    """Why it ended early, if a side could not continue."""
+
+
+class Unsettled(Schema):
+    """An undecided comparison, and what would settle it."""
+
+    variant: str
+    """Name of the variant."""
+    reference: str
+    """Name of the reference."""
+    seconds: Elapsed | None
+    """Approximate additional measuring time, if the ratio is where it appears to be; null if
+    more time does not help."""
+    reason: str = ""
+    """Why more time does not help."""
+
+
+class Refinement(Schema):
+    """How the study's time limit (its field ``time``) was used."""
+
+    asked_seconds: Elapsed
+    """Time limit of the study."""
+    began_at_seconds: Elapsed
+    """Time spent before the comparisons continued."""
+    kept_seconds: Elapsed
+    """Time reserved for later jobs: verdicts, the search, the report."""
+    ended_at_seconds: Elapsed
+    """Time spent by the end of the last comparison."""
+    stints: list[Stint]
+    """Batches added by this job; earlier sessions are kept."""
+    unsettled: list[Unsettled]
+    """Undecided comparisons, soonest to be settled first."""
+
+    def next_seconds(self, spent: float) -> float:
+        """A time limit, in whole minutes, that would probably settle one more comparison, given
+        the seconds already spent; twice the current limit if none is known to."""
+        times = [one.seconds for one in self.unsettled if one.seconds is not None]
+        more = min(times, default=self.asked_seconds)
+        return 60.0 * ceil((max(self.asked_seconds, spent + self.kept_seconds) + more) / 60)
+
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "SAME", "UNDECIDED"]
 
@@ -292,3 +349,86 @@ class Comparison(Schema):
     def verdict(self) -> Verdict | None:
         """Verdict on the throughput."""
         return self.effect("throughput").verdict
+
+
+class SelfTestRun(Schema):
+    """results/self_test/sessions.json: one run spec under several names, some slowed down."""
+
+    reference: str
+    """Name of the side that the others are compared with."""
+    sessions_each: Few
+    """Sessions per comparison of each kind."""
+    comparing: Comparing
+    """The protocol."""
+    sessions: list[Session]
+    """All sessions; their sides record how much they are slowed down."""
+    seconds: Elapsed
+    """Time of all sessions."""
+    provenance: Provenance
+    """Where this record comes from."""
+
+
+class Share(Schema):
+    """A count among a number of comparisons, with the 95 % interval of the probability."""
+
+    count: Many
+    """The count."""
+    total: Many
+    """The total."""
+    low: Proportion
+    """Lower end of the interval (Clopper and Pearson, 1934)."""
+    high: Proportion
+    """Upper end."""
+
+
+class SelfTestKind(Schema):
+    """All comparisons of a side slowed down by one amount, or not at all."""
+
+    planted: Amount
+    """Fraction by which its steps are slowed down; 0 for the same run spec under two names."""
+    expected: Measured
+    """The expected ratio of throughputs."""
+    ratio: Measured
+    """Median of the measured ratios."""
+    verdicts: dict[Verdict, Many]
+    """Comparisons by verdict."""
+    covered: Share
+    """Comparisons whose interval contains the expected ratio."""
+    called_different: Share
+    """Comparisons called FASTER or SLOWER: false alarms for equal sides, otherwise detections."""
+    wrong: Many
+    """Comparisons with a false verdict: different for equal sides, FASTER for a slower one, SAME
+    for a difference beyond the margin."""
+    required: str
+    """The requirement, in a sentence; empty if there is none."""
+    holds: bool
+    """Whether the requirement is met."""
+
+
+class SelfTestReport(Schema):
+    """results/self_test/report.json: results of the protocol with known truth."""
+
+    holds: bool
+    """Whether all requirements are met."""
+    reason: str
+    """The result in a sentence."""
+    kinds: list[SelfTestKind]
+    """Equal sides, and each planted slow-down."""
+    comparisons_together: Many
+    """Number of comparisons whose intervals hold at once: as many as in a study."""
+    error_within: Amount
+    """Median standard error of the logarithm of a session's ratio, from its windows."""
+    deviation_between: Amount
+    """Standard deviation of that logarithm between sessions, beyond the error."""
+    foreign_share: Amount | None
+    """Fraction of the CPUs used by other processes, median over sessions."""
+    margin: Amount
+    """Ratios up to 1 + margin are the same."""
+    sessions_each: Few
+    """Sessions of a comparison."""
+    comparing: Comparing
+    """The protocol."""
+    seconds: Elapsed
+    """Time of all sessions."""
+    provenance: Provenance
+    """Where this record comes from: command, machine, versions."""

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from schemas.base import Schema
-from schemas.config.corpus import Sha256, Split
+from schemas.config.data import Sha256, Split
 from schemas.results.common import Bytes, Elapsed, Many
 
 

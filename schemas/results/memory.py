@@ -1,9 +1,18 @@
-"""How memory is used: results/memory/."""
+"""Memory, measured and predicted: results/memory/."""
 
 from typing import Literal
 
 from schemas.base import Schema, StepsOrNone, Whole
-from schemas.results.common import Amount, Bytes, Few, Many, Proportion, SignedBytes, Status
+from schemas.results.common import (
+    Amount,
+    Bytes,
+    Elapsed,
+    Few,
+    Many,
+    Proportion,
+    SignedBytes,
+    Status,
+)
 from schemas.results.runs import Provenance, Topology
 
 MilestoneName = Literal[
@@ -231,3 +240,138 @@ class MemoryResult(Schema):
     """Other processes on the devices."""
     provenance: Provenance
     """Where this record comes from."""
+
+
+class PredictedRank(Schema):
+    """The predicted memory of one rank."""
+
+    rank: Few
+    """Global rank. Ranks with equal work are predicted once."""
+    batch: BatchShape
+    """The micro-batch with the largest memory need."""
+    at_peak: Parts
+    """The parts at the peak of a training step."""
+    anatomy: Parts
+    """Each part at its own maximum."""
+    training_bytes: Bytes
+    """Tensor bytes at the peak of a training step."""
+    validation_bytes: Bytes
+    """Tensor bytes at the peak of a validation between two steps."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Tensor bytes at the peak of the run."""
+        return max(self.training_bytes, self.validation_bytes)
+
+
+class Prediction(Schema):
+    """Predicted memory of a run spec, determined without running it."""
+
+    variant: str
+    """Name of the variant."""
+    status: Literal["ok", "unsupported", "failed"]
+    """Whether there is a prediction."""
+    reason: str | None
+    """Why there is no prediction, in a sentence."""
+    device: Literal["cpu", "cuda"] | None
+    """Kind of device that the prediction is for."""
+    parameters: Many | None
+    """Trainable parameters of the whole model."""
+    ranks: list[PredictedRank]
+    """Rank 0, plus rank 1 if the other ranks do different work."""
+    context_bytes: SignedBytes | None
+    """Device memory that a process uses before it has any tensor, measured on this machine: the
+    resident set on a CPU, NVML's number on a GPU; null if it could not be measured."""
+    capacity_bytes: Bytes | None
+    """Memory of a device, or each process's share of the host's memory; null if unknown."""
+    notes: list[str]
+    """Caveats about the prediction."""
+    seconds: Elapsed
+    """Time that the prediction took."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak tensor bytes of the heaviest rank; null without a prediction."""
+        return max((rank.peak_bytes for rank in self.ranks), default=None)
+
+    @property
+    def process_bytes(self) -> int | None:
+        """The same plus the context; null if either is unknown."""
+        if self.peak_bytes is None or self.context_bytes is None:
+            return None
+        return self.peak_bytes + self.context_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has enough memory; null if unknown."""
+        if self.process_bytes is None or self.capacity_bytes is None:
+            return None
+        return self.process_bytes <= self.capacity_bytes
+
+
+class PredictedMemory(Schema):
+    """results/memory/predicted.json."""
+
+    predictions: list[Prediction]
+    """The variants of the study, in its order."""
+
+
+Purpose = Literal["search", "confirmation", "one_step_more"]
+LimitKind = Literal["data_segment", "torch_allocator"]
+
+
+class BatchTrial(Schema):
+    """One size that was tried."""
+
+    pairs: Many
+    """Sentence pairs in the global batch."""
+    purpose: Purpose
+    """Why it was tried."""
+    status: Status
+    """Final status; oom is an answer."""
+    reason: str | None
+    """Why the status is not ok."""
+    peak_bytes: Bytes | None
+    """Largest memory of any process, counted the same way as the limit; null if not ok."""
+    seconds: Elapsed
+    """Time that the trial took."""
+
+
+class LargestBatchResult(Schema):
+    """results/memory/largest_batch/<variant>.json."""
+
+    variant: str
+    """Name of the variant."""
+    status: Status
+    """ok if there is an answer; oom if not even the smallest batch fits."""
+    reason: str | None
+    """Why there is no answer, or what the limiting factor is."""
+    limit_kind: LimitKind
+    """Memory counted: everything that a process can write to (RLIMIT_DATA) on a CPU, the
+    reservation of torch's CUDA allocator on a GPU."""
+    limit_bytes: Bytes
+    """Memory available to each process."""
+    margin: Amount
+    """Fraction of the limit kept free."""
+    source_tokens: Many
+    """Source sentence length in the tried batches, in tokens: the longest in the corpus."""
+    target_tokens: Many
+    """Target sentence length in the tried batches, in tokens: the longest in the corpus."""
+    largest_pairs: Many | None
+    """Sentence pairs in the largest global batch that fits; null without an answer."""
+    step_pairs: Many | None
+    """Increment in pairs that no longer fits; null without an answer."""
+    confirmed: bool
+    """Whether the largest batch ran a second time, in fresh processes, and the next larger one
+    failed again."""
+    trials: list[BatchTrial]
+    """All sizes tried, in order."""
+    provenance: Provenance
+    """Where this record comes from."""
+
+    @property
+    def largest_tokens(self) -> int | None:
+        """Source and target tokens of the largest global batch."""
+        if self.largest_pairs is None:
+            return None
+        return self.largest_pairs * (self.source_tokens + self.target_tokens)

@@ -1,12 +1,12 @@
-"""Runs, their evaluation, and a variant as a whole: results/runs/."""
+"""Trainings and their captures: results/runs/, results/profiles/ and results/quality/."""
 
 from typing import Any, Literal
 
 from pydantic import Field
 
 from schemas.base import Schema, StepsOrNone
-from schemas.config.corpus import Sha256
-from schemas.config.link import LinkKind
+from schemas.config.data import Sha256
+from schemas.config.parallel import LinkKind
 from schemas.results.common import (
     Amount,
     Bytes,
@@ -16,13 +16,39 @@ from schemas.results.common import (
     Interval,
     Loss,
     Many,
+    Measured,
     PerSecond,
     Proportion,
     Score,
+    SignedSeconds,
     Status,
 )
-from schemas.results.kernels import StepKernels
 from schemas.results.machine import Hardware
+
+
+class StepKernels(Schema):
+    """Kernels used in the first optimizer step, as seen from the main rank.
+
+    Equal for two trainings that compute the same way, whatever their numbers.
+    """
+
+    operators: list[str]
+    """Every torch operator called from this process's training thread, in forward, backward,
+    communication and update, each with the number format of its first operand; sorted. Their
+    names distinguish fused kernels from explicit ones."""
+    attention: list[str]
+    """The operators that are attention kernels; empty for explicit attention."""
+    update: list[str]
+    """The operators that work on many tensors at once, for optimizers and clipping: a whole
+    update (fused) or one of its operations (foreach)."""
+    compiled: bool
+    """Whether any part of the model was compiled."""
+    deterministic: bool
+    """Whether torch was set to use deterministic algorithms."""
+    allocator: str
+    """C memory allocator of the process, and torch's CUDA allocator, with their settings."""
+    threads: Few
+    """CPU threads of the process."""
 
 
 class Provenance(Schema):
@@ -317,3 +343,121 @@ class VariantResult(Schema):
     """Largest peak of any rank: reserved device memory on CUDA, resident set on CPU."""
     epoch_seconds: Elapsed | None
     """Time for one pass over the training split at the median throughput."""
+
+
+class DdpTimes(Schema):
+    """DistributedDataParallel's own timings of the last reduction of a step."""
+
+    step: StepsOrNone
+    """Optimizer step."""
+    forward_seconds: Elapsed
+    """Time of the forward pass."""
+    backward_compute_seconds: Elapsed
+    """From the start of backward until the last gradient is ready."""
+    communication_seconds: Elapsed
+    """From the start of the first bucket's reduction to the end of the last one's."""
+    overlap_seconds: SignedSeconds
+    """Communication time that overlaps the backward computation."""
+
+
+class RankCapture(Schema):
+    """One process of a capture."""
+
+    rank: Few
+    """Global rank."""
+    files: list[str]
+    """Raw files beside this record, starting with the one that the breakdown reads: a Kineto
+    trace (.json.gz) for Perfetto, or an SQLite export (.sqlite) and a report (.nsys-rep) for the
+    Nsight Systems GUI."""
+    step_seconds: list[Elapsed]
+    """Host time of every profiled step; a GPU may lag behind."""
+    ddp: list[DdpTimes]
+    """DistributedDataParallel's own timings of the profiled steps; empty for other strategies."""
+
+
+class Capture(Schema):
+    """results/profiles/<variant>/capture.json: a few profiled steps, in a separate run."""
+
+    variant: str
+    """Name of the variant."""
+    status: Status
+    """How it ended."""
+    reason: str | None
+    """Why the status is not ok, in a sentence."""
+    traceback: str | None
+    """The traceback of a failed capture."""
+    profiler: Literal["nsys", "torch"] | None
+    """The profiler used; null if none recorded anything."""
+    profiler_version: str | None
+    """Version of the profiler; null if none recorded anything."""
+    profiler_reason: str
+    """Why this profiler was chosen, in a sentence."""
+    topology: Topology | None
+    """Devices and processes of the run; null if the status is not ok."""
+    warmup_steps: StepsOrNone
+    """Steps before the profiled ones."""
+    first_step: StepsOrNone
+    """First profiled optimizer step."""
+    last_step: StepsOrNone
+    """Last profiled optimizer step."""
+    ranks: list[RankCapture] = Field(default_factory=list)
+    """The processes in rank order; empty if the status is not ok."""
+    provenance: Provenance
+    """Where this record comes from."""
+
+
+class QualityLook(Schema):
+    """Translation quality of a training after a number of steps."""
+
+    step: Many
+    """Steps completed."""
+    seconds: Elapsed
+    """Time of these steps, excluding quality evaluations."""
+    loss: Loss
+    """Mean cross-entropy of the validation split in nats per target token."""
+    bleu: Score
+    """BLEU of the first pairs of the validation split, translated greedily."""
+
+
+class QualitySide(Schema):
+    """One of the trainings."""
+
+    name: str
+    """``baseline``, ``best`` for the recommendation, or a variant that the study asks for."""
+    parts: list[str]
+    """Variants whose changes it includes."""
+    status: Status
+    """How it ended."""
+    reason: str | None
+    """Why the status is not ok."""
+    looks: list[QualityLook]
+    """The evaluations, in order."""
+    arrived: QualityLook | None
+    """The first evaluation with the requested BLEU; null if there is none."""
+    time_ratio: Measured | None = None
+    """Training time until it arrived over that of the baseline; null unless both did."""
+    samples: list[Translation]
+    """Some translations of the last evaluation."""
+
+
+class QualityResult(Schema):
+    """results/quality.json: how long trainings take to reach the requested translation
+    quality."""
+
+    status: Literal["arrived", "not_arrived", "failed", "not_run"]
+    """All arrived; not all, within the steps and time; one failed; nothing is recommended."""
+    reason: str
+    """The status in a sentence."""
+    bleu: Score
+    """The requested BLEU."""
+    pairs: Few
+    """Pairs translated at each evaluation."""
+    sides: list[QualitySide]
+    """Baseline, recommendation if there is one, other variants; empty if nothing was run."""
+    time_ratio: Measured | None
+    """Training time until the recommendation arrived over that of the baseline; null unless both
+    did."""
+    seconds: Elapsed
+    """Total time."""
+    provenance: dict[str, Provenance]
+    """Where this record comes from, by side."""

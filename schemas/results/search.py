@@ -6,9 +6,9 @@ from pydantic import Field
 
 from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
+from schemas.results.certificates import Certificate, CertificateStatus
 from schemas.results.common import Elapsed, Interval, Many, Measured
 from schemas.results.comparisons import Effect, Session
-from schemas.results.equivalence import Certificate, CertificateStatus
 from schemas.results.profiles import Breakdown
 from schemas.results.runs import Provenance
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from schemas.base import merge
-from schemas.config.equivalence import LOOKS, Statistical, Tolerance
+from schemas.config.measurement import LOOKS, Statistical, Tolerance
 from schemas.results import Certificate
 from tests.attacks.planted.fault import (
     BF16,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from schemas.config.equivalence import Statistical, Tolerance
+from schemas.config.measurement import Statistical, Tolerance
 from schemas.results import Certificate, Deviation
 from tests.attacks.planted.all_faults import FAULTS
 from tests.attacks.planted.fault import Fault

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from schemas.base import merge
-from schemas.config.equivalence import Bitwise, Statistical, Tolerance
-from schemas.config.run_spec import RunSpec
-from schemas.config.task import LanguageModel
+from schemas.config.measurement import Bitwise, Statistical, Tolerance
+from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.training.small_training import VOCABULARY, small_spec, small_store, small_texts
 from transformer_core.certify.bounds import Weights, read_tensors

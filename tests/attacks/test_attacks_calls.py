@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pair_files import ENGLISH, GERMAN, write_pairs, write_tokenizer
 
-from schemas.config.corpus import Filter
+from schemas.config.data import Filter
 from tests.attacks import failing_calls as harness
 from tests.attacks.failing_calls import ERRORS, Calls, failing
 from tests.orders import order_text, run_order

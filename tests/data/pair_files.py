@@ -9,8 +9,7 @@ import pyarrow as pa
 from hypothesis import settings
 from tokenizers import Tokenizer as Bpe
 
-from schemas.config.corpus import Filter
-from schemas.config.tokenizer import Tokenizer
+from schemas.config.data import Filter, Tokenizer
 from schemas.results import CorpusSplit, LengthHistogram
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.pairs import PairFile

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from length_stores import normal_text, store_of
 from pair_files import make_store, steady
 
-from schemas.config.batching import FixedSize, PackedRows, PaddedRows, TokenBudget
+from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching import epoch_plan as module
 from transformer_core.data.batching.collate import collate_packed

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from schemas.config.corpus import AnyCorpus, Filter, GrammarCorpus
+from schemas.config.data import AnyCorpus, Filter, GrammarCorpus
 from schemas.results import CorpusSplit
 from tests.orders import run_job
 from transformer_core.common.digests import NAME

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config.corpus import RemoteFile
+from schemas.config.data import RemoteFile
 from transformer_core.data.corpus.download import base_name, fetch, find
 from transformer_core.data.corpus.rows import CorpusError
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import make_store, steady
 
-from schemas.config.batching import FixedSize, PackedRows, PaddedRows, TokenBudget
+from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.batching import epoch_plan as planning
 from transformer_core.data.batching.collate import collate
 from transformer_core.data.batching.epoch_plan import plan_epoch

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import adversarial_lines
-from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
+from schemas.config.data import SentencePieceModel, TokenizerFile
 from schemas.results import TokenizerReport
 from tests.orders import run_job
 from transformer_core.data.corpus.rows import CorpusError

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from schemas.config.corpus import AnyCorpus, Filter, RemoteFile
+from schemas.config.data import AnyCorpus, Filter, RemoteFile
 from schemas.errors import Refusal
 from transformer_core.data.corpus import download
 from transformer_core.data.corpus.job import read_split

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from schemas.config.corpus import AnyCorpus, ReadingLimits
+from schemas.config.data import AnyCorpus, ReadingLimits
 from transformer_core.data.corpus import lines as text_lines
 from transformer_core.data.corpus.lines import open_decompressed, read_lines
 from transformer_core.data.corpus.readers import Reader, open_split

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import ENGLISH, GERMAN, decoded, make_store, steady, write_pairs, write_tokenizer
 
-from schemas.config.corpus import Filter
+from schemas.config.data import Filter
 from schemas.results import ShardManifest, ShardProgress
 from tests.orders import job_command, order_text, run_job, run_order
 from transformer_core.common.digests import NAME

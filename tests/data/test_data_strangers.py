@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.config.corpus import (
+from schemas.config.data import (
     DatasetsCorpus,
     ParquetCorpus,
     ReadingLimits,
@@ -393,7 +393,7 @@ def datasets(folder: Path, limits: ReadingLimits = SMALL) -> Iterator[Any]:
 _READ = """
 import sys
 from pathlib import Path
-from schemas.config.corpus import ReadingLimits
+from schemas.config.data import ReadingLimits
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.corpus.tables import one_table
 

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import make_store, steady, write_pairs, write_tokenizer
 
-from schemas.config.batching import FixedSize, TokenBudget
-from schemas.config.corpus import Filter, GrammarTexts, TextsCorpus
+from schemas.config.data import Filter, FixedSize, GrammarTexts, TextsCorpus, TokenBudget
 from schemas.results import ShardProgress
 from transformer_core.data.batching.feeding import Feed, evaluation_batches
 from transformer_core.data.corpus.job import read_split

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pair_files import ENGLISH, GERMAN, steady, write_pairs, write_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from schemas.config.tokenizer import Tokenizer
+from schemas.config.data import Tokenizer
 from schemas.results import TokenizerReport
 from tests.orders import run_job
 from transformer_core.data.corpus.rows import CorpusError

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.config.equivalence import Tolerance
+from schemas.config.measurement import Tolerance
 from schemas.config.run_spec import RunSpec
 from schemas.results import (
     Certificate,

@@ -10,8 +10,8 @@ from analysis_builders import certificate, memory, result, topology
 from pydantic import TypeAdapter
 
 from schemas.config.claims import Claim
-from schemas.config.families import Family
 from schemas.config.study import Study
+from schemas.config.variants import Family
 from schemas.results import (
     CertificateStatus,
     ClaimResult,

@@ -1,6 +1,6 @@
 """What computed a step that never was."""
 
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 
 KERNELS = StepKernels(
     operators=["aten._flash float32", "aten.addmm float32"],

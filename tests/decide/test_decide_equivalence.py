@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from scipy import stats
 
-from schemas.config.equivalence import Bitwise, Different, Statistical, Tolerance
+from schemas.config.measurement import Bitwise, Different, Statistical, Tolerance
 from schemas.errors import ConfigError
 from schemas.results import Certificate, Deviation, SeedTrajectory, Trajectory
-from schemas.results.checks import (
+from schemas.results.certificates import (
+    Agreement,
     CheckedPoint,
     CheckedValidation,
     Checks,
     DecodedTokens,
+    DropoutPlace,
     TensorDistance,
 )
-from schemas.results.equivalence import Agreement, DropoutPlace
 from tests.orders import run_job
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.final_losses import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pair_builders import ended, paired, side
 
-from schemas.config.link import LinkKind
+from schemas.config.parallel import LinkKind
 from schemas.results import LinkUse, PairedRun
 from tests.orders import run_job
 from transformer_core.decide.link_error import EMULATED, REAL, judge, summarise

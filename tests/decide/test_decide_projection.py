@@ -8,8 +8,8 @@ import pytest
 from analysis_builders import repeat, result, topology, window
 from projection_builders import LAYERS, compute, compute_times
 
-from schemas.config.link import LinkModel
-from schemas.config.projection import Projecting
+from schemas.config.measurement import Projecting
+from schemas.config.parallel import LinkModel
 from schemas.config.run_spec import RunSpec
 from schemas.results import CollectiveRun, ComputeRecord, MeasuredLink, ProjectionCheck
 from tests.orders import run_job

@@ -7,7 +7,7 @@ from pair_builders import provenance, session, side, window, with_ratios
 
 from schemas.config.measurement import Comparing
 from schemas.results import Round
-from schemas.results.self_test import SelfTestReport, SelfTestRun
+from schemas.results.comparisons import SelfTestReport, SelfTestRun
 from tests.orders import run_job
 from transformer_core.decide import self_test_report
 

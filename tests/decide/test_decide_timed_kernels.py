@@ -7,11 +7,10 @@ import pytest
 from analysis_builders import SHA, repeat
 from kernels_seen import KERNELS
 
-from schemas.config.equivalence import Tolerance
+from schemas.config.measurement import Tolerance
 from schemas.results import Repeat, SeedTrajectory, Trajectory
-from schemas.results.checks import Checks, TensorDistance
-from schemas.results.equivalence import DropoutMoments
-from schemas.results.kernels import StepKernels
+from schemas.results.certificates import Checks, DropoutMoments, TensorDistance
+from schemas.results.runs import StepKernels
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.dropout_bounds import judge_moments
 from transformer_core.certify.judge import certify

@@ -3,7 +3,7 @@
 import pytest
 from projection_builders import BACKWARD, FORWARD, LAYERS, UPDATE, compute, compute_times
 
-from schemas.config.link import LinkModel
+from schemas.config.parallel import LinkModel
 from transformer_core.decide.step_model import MIB, Bucket, Compute, buckets, step_seconds
 from transformer_core.parallel.link_times import broadcast_seconds, scatter_seconds
 

@@ -25,7 +25,7 @@ from schemas.results import (
     Side,
     TurnWindow,
 )
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 from schemas.results.search import BASELINE
 from transformer_core.certify.kernels import uncertified
 from transformer_core.decide import search as search_job

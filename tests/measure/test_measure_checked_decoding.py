@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from schemas.config.run_spec import RunSpec
-from schemas.results.checks import DecodedTokens
+from schemas.results.certificates import DecodedTokens
 from tests.attacks.planted.planting import Patch, arguments, swap
 from transformer_core.certify.checker import plain_function
 from transformer_core.certify.evaluation import checked_decoding

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from schemas.config.measurement import Limits
 from schemas.config.parallel import Machine
-from schemas.config.profiling import Limits
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
 from tests.orders import job_command

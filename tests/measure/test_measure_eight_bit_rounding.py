@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.results.checks import Checks, TensorDistance
+from schemas.results.certificates import Checks, TensorDistance
 from tests.training.small_training import VOCABULARY, small_setup, small_spec
 from transformer_core.certify.bounds import ROUNDING_FACTOR
 from transformer_core.certify.checker import Checker

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.config.batching import TokenBudget
-from schemas.config.memory import LargestBatch
+from schemas.config.data import TokenBudget
+from schemas.config.measurement import LargestBatch
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchTrial
 from tests.training.small_training import small_spec

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from worker_builders import NAME, told, write_worker
 
-from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE
+from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE
 from transformer_core.run import linked_hosts, namespaces
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas.config.quality import Quality
+from schemas.config.measurement import Quality
 from schemas.config.run_spec import RunSpec
 from transformer_core.decide.search_trials import Bench
 from transformer_core.measure import quality

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from schemas.config.decoder_only import DecoderOnly
+from schemas.config.model import DecoderOnly
 from schemas.config.parallel import Fsdp
 from tests.training.small_training import small_spec
 from transformer_core.certify.number_formats import (

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.config.decoder_only import HuggingFaceCausal
-from schemas.config.model import HuggingFace
-from schemas.config.task import LanguageModel
+from schemas.config.model import HuggingFace, HuggingFaceCausal
+from schemas.config.run_spec import LanguageModel
 from tests.measure.test_measure_models import recorded
 from tests.training.small_training import small_spec
 from transformer_core.certify.number_formats import EXACT

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from schemas.config.decoder_only import DecoderOnly
-from schemas.config.task import LanguageModel
+from schemas.config.model import DecoderOnly
+from schemas.config.run_spec import LanguageModel
 from transformer_core.certify.number_formats import EXACT
 from transformer_core.certify.plain_models import OwnModel, PlainDecoder
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD

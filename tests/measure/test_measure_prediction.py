@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from schemas.config.batching import FixedSize
+from schemas.config.data import FixedSize
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Accumulation, Fp32
 from schemas.errors import Unsupported

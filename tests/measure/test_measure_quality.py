@@ -8,7 +8,7 @@ import pytest
 from small_training import small_setup, small_spec
 from tokenizers import Tokenizer, models
 
-from schemas.config.quality import Quality
+from schemas.config.measurement import Quality
 from schemas.config.study import Study
 from schemas.results.search import BASELINE, BEST
 from transformer_core.measure import quality as job

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.config.profiling import Limits
+from schemas.config.measurement import Limits
 from schemas.results import Roofline
 from tests.orders import run_job
 from transformer_core.machine import hardware

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 from tests.training.small_training import VOCABULARY, small_setup, small_spec, small_store
 from transformer_core.certify.short_run_worker import STEPS_AS_TIMED, record
 from transformer_core.machine.step_kernels import FirstStep

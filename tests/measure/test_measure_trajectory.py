@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from small_training import VOCABULARY, small_setup, small_spec, small_store
 
-from schemas.config.equivalence import Bitwise, Tolerance
+from schemas.config.measurement import Bitwise, Tolerance
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Certificate, SeedTrajectory, Trajectory

@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 from torch._dynamo.utils import counters
 
-from schemas.config.decoder_only import DecoderOnly
+from schemas.config.model import DecoderOnly
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models import language_model as decoder
 from transformer_core.models.canonical_weights import canonical_state_dict

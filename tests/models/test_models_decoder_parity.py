@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks._copied_weights import gpt2_weights, llama_weights
-from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
+from schemas.config.model import DecoderOnly, HuggingFaceCausal
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.registry import build_language_model
 

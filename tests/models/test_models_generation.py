@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from schemas.config.decoder_only import DecoderOnly, Sampling
+from schemas.config.model import DecoderOnly, Sampling
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.registry import build_language_model
 

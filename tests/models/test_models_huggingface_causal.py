@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from schemas.config.decoder_only import HuggingFaceCausal
+from schemas.config.model import HuggingFaceCausal
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_language_model

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter
 
-from schemas.config.decoder_only import DecoderOnly
-from schemas.config.model import Transformer
-from schemas.config.task import LanguageModel, Translation
+from schemas.config.model import DecoderOnly, Transformer
+from schemas.config.run_spec import LanguageModel, Translation
 from schemas.config.training import AnyLoss
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.loss import token_loss_sum

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from capture_builders import NEW_HELP, OLD_HELP, exported, fake_nsys, spec_of, trained
 
-from schemas.config.profiling import Profiling
+from schemas.config.measurement import Profiling
 from schemas.errors import Unsupported
 from schemas.results import Capture
 from transformer_core.observe import profile_job as job

@@ -18,8 +18,8 @@ import torch
 from capture_builders import spec_of, write_shards
 from small_training import Watcher, small_setup, small_spec
 
+from schemas.config.measurement import Profiling
 from schemas.config.parallel import Ddp
-from schemas.config.profiling import Profiling
 from schemas.config.run_spec import RunSpec
 from schemas.results import Capture, DdpTimes
 from tests.orders import job_command

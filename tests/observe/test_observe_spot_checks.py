@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from schemas.config.equivalence import Tolerance
+from schemas.config.measurement import Tolerance
 from schemas.results.runs import SpotCheck
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify.bounds import spot_deviations

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from schemas.config.link import Link
-from schemas.config.parallel import Machine
+from schemas.config.parallel import Link, Machine
 from schemas.errors import Unsupported
 from transformer_core.parallel import settling
 from transformer_core.parallel import settling as core_shares

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from schemas.config.decoder_only import DecoderOnly
+from schemas.config.model import DecoderOnly
 from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss

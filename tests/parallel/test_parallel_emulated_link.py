@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from schemas.config.link import LinkModel
+from schemas.config.parallel import LinkModel
 from tests.distributed import run_ranks
 from transformer_core.parallel import hooks
 from transformer_core.parallel.hooks import EmulatedLink, Hook, _cycles_per_second

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.config.link import LinkModel
+from schemas.config.parallel import LinkModel
 from transformer_core.parallel.link_times import (
     all_reduce_seconds,
     burst_bytes,

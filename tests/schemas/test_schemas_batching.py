@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schemas.config.batching import FixedSize, PackedRows, PaddedRows, TokenBudget
+from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError

@@ -10,9 +10,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.config.claims import Claims, Number, numbers_of, variants_of
-from schemas.config.families import Family
 from schemas.config.study import Study
-from schemas.config.variants import Variant
+from schemas.config.variants import Family, Variant
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Breakdown, MemoryResult, Roofline
 from transformer_core.study.compared_pairs import family_pairs, members_in

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.config.link import Bandwidth, show_bandwidth
+from schemas.config.parallel import Bandwidth, show_bandwidth
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from schemas.base import Count, Fraction, Name, Schema
 from schemas.config.claims import Claim, Claims
-from schemas.config.link import Bandwidth, Link
+from schemas.config.parallel import Bandwidth, Link
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Sweep, Variant, Variants

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas.config.equivalence import REFERENCE
+from schemas.config.measurement import REFERENCE
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Constant, Fp32

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas.config.equivalence import Statistical, Tolerance
+from schemas.config.measurement import Statistical, Tolerance
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from transformer_core.study.combinations import combine, equivalence_of, exclusions

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from schemas.config.corpus import AnyCorpus
-from schemas.config.script import ScriptTask
+from schemas.config.data import AnyCorpus
+from schemas.config.run_spec import ScriptTask
 from transformer_core.study.users_files import corpus_files, own_sources, script_files
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import warm_snakemake
 import yaml
 
-from schemas.config.corpus import SPLITS
+from schemas.config.data import SPLITS
 from transformer_core.common.sources import CACHE, Sources
 from transformer_core.run import warm_start as places
 from transformer_core.study import staleness

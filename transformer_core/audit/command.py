@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from schemas.base import seconds_of
-from schemas.config.script import ScriptTask
+from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError
 from transformer_core.audit.flow import Answer, Audit, CannotAudit
 from transformer_core.audit.relations import RELATIONS

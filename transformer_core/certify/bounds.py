@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from schemas.config.equivalence import Bitwise, Statistical, Tolerance
+from schemas.config.measurement import Bitwise, Statistical, Tolerance
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import Certificate, Deviation, SeedTrajectory
-from schemas.results.checks import Checks, TensorDistance
+from schemas.results.certificates import Checks, TensorDistance
 from schemas.results.runs import SpotCheck
 from transformer_core.certify.dropout_bounds import judge_dropout, judge_moments
 from transformer_core.certify.final_losses import compare_final_losses

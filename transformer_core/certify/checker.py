@@ -15,12 +15,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from schemas.config.batching import PaddedRows
-from schemas.config.decoder_only import DecoderOnly
-from schemas.config.model import TorchTransformer, Transformer
-from schemas.config.run_spec import RunSpec
-from schemas.config.task import LanguageModel
-from schemas.results.checks import CheckedPoint, Checks, TensorDistance
+from schemas.config.data import PaddedRows
+from schemas.config.model import DecoderOnly, TorchTransformer, Transformer
+from schemas.config.run_spec import LanguageModel, RunSpec
+from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
 from transformer_core.certify.number_formats import (
     EXACT,

@@ -28,11 +28,10 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from schemas.config.batching import FixedSize
-from schemas.config.decoder_only import DecoderOnly, SinusoidalPositions
-from schemas.config.model import TorchTransformer, Transformer
+from schemas.config.data import FixedSize
+from schemas.config.model import DecoderOnly, SinusoidalPositions, TorchTransformer, Transformer
 from schemas.config.run_spec import RunSpec
-from schemas.results.equivalence import Agreement, DropoutMoments, DropoutPlace
+from schemas.results.certificates import Agreement, DropoutMoments, DropoutPlace
 from transformer_core.certify.number_formats import SINGLE, format_of
 from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.data.batching.feeding import Feed, GlobalBatch

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from schemas.results import Deviation
-from schemas.results.equivalence import Agreement, DeviationOf, DropoutMoments, DropoutPlace
+from schemas.results.certificates import Agreement, DeviationOf, DropoutMoments, DropoutPlace
 
 STANDARD_ERRORS = 5.0
 """Allowed deviation of a share, in standard errors."""

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schemas.config.decoder_only import DecoderOnly, LearnedPositions
+from schemas.config.model import DecoderOnly, LearnedPositions
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
-from schemas.results.checks import CheckedValidation, DecodedTokens
+from schemas.results.certificates import CheckedValidation, DecodedTokens
 from transformer_core.certify.number_formats import EXACT, SINGLE, format_of
 from transformer_core.certify.plain_models import OwnModel, Plain, Weights
 from transformer_core.data.batching.feeding import evaluation_batches

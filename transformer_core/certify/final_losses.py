@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from schemas.config.equivalence import LOOKS
+from schemas.config.measurement import LOOKS
 
 LEVEL = 0.05 / LOOKS
 """Level of each of two one-sided tests, corresponding to an interval of 1 - 2 * LEVEL. Divided

@@ -19,7 +19,7 @@ are compared: a certificate of other kernels is none of what was timed.
 from pathlib import Path
 from typing import Any
 
-from schemas.config.equivalence import (
+from schemas.config.measurement import (
     AnyEquivalence,
     Bitwise,
     ClassOfEquivalence,

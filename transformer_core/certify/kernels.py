@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.results import Certificate, PairedRun, Repeat, Session, Trajectory
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 
 MOST_NAMED = 4
 """Maximum number of operators listed by name; the rest are only counted."""

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schemas.config.decoder_only import (
+from schemas.config.model import (
     DecoderOnly,
     Gelu,
     LearnedPositions,
     RotaryPositions,
     SinusoidalPositions,
+    TorchTransformer,
+    Transformer,
 )
-from schemas.config.model import TorchTransformer, Transformer
-from schemas.config.run_spec import AnyTrained
-from schemas.config.task import AnyTask, Translation
+from schemas.config.run_spec import AnyTask, AnyTrained, Translation
 from transformer_core.certify.number_formats import Format
 from transformer_core.certify.replay import Drops
 from transformer_core.certify.tensors import trained_names

@@ -21,9 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from schemas.config.decoder_only import DecoderOnly
-from schemas.config.model import SdpaAttention, Transformer
-from schemas.results.equivalence import Agreement, DropoutPlace
+from schemas.config.model import DecoderOnly, SdpaAttention, Transformer
+from schemas.results.certificates import Agreement, DropoutPlace
 from transformer_core.common.files import atomic_path
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.dropout import Dropout

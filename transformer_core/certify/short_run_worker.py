@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from schemas.config.decoder_only import DecoderOnly
-from schemas.config.equivalence import REFERENCE
+from schemas.config.measurement import REFERENCE
+from schemas.config.model import DecoderOnly
 from schemas.config.run_spec import RunSpec
 from schemas.results import SeedTrajectory, Trajectory
-from schemas.results.checks import Checks
-from schemas.results.kernels import StepKernels
+from schemas.results.certificates import Checks
+from schemas.results.runs import StepKernels
 from transformer_core.certify.checker import Checker
 from transformer_core.certify.dropout import (
     dropout_moments,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from schemas.results.checks import TensorDistance
+from schemas.results.certificates import TensorDistance
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
-from schemas.results.checks import TensorDistance
+from schemas.results.certificates import TensorDistance
 from transformer_core.certify.number_formats import to_bf16
 from transformer_core.observe.expected_updates import ExpectedUpdates, expected_rate
 from transformer_core.parallel.sharded_weights import named_tensors

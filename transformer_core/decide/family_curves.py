@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.config.families import Families, Family, Member
+from schemas.config.variants import Families, Family, Member
 from schemas.results import FamilyCurve, FamilyPoint, Interval, Pair, VariantResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from scipy.optimize import nnls
 
-from schemas.config.link import LinkModel, show_bandwidth
+from schemas.config.parallel import LinkModel, show_bandwidth
 from schemas.results import CollectiveRun, LinkError, LinkTrial, MeasuredLink, PairedRun
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job

@@ -5,9 +5,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
-from schemas.config.link import LinkModel
-from schemas.config.parallel import Central, Ddp, Fsdp
-from schemas.config.projection import Projecting
+from schemas.config.measurement import Projecting
+from schemas.config.parallel import Central, Ddp, Fsdp, LinkModel
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import yaml
 
-from schemas.config.batching import FixedSize, PaddedRows
+from schemas.config.data import FixedSize, PaddedRows
 from schemas.config.model import UnpaddedTokens
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from schemas.config.equivalence import Different
+from schemas.config.measurement import Different
 from schemas.config.run_spec import RunSpec
 from schemas.results import Breakdown, Certificate, Comparison, Effect, Session, Trajectory
 from schemas.results.search import BASELINE, BEST, Stage

@@ -14,7 +14,7 @@ from statistics import median
 from scipy import stats
 
 from schemas.results import Interval, LogRatio, Pair, Session
-from schemas.results.self_test import SelfTestKind, SelfTestReport, SelfTestRun, Share
+from schemas.results.comparisons import SelfTestKind, SelfTestReport, SelfTestRun, Share
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from schemas.config.link import LinkModel
+from schemas.config.parallel import LinkModel
 from schemas.results import (
     ComputeTimes,
     ExplainedShare,

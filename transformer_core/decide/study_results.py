@@ -7,7 +7,7 @@ from typing import TypeVar
 import pandas as pd
 from pydantic import ValidationError
 
-from schemas.config.corpus import SPLITS
+from schemas.config.data import SPLITS
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant

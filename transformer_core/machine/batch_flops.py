@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
-from schemas.config.model import ImportedModel
+from schemas.config.model import DecoderOnly, HuggingFaceCausal, ImportedModel
 from schemas.config.run_spec import AnyTrained
 from transformer_core.data.arrays import group_sums
 from transformer_core.data.batching.rows import WindowRows

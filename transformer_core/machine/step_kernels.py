@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 from transformer_core.machine.hardware import allocator
 from transformer_core.machine.process_settings import cuda_allocator
 from transformer_core.training.observer import Observer

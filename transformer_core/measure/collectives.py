@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from schemas.config.measurement import Limits
 from schemas.config.parallel import Machine
-from schemas.config.profiling import Limits
 from schemas.errors import Unsupported
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from transformer_core.common import tables

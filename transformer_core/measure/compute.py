@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from schemas.config.measurement import Projecting
 from schemas.config.parallel import Single
-from schemas.config.projection import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, ComputeTimes, ReadyGradient
 from transformer_core.common.digests import write_result

@@ -6,10 +6,9 @@ from itertools import islice, takewhile
 
 import torch
 
-from schemas.config.batching import TokenBudget
-from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal
-from schemas.config.run_spec import AnyTrained, RunSpec
-from schemas.config.task import LanguageModel
+from schemas.config.data import TokenBudget
+from schemas.config.model import DecoderOnly, HuggingFaceCausal
+from schemas.config.run_spec import AnyTrained, LanguageModel, RunSpec
 from schemas.results import BatchShape
 from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
 from transformer_core.data.sharding.shard_store import PairStore

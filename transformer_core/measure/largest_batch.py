@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from schemas.config.batching import FixedSize, PackedRows
-from schemas.config.memory import LargestBatch
+from schemas.config.data import FixedSize, PackedRows
+from schemas.config.measurement import LargestBatch
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import BatchShape, BatchTrial, LargestBatchResult, ShardManifest
-from schemas.results.largest_batch import LimitKind, Purpose
+from schemas.results.memory import LimitKind, Purpose
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text

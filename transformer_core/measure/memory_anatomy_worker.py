@@ -16,8 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from schemas.config.run_spec import RunSpec
-from schemas.config.task import LanguageModel
+from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results import (
     BytesPerParameter,
     DecodingMemory,

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from schemas.config.batching import PackedRows
+from schemas.config.data import PackedRows
 from schemas.config.parallel import Central, DataParallel, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Accumulation, Fp32, Sgd

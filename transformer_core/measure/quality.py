@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 
 import sacrebleu
 
-from schemas.config.measurement import Comparing
-from schemas.config.quality import Quality
+from schemas.config.measurement import Comparing, Quality
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Evaluation
 from schemas.results import SearchResult, Translation
-from schemas.results.quality import QualityLook, QualityResult, QualitySide
+from schemas.results.runs import QualityLook, QualityResult, QualitySide
 from schemas.results.search import BASELINE, BEST
 from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.endings import reproducing_command

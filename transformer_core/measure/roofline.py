@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from schemas.config.profiling import Limits
+from schemas.config.measurement import Limits
 from schemas.config.training import Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
 from schemas.results import Bandwidth, MatrixRate, NumberFormat, Roofline, Transfer, VendorPeak

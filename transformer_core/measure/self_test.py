@@ -18,7 +18,7 @@ from pathlib import Path
 from schemas.config.measurement import Comparing, SelfTest
 from schemas.config.run_spec import RunSpec
 from schemas.results import Pair, Session
-from schemas.results.self_test import SelfTestRun
+from schemas.results.comparisons import SelfTestRun
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import SessionLines, log

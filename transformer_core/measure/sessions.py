@@ -23,7 +23,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 from transformer_core.machine.machine_state import cpu_time, machine_state, probe_cpu
 from transformer_core.measure.memory_fit import DoesNotFit, Keeping, keeping_here
 from transformer_core.measure.session_ratio import session_ratios

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from schemas.config.run_spec import RunSpec
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 from transformer_core.machine.peak_memory import reset_peak
 from transformer_core.machine.process_settings import keep_to
 from transformer_core.machine.step_kernels import FirstStep

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, cat
 
-from schemas.config.decoder_only import Sampling
+from schemas.config.model import Sampling
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.interface import Cache, LanguageModel, Model
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.config.decoder_only import HuggingFaceCausal, Sampling
-from schemas.config.model import HuggingFace
+from schemas.config.model import HuggingFace, HuggingFaceCausal, Sampling
 from schemas.errors import Unsupported, nearest
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.decoding import generate

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from schemas.config.decoder_only import Sampling
+from schemas.config.model import Sampling
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden [b, n, d], output map [v, d], targets [b, n]) -> loss sum, a float32 scalar."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from schemas.config.decoder_only import (
+from schemas.config.model import (
     AnyDecoderNorm,
     AnyFeedForward,
     DecoderOnly,

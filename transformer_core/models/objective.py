@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from schemas.config.run_spec import RunSpec
-from schemas.config.task import AnyTask, LanguageModel
+from schemas.config.run_spec import AnyTask, LanguageModel, RunSpec
 from schemas.config.training import AnyLoss, WholeLoss
 from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD

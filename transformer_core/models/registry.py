@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from schemas.config.decoder_only import AnyLanguageModel
-from schemas.config.model import AnyModel
+from schemas.config.model import AnyLanguageModel, AnyModel
 from transformer_core.models.attention import leave_out_cudnn
 from transformer_core.models.huggingface import build_huggingface, build_huggingface_causal
 from transformer_core.models.language_model import build_decoder

@@ -6,8 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.config.decoder_only import DecoderOnly
-from schemas.config.model import AnyNorm, Transformer
+from schemas.config.model import AnyNorm, DecoderOnly, Transformer
 from transformer_core.models.attention import (
     build_attention,
     flash_over_sentences,

@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, from_validation
-from schemas.results.captures import Capture
 from schemas.results.profiles import Breakdown
+from schemas.results.runs import Capture
 from transformer_core.common import digests
 from transformer_core.common.job import Job
 from transformer_core.trace.__main__ import write_results

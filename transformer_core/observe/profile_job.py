@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from schemas.config.profiling import Profiling
+from schemas.config.measurement import Profiling
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Capture, RankCapture, Topology

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Probe
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 from transformer_core.machine.machine_state import probe_cuda
 from transformer_core.machine.peak_memory import rank_memory, reset_peak
 from transformer_core.machine.provenance import collect

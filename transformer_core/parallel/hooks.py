@@ -20,8 +20,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from schemas.config.link import LinkModel
-from schemas.config.parallel import AnyHook, CompressHook, EmulatedLinkHook, PowerSgdHook, RingHook
+from schemas.config.parallel import (
+    AnyHook,
+    CompressHook,
+    EmulatedLinkHook,
+    LinkModel,
+    PowerSgdHook,
+    RingHook,
+)
 from transformer_core.parallel.link_times import all_reduce_seconds
 from transformer_core.parallel.messages import Traffic
 

@@ -1,6 +1,6 @@
 """How long messages and collective operations take over a link (the alpha-beta model)."""
 
-from schemas.config.link import LinkModel
+from schemas.config.parallel import LinkModel
 
 PAYLOAD_SHARE = 1448 / 1514
 """Share of the bits on an Ethernet that TCP delivers: of a frame of 1,514 bytes, 14 are Ethernet's,

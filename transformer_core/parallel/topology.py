@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkModel
-from schemas.config.parallel import Machine
+from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE, LinkModel, Machine
 from schemas.errors import Unsupported
 from schemas.results import LinkUse, RankPlace, Topology
 from transformer_core.parallel.link_times import PAYLOAD_SHARE

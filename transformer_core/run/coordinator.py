@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.results import Probe, Provenance, Topology
-from schemas.results.kernels import StepKernels
+from schemas.results.runs import StepKernels
 from transformer_core.common.files import write_text
 from transformer_core.run.connection import connect
 from transformer_core.run.host_processes import own_address

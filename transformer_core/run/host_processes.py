@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-from schemas.config.link import HOST_VARIABLE
+from schemas.config.parallel import HOST_VARIABLE
 
 ONE_HOST = "transformer_core.run.host_processes"
 AGENT = "transformer_core.run.rendezvous"

@@ -2,8 +2,7 @@
 
 import sys
 
-from schemas.config.link import Link, LinkKind
-from schemas.config.parallel import Ddp
+from schemas.config.parallel import Ddp, Link, LinkKind
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.run import namespaces

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from schemas.config.link import HOST_VARIABLE, LINK_VARIABLE, LinkKind
+from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE, LinkKind
 from transformer_core.run.host_processes import INTERFACE_VARIABLES, Hosts
 from transformer_core.run.namespaces import (
     ADDRESSES,

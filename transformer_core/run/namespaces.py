@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.config.link import show_bandwidth
+from schemas.config.parallel import show_bandwidth
 from transformer_core.common.endings import program
 from transformer_core.parallel.link_times import burst_bytes
 

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.config.decoder_only import DecoderOnly
-from schemas.config.equivalence import LOOKS, REFERENCE, Bitwise, Different, Statistical
-from schemas.config.measurement import Measurement
-from schemas.config.model import ReferenceAttention, SeparateQkv, Transformer
+from schemas.config.measurement import (
+    LOOKS,
+    REFERENCE,
+    Bitwise,
+    Different,
+    Measurement,
+    Statistical,
+)
+from schemas.config.model import DecoderOnly, ReferenceAttention, SeparateQkv, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import (

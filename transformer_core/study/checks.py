@@ -8,22 +8,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from schemas.config.batching import FixedSize, PackedRows, TokenBudget
-from schemas.config.corpus import TEXT_KINDS
-from schemas.config.decoder_only import DecoderOnly, HuggingFaceCausal, LearnedPositions
+from schemas.config.data import TEXT_KINDS, FixedSize, PackedRows, TokenBudget
 from schemas.config.model import (
     AnyModel,
     Compiling,
+    DecoderOnly,
+    HuggingFaceCausal,
+    LearnedPositions,
     SdpaAttention,
     StreamsQkv,
     Transformer,
     UnpaddedTokens,
 )
 from schemas.config.parallel import Ddp, Single
-from schemas.config.run_spec import RunSpec
-from schemas.config.script import ImportedTask, ScriptTask
+from schemas.config.run_spec import ImportedTask, LanguageModel, RunSpec, ScriptTask
 from schemas.config.study import Study
-from schemas.config.task import LanguageModel
 from schemas.errors import ConfigProblem, nearest
 from transformer_core.study.reservations import parameters
 from transformer_core.techniques.residual_norm import ResidualNorm

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from schemas.config.equivalence import Bitwise, ClassOfEquivalence, Tolerance
+from schemas.config.measurement import Bitwise, ClassOfEquivalence, Tolerance
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant

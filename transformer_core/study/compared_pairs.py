@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 
-from schemas.config.families import Family, Member
 from schemas.config.study import Study
+from schemas.config.variants import Family, Member
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.results.comparisons import Pair
 

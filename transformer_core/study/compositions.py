@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from schemas.base import Name, merge
-from schemas.config.equivalence import (
+from schemas.config.measurement import (
     Bitwise,
     ClassOfEquivalence,
     Different,

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.config.batching import FixedSize
-from schemas.config.decoder_only import AnyLanguageModel, DecoderOnly, HuggingFaceCausal
+from schemas.config.data import FixedSize
+from schemas.config.model import AnyLanguageModel, DecoderOnly, HuggingFaceCausal
 from schemas.config.parallel import Ddp, Machine
 from schemas.config.run_spec import RunSpec
-from schemas.results.predicted_memory import Prediction
+from schemas.results.memory import Prediction
 
 _PROCESS_BYTES = {"cpu": 1.0e9, "cuda": 8.0e9}
 """Main memory of a process that has loaded torch (and the CUDA libraries), with room for input; on

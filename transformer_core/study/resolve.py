@@ -7,9 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.base import kinds_of, merge
-from schemas.config.run_spec import RunSpec, Sections
+from schemas.config.run_spec import LanguageModel, RunSpec, Sections
 from schemas.config.study import Study
-from schemas.config.task import LanguageModel
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from transformer_core.study.checks import violations

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.config.claims import Claim, Claims, ComparisonTest, TrendTest, numbers_of, variants_of
-from schemas.config.families import Family
 from schemas.config.study import Study
-from schemas.config.variants import Variant
+from schemas.config.variants import Family, Variant
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.common.yaml_files import check_entries, parse, read_mapping
 from transformer_core.study.compositions import unknown_variant, with_compositions

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from schemas.base import Name, merge, paths_of
-from schemas.config.families import Family
 from schemas.config.run_spec import RunSpec
-from schemas.config.variants import DATA_SECTIONS, Curve, Sweep, SweepValue, Variant
+from schemas.config.variants import DATA_SECTIONS, Curve, Family, Sweep, SweepValue, Variant
 from schemas.errors import ConfigProblem, nearest
 from transformer_core.study.compositions import ComposedVariant
 

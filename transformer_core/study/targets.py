@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from schemas.config.corpus import SPLITS
+from schemas.config.data import SPLITS
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.study.compared_pairs import compared_pairs, turn_groups

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from schemas.base import seconds_of
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.results.refinement import Refinement
+from schemas.results.comparisons import Refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.reservations import step_flops
 

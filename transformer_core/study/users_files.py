@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from schemas.config.corpus import (
+from schemas.config.data import (
     AnyCorpus,
     DatasetsCorpus,
     OneFileCorpus,
@@ -19,9 +19,7 @@ from schemas.config.corpus import (
     TextsCorpus,
     UrlCorpus,
 )
-from schemas.config.run_spec import RunSpec
-from schemas.config.script import ScriptTask
-from schemas.config.task import AnyTask
+from schemas.config.run_spec import AnyTask, RunSpec, ScriptTask
 from transformer_core.common.sources import Source, follow, read_source
 
 _INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib")).name}

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from schemas.base import Name
-from schemas.config.equivalence import REFERENCE, Bitwise
-from schemas.config.families import Family
-from schemas.config.variants import JOINT, Composition, Sweep, Variant
+from schemas.config.measurement import REFERENCE, Bitwise
+from schemas.config.variants import JOINT, Composition, Family, Sweep, Variant
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.common.endings import program
 from transformer_core.common.yaml_files import check_entries, read_mapping

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from schemas.config.batching import PackedRows
+from schemas.config.data import PackedRows
 from schemas.config.run_spec import RunSpec
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import PairStore

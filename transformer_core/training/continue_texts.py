@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
-from schemas.config.run_spec import RunSpec
-from schemas.config.task import LanguageModel
+from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results import Continuation, EvaluationResult, TextQuality
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore

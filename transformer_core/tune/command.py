@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from schemas.base import seconds_of
-from schemas.config.script import ScriptTask
+from schemas.config.run_spec import ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text

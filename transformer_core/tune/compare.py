@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.base import seconds_of
-from schemas.config.script import ScriptTask
+from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError
 from schemas.results import Pair
 from transformer_core.common.files import write_text

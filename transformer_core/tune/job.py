@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.base import seconds_of
-from schemas.config.run_spec import RunSpec
-from schemas.config.script import ImportedTask, ScriptTask
+from schemas.config.run_spec import ImportedTask, RunSpec, ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
 from transformer_core.common.endings import reproducing_command

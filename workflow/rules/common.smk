@@ -12,8 +12,8 @@ from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
 
 from schemas.base import seconds_of
-from schemas.config.corpus import SPLITS
-from schemas.config.equivalence import REFERENCE
+from schemas.config.data import SPLITS
+from schemas.config.measurement import REFERENCE
 from schemas.errors import ConfigError
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
@@ -293,7 +293,7 @@ def predictions():
 @lru_cache(maxsize=1)
 def predictions_at(file, written):
     """Those in a file that was written at a time: every job asks for them several times."""
-    from schemas.results.predicted_memory import PredictedMemory
+    from schemas.results.memory import PredictedMemory
 
     return read_record(file, PredictedMemory).predictions
 

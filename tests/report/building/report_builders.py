@@ -17,7 +17,7 @@ from profile_builders import write_profile
 from scaling_builders import write_scaling
 from search_builders import write_quality, write_search
 
-from schemas.config.equivalence import Different
+from schemas.config.measurement import Different
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
@@ -43,7 +43,7 @@ from schemas.results import (
     Validation,
     Window,
 )
-from schemas.results.checks import CheckedPoint, Checks, TensorDistance
+from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
 from tests.orders import run_job
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.judge import certify, different

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from report_builders import EVIL
 
-from schemas.config.link import Link
+from schemas.config.parallel import Link
 from schemas.results import LinkUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS

@@ -11,7 +11,7 @@ import pytest
 from pair_builders import session, side
 
 from schemas.errors import ConfigError
-from schemas.results.equivalence import DeviationOf
+from schemas.results.certificates import DeviationOf
 from schemas.results.search import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults

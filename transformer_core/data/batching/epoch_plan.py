@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.batching import AnyBatching, FixedSize
+from schemas.config.data import AnyBatching, FixedSize
 from transformer_core.data.arrays import ranges
 from transformer_core.data.sharding.shard_store import PairStore
 

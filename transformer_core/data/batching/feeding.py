@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from schemas.config.batching import AnyBatching
+from schemas.config.data import AnyBatching
 from transformer_core.data.batching.collate import Batch, collate, collate_texts
 from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
 from transformer_core.data.batching.rows import WindowRows

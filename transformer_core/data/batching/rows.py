@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.batching import AnyRows, PackedRows
+from schemas.config.data import AnyRows, PackedRows
 from transformer_core.data.arrays import Ragged, group_maxima, group_sums
 from transformer_core.data.batching.collate import Batch, collate, collate_packed, collate_texts
 from transformer_core.data.batching.epoch_plan import Window, divide

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 from urllib3.exceptions import HTTPError
 
-from schemas.config.corpus import ReadingLimits, RemoteFile
+from schemas.config.data import ReadingLimits, RemoteFile
 from transformer_core.common.progress import Progress
 from transformer_core.data.corpus.lines import check_regular, unreadable
 from transformer_core.data.corpus.rows import CorpusError, snippet

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from schemas.config.corpus import AnyCorpus, Filter, Split
+from schemas.config.data import AnyCorpus, Filter, Split
 from schemas.results.data import CorpusSplit, LengthHistogram
 from transformer_core.common.digests import record, write_result
 from transformer_core.common.files import atomic_path, sha256

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from schemas.config.corpus import ReadingLimits
+from schemas.config.data import ReadingLimits
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 
 BOM = b"\xef\xbb\xbf"

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.config.corpus import Filter, Problem
+from schemas.config.data import Filter, Problem
 from schemas.results.data import CorpusSplit, SkippedPair
 from transformer_core.common.digests import check
 from transformer_core.common.endings import remake

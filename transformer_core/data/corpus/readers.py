@@ -13,7 +13,7 @@ from random import Random
 
 import pyarrow as pa
 
-from schemas.config.corpus import (
+from schemas.config.data import (
     AnyCorpus,
     DatasetsCorpus,
     GrammarCorpus,

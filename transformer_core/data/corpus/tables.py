@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.config.corpus import ReadingLimits
+from schemas.config.data import ReadingLimits
 from schemas.errors import nearest
 from transformer_core.common.memory_limit import at_most
 from transformer_core.data.corpus.lines import check_regular, most_bytes, unreadable

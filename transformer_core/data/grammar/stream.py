@@ -19,7 +19,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.corpus import Split
+from schemas.config.data import Split
 from transformer_core.data.grammar.clauses import Random as Draw
 from transformer_core.data.grammar.sentences import PATTERNS, capital
 from transformer_core.data.grammar.words import CITIES, FIRST_NAMES, Pair, words

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field, field_validator
 
-from schemas.config.corpus import Filter
+from schemas.config.data import Filter
 from schemas.results.data import CorpusSplit, LengthHistogram, ShardManifest, TextRows
 from transformer_core.common.files import sha256
 from transformer_core.common.job import Job

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from schemas.config.corpus import Filter
+from schemas.config.data import Filter
 from schemas.results.data import LengthHistogram, ShardManifest
 from transformer_core.common.digests import check
 from transformer_core.common.endings import remake

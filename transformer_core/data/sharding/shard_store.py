@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.config.corpus import Filter
+from schemas.config.data import Filter
 from schemas.errors import ConfigError
 from schemas.results.data import LengthHistogram, Shard, ShardManifest
 from transformer_core.common import digests

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.config.corpus import Filter
+from schemas.config.data import Filter
 from schemas.results.data import Shard, ShardManifest, ShardProgress, SkippedPair
 from transformer_core.common.digests import digest
 from transformer_core.common.files import atomic_path, sha256, write_text

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from schemas.config.tokenizer import SentencePieceModel, TokenizerFile
+from schemas.config.data import SentencePieceModel, TokenizerFile
 from transformer_core.data.corpus.lines import check_regular
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing.special_tokens import SPECIAL_NAMES, UNK

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
 
-from schemas.config.tokenizer import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
+from schemas.config.data import AnyTokenizer, SentencePieceModel, Tokenizer, TokenizerFile
 from schemas.results.data import TokenizerReport
 from transformer_core.common.digests import check, write_result
 from transformer_core.common.endings import remake

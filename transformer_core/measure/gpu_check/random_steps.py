@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from schemas.config.batching import PackedRows
+from schemas.config.data import PackedRows
 from schemas.config.run_spec import RunSpec
 from transformer_core.data.batching.collate import Batch
 from transformer_core.data.batching.feeding import GlobalBatch

@@ -4,7 +4,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from schemas.config.corpus import GrammarTexts, TextsCorpus
+from schemas.config.data import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
 from transformer_core.decide.data_frames import lengths_frame
 from transformer_core.decide.study_results import StudyResults

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from schemas.config.equivalence import Tolerance
+from schemas.config.measurement import Tolerance
 from schemas.results import Certificate, Deviation
 from transformer_core.certify.bounds import WORDS
 from transformer_core.decide.data_frames import training_loss_frame, validation_frame

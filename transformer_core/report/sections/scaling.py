@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from schemas.config.link import LinkKind, show_bandwidth
+from schemas.config.parallel import LinkKind, show_bandwidth
 from schemas.results import Comparison, ProjectedCurve, ProjectedStrategy, Projection, VariantResult
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg

@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.results.profile_details import GraphUse, KernelTime, NodeUse, PathPart, StreamUse
 from schemas.results.profiles import (
     Activity,
     CollectiveUse,
     DeviceBreakdown,
     ForwardBackward,
+    GraphUse,
+    KernelTime,
+    NodeUse,
     OperatorClass,
     Partition,
+    PathPart,
     PhaseUse,
     ProfiledStep,
+    StreamUse,
 )
 from transformer_core.trace.breakdown.waits import (
     Waiting,

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from schemas.results.profile_details import KernelTime, LayerUse, ShapeUse, SourceUse, Straggler
 from schemas.results.profiles import (
     CollectiveUse,
     DeviceBreakdown,
     ForwardBackward,
+    KernelTime,
+    LayerUse,
     OperatorClass,
     PhaseUse,
     ProfileSummary,
+    ShapeUse,
+    SourceUse,
+    Straggler,
 )
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.columns import NULL, Integers

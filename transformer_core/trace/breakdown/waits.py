@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.results.profile_details import LaunchUse, PathPart, StepBound, Straggler
-from schemas.results.profiles import Partition
+from schemas.results.profiles import LaunchUse, Partition, PathPart, StepBound, Straggler
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Rows
