@@ -66,14 +66,17 @@ Watts = Annotated[float, Field(ge=0.0, le=1_000_000.0), Unit("watts")]
 Joules = Annotated[float, Field(ge=0.0, le=1e18), Unit("joules")]
 
 
+class Ending(Schema):
+    """How something ended; its reason says why it is not ok."""
+
+    status: Status
+    reason: str | None
+
+
 class Interval(Schema):
     """A median and its 95 % interval."""
 
     median: Measured
-    """The median."""
     low: Measured
-    """Lower end."""
     high: Measured
-    """Upper end."""
-    samples: Many
-    """Number of values it is based on."""
+    samples: Many  # number of values it is based on

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from schemas.base import Schema
-from schemas.results.common import Elapsed, Many, Measured, Proportion, Status
+from schemas.results.common import Elapsed, Ending, Many, Measured, Proportion, Status
 from schemas.results.machine import Hardware
 
 Outcome = Literal["held", "not_held", "unsupported", "failed", "not_run"]
@@ -14,132 +14,81 @@ its job has left no result yet."""
 class GpuTest(Schema):
     """One test that did not pass."""
 
-    name: str
-    """File and function."""
-    text: str
-    """Output of the test."""
+    name: str  # file and function
+    text: str  # output of the test
 
 
-class GpuTests(Schema):
+class GpuTests(Ending):
     """results/gpu_check/tests.json: the tests that need a GPU."""
 
-    status: Status
-    """Whether they ran."""
-    reason: str | None
-    """Why they did not run."""
-    passed: Many
-    """Tests that passed."""
-    failed: list[GpuTest]
-    """Failed tests, with the end of their output."""
-    skipped: list[GpuTest]
-    """Skipped tests, with the reason."""
-    seconds: Elapsed | None
-    """Total time; null if none ran."""
+    passed: Many  # tests that passed
+    failed: list[GpuTest]  # failed tests, with the end of their output
+    skipped: list[GpuTest]  # skipped tests, with the reason
+    seconds: Elapsed | None  # total time; null if none ran
 
 
-class AttentionTruth(Schema):
+class AttentionTruth(Ending):
     """Behaviour of one attention backend in one case."""
 
-    backend: str
-    """model.attention.backend."""
-    masked: bool
-    """Whether padding is masked."""
-    dropout: Proportion
-    """Requested fraction of dropped weights."""
-    status: Status
-    """ok, or unsupported if no kernel of the backend can run the case."""
-    reason: str | None
-    """Why the status is not ok."""
-    kernels: list[str]
-    """Kernels that ran, longest first."""
-    dropped: Proportion | None
-    """Actual fraction of dropped weights; null without dropout."""
-    error: Measured | None
-    """Norm of the difference from a 64-bit computation, over the norm of the latter; null with
-    dropout."""
-    finite: bool | None
-    """Whether values and gradients are finite, even for a row whose keys are all masked."""
-    seconds: Elapsed | None
-    """Time of a forward and a backward pass."""
+    backend: str  # model.attention.backend
+    masked: bool  # whether padding is masked
+    dropout: Proportion  # requested fraction of dropped weights
+    kernels: list[str]  # kernels that ran, longest first
+    dropped: Proportion | None  # actual fraction of dropped weights; null without dropout
+    error: Measured | None  # relative to a 64-bit computation; null with dropout
+    finite: bool | None  # values and gradients, even for a row with all keys masked
+    seconds: Elapsed | None  # time of a forward and a backward pass
 
 
-class AttentionTruths(Schema):
+class AttentionTruths(Ending):
     """results/gpu_check/attention.json: which kernels compute attention, and what they drop."""
 
-    status: Status
-    """Whether a device was available for it."""
-    reason: str | None
-    """Why the status is not ok."""
-    dtype: str
-    """Type of queries, keys and values."""
-    shape: list[Many]
-    """[b, h, n, k] of the queries."""
-    cases: list[AttentionTruth]
-    """Every backend, with and without mask and dropout."""
+    dtype: str  # type of queries, keys and values
+    shape: list[Many]  # [b, h, n, k] of the queries
+    cases: list[AttentionTruth]  # every backend, with and without mask and dropout
 
 
 class DeviceFact(Schema):
     """One environment fact, other than the device itself, that should hold."""
 
     name: str
-    """Name of the fact."""
-    expected: str
-    """The expectation, in a sentence."""
-    status: Status
-    """Whether it could be checked."""
-    holds: bool | None
-    """Whether it holds; null if it could not be checked."""
-    found: str
-    """The finding."""
-    reason: str | None
-    """Why it could not be checked."""
+    expected: str  # the expectation, in a sentence
+    status: Status  # whether it could be checked
+    holds: bool | None  # whether it holds; null if it could not be checked
+    found: str  # the finding
+    reason: str | None  # why it could not be checked
 
 
 class DeviceFacts(Schema):
     """results/gpu_check/device.json: NVML, NCCL, compilation, and all versions."""
 
-    facts: list[DeviceFact]
-    """Facts in the order of the report."""
-    versions: dict[str, str]
-    """Builds, packages and the environment variables read by CUDA libraries."""
+    facts: list[DeviceFact]  # facts in the order of the report
+    versions: dict[str, str]  # builds, packages, environment variables of CUDA libraries
 
 
 class LogEnd(Schema):
     """The end of a job's log."""
 
-    file: str
-    """Path of the full log."""
-    text: str
-    """Its last lines."""
+    file: str  # path of the full log
+    text: str  # its last lines
 
 
 class Check(Schema):
     """One line of the report."""
 
-    name: str
-    """Name of the check."""
-    expected: str
-    """The expectation, in a sentence."""
-    outcome: Outcome
-    """Whether it holds."""
-    found: str
-    """The finding, with numbers."""
-    reason: str | None
-    """Why it does not hold, or could not be checked."""
-    files: list[str]
-    """Files with full details, relative to the results folder."""
+    name: str  # name of the check
+    expected: str  # the expectation, in a sentence
+    outcome: Outcome  # whether it holds
+    found: str  # the finding, with numbers
+    reason: str | None  # why it does not hold, or could not be checked
+    files: list[str]  # files with full details, relative to the results folder
 
 
 class GpuCheck(Schema):
     """results/gpu_check/checks.json."""
 
-    checks: list[Check]
-    """Checks in the order of the report."""
+    checks: list[Check]  # checks in the order of the report
     hardware: Hardware
-    """The machine."""
-    packages: dict[str, str]
-    """Versions of the packages that shape the results."""
-    commit: str | None
-    """Git commit of the code."""
-    logs: list[LogEnd]
-    """Ends of the logs of all jobs."""
+    packages: dict[str, str]  # versions of the packages that shape the results
+    commit: str | None  # git commit of the code
+    logs: list[LogEnd]  # ends of the logs of all jobs

@@ -11,6 +11,7 @@ from schemas.results.common import (
     Amount,
     Bytes,
     Elapsed,
+    Ending,
     Extreme,
     Few,
     Interval,
@@ -21,7 +22,6 @@ from schemas.results.common import (
     Proportion,
     Score,
     SignedSeconds,
-    Status,
 )
 from schemas.results.machine import Hardware
 
@@ -36,83 +36,54 @@ class StepKernels(Schema):
     """Every torch operator called from this process's training thread, in forward, backward,
     communication and update, each with the number format of its first operand; sorted. Their
     names distinguish fused kernels from explicit ones."""
-    attention: list[str]
-    """The operators that are attention kernels; empty for explicit attention."""
-    update: list[str]
-    """The operators that work on many tensors at once, for optimizers and clipping: a whole
-    update (fused) or one of its operations (foreach)."""
-    compiled: bool
-    """Whether any part of the model was compiled."""
-    deterministic: bool
-    """Whether torch was set to use deterministic algorithms."""
-    allocator: str
-    """C memory allocator of the process, and torch's CUDA allocator, with their settings."""
-    threads: Few
-    """CPU threads of the process."""
+    attention: list[str]  # the operators that are attention kernels; empty for explicit attention
+    update: list[str]  # operators on many tensors: a whole update (fused) or foreach
+    compiled: bool  # whether any part of the model was compiled
+    deterministic: bool  # whether torch was set to use deterministic algorithms
+    allocator: str  # C allocator of the process, torch's CUDA allocator, settings
+    threads: Few  # CPU threads of the process
 
 
 class Provenance(Schema):
     """Where a result comes from: enough to reproduce it."""
 
-    spec_sha256: Sha256
-    """Hash of the run spec."""
-    command: str
-    """The single command that reproduces this file."""
-    commit: str | None
-    """Git commit of the code, with -dirty if the tree differs."""
-    started: str
-    """Start of the run, ISO 8601 in UTC."""
-    python: str
-    """Version of Python."""
-    packages: dict[str, str]
-    """Versions of the packages that affect the result."""
-    hardware: Hardware
-    """The machine of the run."""
+    spec_sha256: Sha256  # hash of the run spec
+    command: str  # the single command that reproduces this file
+    commit: str | None  # git commit of the code, with -dirty if the tree differs
+    started: str  # start of the run, ISO 8601 in UTC
+    python: str  # version of Python
+    packages: dict[str, str]  # versions of the packages that affect the result
+    hardware: Hardware  # the machine of the run
 
 
 class Window(Schema):
     """One throughput sample: a few steps between two synchronised clock readings."""
 
-    first_step: StepsOrNone
-    """First optimizer step in it."""
-    last_step: StepsOrNone
-    """Last optimizer step in it."""
-    seconds: Elapsed
-    """Wall time, excluding validation and checkpoints."""
-    pairs: Many
-    """Sentence pairs over all ranks."""
-    tokens: Many
-    """Non-padding source and target tokens over all ranks."""
-    padded_tokens: Many
-    """Source and target tokens with padding over all ranks."""
-    input_wait_seconds: Elapsed
-    """Time that the slowest rank waited for its batches."""
+    first_step: StepsOrNone  # first optimizer step in it
+    last_step: StepsOrNone  # last optimizer step in it
+    seconds: Elapsed  # wall time, excluding validation and checkpoints
+    pairs: Many  # sentence pairs over all ranks
+    tokens: Many  # non-padding source and target tokens over all ranks
+    padded_tokens: Many  # source and target tokens with padding over all ranks
+    input_wait_seconds: Elapsed  # time that the slowest rank waited for its batches
 
 
 class Validation(Schema):
     """One validation loss."""
 
-    step: StepsOrNone
-    """Optimizer steps completed."""
-    loss: Loss | None
-    """Mean cross-entropy per target token in nats, without label smoothing; null if not finite."""
+    step: StepsOrNone  # optimizer steps completed
+    loss: Loss | None  # nats per target token, without label smoothing; null if not finite
 
 
 class RankMemory(Schema):
     """Peak memory of one process."""
 
-    rank: Few
-    """Global rank."""
-    device: str
-    """cpu, or cuda:<index>."""
-    rss_bytes: Bytes
-    """Peak resident set of the process."""
-    allocated_bytes: Bytes | None
-    """Peak of torch's CUDA allocator, allocated; null without CUDA."""
-    reserved_bytes: Bytes | None
-    """Peak of torch's CUDA allocator, reserved; null without CUDA."""
-    nvml_bytes: Bytes | None
-    """Device memory in use at the end of training, from NVML; null without CUDA."""
+    rank: Few  # global rank
+    device: str  # cpu, or cuda:<index>
+    rss_bytes: Bytes  # peak resident set of the process
+    allocated_bytes: Bytes | None  # peak of torch's CUDA allocator, allocated; null without CUDA
+    reserved_bytes: Bytes | None  # peak of torch's CUDA allocator, reserved; null without CUDA
+    nvml_bytes: Bytes | None  # device memory in use at the end of training, from NVML
 
     @property
     def peak_bytes(self) -> int | None:
@@ -123,115 +94,68 @@ class RankMemory(Schema):
 class RankPlace(Schema):
     """Location of one process of a run."""
 
-    rank: Few
-    """Global rank."""
-    local_rank: Few
-    """Rank among the processes of its host."""
-    node_rank: Few
-    """Number of its host in the run."""
-    host: str
-    """Name of its host."""
-    device: str
-    """cpu, or cuda:<index>."""
+    rank: Few  # global rank
+    local_rank: Few  # rank among the processes of its host
+    node_rank: Few  # number of its host in the run
+    host: str  # name of its host
+    device: str  # cpu, or cuda:<index>
 
 
 class LinkUse(Schema):
     """The limited link of a run."""
 
-    kind: LinkKind
-    """How it was created: with network namespaces, or emulated."""
-    bandwidth: PerSecond
-    """Bits per second in each direction."""
+    kind: LinkKind  # how it was created: with network namespaces, or emulated
+    bandwidth: PerSecond  # bits per second in each direction
 
 
 class Topology(Schema):
     """Devices and processes of a run."""
 
-    device: Literal["cpu", "cuda"]
-    """Kind of device."""
-    backend: Literal["gloo", "nccl"] | None
-    """Process-group backend; null for a single process."""
-    world_size: Few
-    """Processes."""
-    local_world_size: Few
-    """Processes on a host."""
-    nodes: Few
-    """Hosts."""
-    threads_per_rank: Few
-    """CPU threads of each process."""
-    ranks: list[RankPlace] = Field(default_factory=list)
-    """All processes, in rank order."""
-    link: LinkUse | None = None
-    """The limited link between its hosts; null for unmodified links."""
+    device: Literal["cpu", "cuda"]  # kind of device
+    backend: Literal["gloo", "nccl"] | None  # process-group backend; null for a single process
+    world_size: Few  # processes
+    local_world_size: Few  # processes on a host
+    nodes: Few  # hosts
+    threads_per_rank: Few  # CPU threads of each process
+    ranks: list[RankPlace] = Field(default=[])  # all processes, in rank order
+    link: LinkUse | None = None  # the limited link between its hosts; null for unmodified links
 
 
 class SpotCheck(Schema):
     """A step of a timed run, chosen at random, whose update was computed once more in 64 bits."""
 
-    step: StepsOrNone
-    """Optimizer step, from 1."""
-    skipped: bool
-    """Whether the gradient overflowed, so that there was no update."""
-    update: Extreme
-    """Largest relative error of a tensor's update on any rank, beyond rounding."""
-    tensor: str
-    """Tensor with that error on the main rank."""
-    rate: Extreme
-    """Relative error of the learning rate."""
-    clipping: Extreme
-    """Relative error of the gradient's norm after clipping; 0 if it is not known."""
-    replicas: Extreme
-    """Largest difference of a parameter between ranks."""
+    step: StepsOrNone  # optimizer step, from 1
+    skipped: bool  # whether the gradient overflowed, so that there was no update
+    update: Extreme  # largest relative error of a tensor's update on any rank, beyond rounding
+    tensor: str  # tensor with that error on the main rank
+    rate: Extreme  # relative error of the learning rate
+    clipping: Extreme  # relative error of the gradient's norm after clipping; 0 if it is not known
+    replicas: Extreme  # largest difference of a parameter between ranks
 
 
-class Repeat(Schema):
+class Repeat(Ending):
     """results/runs/<variant>/repeat-<k>/metrics.json."""
 
     variant: str
-    """Name of the variant."""
-    repeat: Few
-    """Number of the repeat, from 1."""
-    status: Status
-    """How it ended."""
-    reason: str | None
-    """Why the status is not ok, in a sentence."""
+    repeat: Few  # number of the repeat, from 1
     traceback: str | None
-    """The traceback of a failed run."""
-    topology: Topology | None
-    """Devices and processes used; null if it ended before they were known."""
-    parameters: Many | None
-    """Trainable parameters of the model."""
-    steps: StepsOrNone
-    """Optimizer steps completed."""
-    resumed_at: list[StepsOrNone]
-    """Steps at which it resumed from a checkpoint; throughput excludes these windows."""
-    startup_seconds: Elapsed | None
-    """From the start of the process to the first step."""
-    warmup_seconds: Elapsed | None
-    """Time of the warm-up steps, compilation included."""
-    compile_seconds: Elapsed | None = None
-    """Time to compile layers on the main rank; null if none are compiled."""
-    replayed: Proportion | None = None
-    """Fraction of the calls of layers on the main rank that played a recorded CUDA graph, over all
-    steps; null if none are recorded."""
-    total_seconds: Elapsed
-    """From the start of the process to its end, for the last session if it was resumed."""
-    windows: list[Window]
-    """The timed windows."""
-    validations: list[Validation]
-    """Validation losses, in order."""
-    memory: list[RankMemory]
-    """Peak memory by rank."""
-    communication: dict[str, Any] | None
-    """The parallel strategy's report of its traffic (bucket sizes, reductions per step)."""
-    numerics: dict[str, Any] | None = None
-    """The precision's report (skipped steps, final loss scale); null if there is none."""
-    kernels: StepKernels | None = None
-    """Kernels of its first step; null if it resumed from a checkpoint or has no step."""
-    spot_checks: list[SpotCheck] = Field(default_factory=list)
-    """Steps whose updates were checked."""
+    topology: Topology | None  # devices and processes used; null if it ended before they were known
+    parameters: Many | None  # trainable parameters of the model
+    steps: StepsOrNone  # optimizer steps completed
+    resumed_at: list[StepsOrNone]  # resumed from a checkpoint there; these windows do not count
+    startup_seconds: Elapsed | None  # from the start of the process to the first step
+    warmup_seconds: Elapsed | None  # time of the warm-up steps, compilation included
+    compile_seconds: Elapsed | None = None  # to compile layers on the main rank
+    replayed: Proportion | None = None  # share of the main rank's calls played from CUDA graphs
+    total_seconds: Elapsed  # from the start of the process to its end; last session only
+    windows: list[Window]  # the timed windows
+    validations: list[Validation]  # validation losses, in order
+    memory: list[RankMemory]  # peak memory by rank
+    communication: dict[str, Any] | None  # the strategy's report of its traffic
+    numerics: dict[str, Any] | None = None  # the precision's report: skipped steps, loss scale
+    kernels: StepKernels | None = None  # of its first step; null if it resumed
+    spot_checks: list[SpotCheck] = Field(default=[])  # steps whose updates were checked
     provenance: Provenance
-    """Where this record comes from."""
 
 
 STEP_COLUMNS: dict[str, str] = {
@@ -252,192 +176,115 @@ STEP_COLUMNS: dict[str, str] = {
 class Translation(Schema):
     """One sentence of the test split."""
 
-    source: str
-    """The sentence."""
-    reference: str
-    """Its human translation."""
-    hypothesis: str
-    """The model's translation."""
+    source: str  # the sentence
+    reference: str  # its human translation
+    hypothesis: str  # the model's translation
 
 
 class TextQuality(Schema):
     """How well a language model predicts the test split's texts, as laid out in rows."""
 
-    loss: Loss
-    """Mean cross-entropy per token in nats; text-end tokens are included."""
-    perplexity: Amount | None
-    """The exponential of the loss; null if it overflows."""
-    bits_per_byte: Amount
-    """The loss of all tokens in bits, over the UTF-8 bytes of the texts. Comparable between
-    tokenizers."""
-    tokens: Many
-    """Tokens predicted."""
-    bytes: Bytes
-    """Bytes of the texts."""
+    loss: Loss  # mean cross-entropy per token in nats; text-end tokens are included
+    perplexity: Amount | None  # the exponential of the loss; null if it overflows
+    bits_per_byte: Amount  # all tokens' loss over UTF-8 bytes: compares across tokenizers
+    tokens: Many  # tokens predicted
+    bytes: Bytes  # bytes of the texts
 
 
 class Continuation(Schema):
     """The beginning of a text of the test split, and its continuations."""
 
-    prompt: str
-    """The model's prompt."""
-    reference: str
-    """The actual continuation."""
-    greedy: str
-    """The model's continuation, taking the most probable token at each position."""
-    drawn: str
-    """The model's continuation with sampled tokens."""
+    prompt: str  # the model's prompt
+    reference: str  # the actual continuation
+    greedy: str  # the model's continuation, taking the most probable token at each position
+    drawn: str  # the model's continuation with sampled tokens
 
 
-class EvaluationResult(Schema):
+class EvaluationResult(Ending):
     """results/runs/<variant>/evaluation.json."""
 
     variant: str
-    """Name of the variant."""
-    status: Status
-    """Final status of the evaluation, or of the run before it."""
-    reason: str | None
-    """Why the status is not ok."""
-    bleu: Score | None
-    """Corpus BLEU, 0 to 100."""
-    chrf: Score | None
-    """chrF, 0 to 100."""
-    signature: str | None
-    """sacrebleu's signature of the BLEU score."""
-    pairs: Many
-    """Sentences translated, or rows of texts predicted."""
-    seconds: Elapsed | None
-    """Time that decoding took."""
-    samples: list[Translation]
-    """A few translations."""
-    texts: TextQuality | None = None
-    """Quality of a language model; null for translation, and if not ok."""
-    continuations: list[Continuation] = Field(default_factory=list)
-    """A few texts continued by a language model."""
+    bleu: Score | None  # corpus BLEU, 0 to 100
+    chrf: Score | None  # chrF, 0 to 100
+    signature: str | None  # sacrebleu's signature of the BLEU score
+    pairs: Many  # sentences translated, or rows of texts predicted
+    seconds: Elapsed | None  # time that decoding took
+    samples: list[Translation]  # a few translations
+    texts: TextQuality | None = None  # of a language model; null for translation
+    continuations: list[Continuation] = Field(default=[])  # of texts, by a language model
 
 
-class VariantResult(Schema):
+class VariantResult(Ending):
     """results/runs/<variant>/metrics.json: the repeats and the evaluation of a variant."""
 
     variant: str
-    """Name of the variant."""
-    status: Status
-    """ok if every repeat is; otherwise the first status that is not."""
-    reason: str | None
-    """Why the status is not ok."""
-    repeats: list[Repeat]
-    """Every repeat."""
-    evaluation: EvaluationResult
-    """BLEU and translations of the first repeat's model."""
-    tokens_per_second: Interval | None
-    """Throughput over the windows of all repeats, non-padding tokens; null if not ok."""
-    pairs_per_second: Interval | None
-    """Throughput over the windows of all repeats, sentence pairs; null if not ok."""
-    padding_share: Proportion | None
-    """Fraction of padding in the batches, 0 to 1."""
-    input_wait_share: Amount | None
-    """Fraction of the timed windows spent waiting for input, 0 to 1."""
-    validation_loss: Loss | None
-    """Last validation loss of the first repeat."""
-    peak_memory_bytes: Bytes | None
-    """Largest peak of any rank: reserved device memory on CUDA, resident set on CPU."""
-    epoch_seconds: Elapsed | None
-    """Time for one pass over the training split at the median throughput."""
+    repeats: list[Repeat]  # every repeat
+    evaluation: EvaluationResult  # BLEU and translations of the first repeat's model
+    tokens_per_second: Interval | None  # over all repeats' windows, without padding
+    pairs_per_second: Interval | None  # over the windows of all repeats
+    padding_share: Proportion | None  # fraction of padding in the batches, 0 to 1
+    input_wait_share: Amount | None  # fraction of the timed windows spent waiting for input, 0 to 1
+    validation_loss: Loss | None  # last validation loss of the first repeat
+    peak_memory_bytes: Bytes | None  # reserved on CUDA, resident set on CPU; largest rank
+    epoch_seconds: Elapsed | None  # a pass over the training split at median throughput
 
 
 class DdpTimes(Schema):
     """DistributedDataParallel's own timings of the last reduction of a step."""
 
-    step: StepsOrNone
-    """Optimizer step."""
-    forward_seconds: Elapsed
-    """Time of the forward pass."""
-    backward_compute_seconds: Elapsed
-    """From the start of backward until the last gradient is ready."""
-    communication_seconds: Elapsed
-    """From the start of the first bucket's reduction to the end of the last one's."""
-    overlap_seconds: SignedSeconds
-    """Communication time that overlaps the backward computation."""
+    step: StepsOrNone  # optimizer step
+    forward_seconds: Elapsed  # time of the forward pass
+    backward_compute_seconds: Elapsed  # from the start of backward until the last gradient is ready
+    communication_seconds: Elapsed  # from the first bucket's start to the last one's end
+    overlap_seconds: SignedSeconds  # communication time that overlaps the backward computation
 
 
 class RankCapture(Schema):
     """One process of a capture."""
 
-    rank: Few
-    """Global rank."""
+    rank: Few  # global rank
     files: list[str]
     """Raw files beside this record, starting with the one that the breakdown reads: a Kineto
     trace (.json.gz) for Perfetto, or an SQLite export (.sqlite) and a report (.nsys-rep) for the
     Nsight Systems GUI."""
-    step_seconds: list[Elapsed]
-    """Host time of every profiled step; a GPU may lag behind."""
-    ddp: list[DdpTimes]
-    """DistributedDataParallel's own timings of the profiled steps; empty for other strategies."""
+    step_seconds: list[Elapsed]  # host time of every profiled step; a GPU may lag behind
+    ddp: list[DdpTimes]  # DistributedDataParallel's own timings of the profiled steps
 
 
-class Capture(Schema):
+class Capture(Ending):
     """results/profiles/<variant>/capture.json: a few profiled steps, in a separate run."""
 
     variant: str
-    """Name of the variant."""
-    status: Status
-    """How it ended."""
-    reason: str | None
-    """Why the status is not ok, in a sentence."""
     traceback: str | None
-    """The traceback of a failed capture."""
-    profiler: Literal["nsys", "torch"] | None
-    """The profiler used; null if none recorded anything."""
-    profiler_version: str | None
-    """Version of the profiler; null if none recorded anything."""
-    profiler_reason: str
-    """Why this profiler was chosen, in a sentence."""
-    topology: Topology | None
-    """Devices and processes of the run; null if the status is not ok."""
-    warmup_steps: StepsOrNone
-    """Steps before the profiled ones."""
-    first_step: StepsOrNone
-    """First profiled optimizer step."""
-    last_step: StepsOrNone
-    """Last profiled optimizer step."""
-    ranks: list[RankCapture] = Field(default_factory=list)
-    """The processes in rank order; empty if the status is not ok."""
+    profiler: Literal["nsys", "torch"] | None  # the profiler used; null if none recorded anything
+    profiler_version: str | None  # version of the profiler; null if none recorded anything
+    profiler_reason: str  # why this profiler was chosen, in a sentence
+    topology: Topology | None  # devices and processes of the run; null if the status is not ok
+    warmup_steps: StepsOrNone  # steps before the profiled ones
+    first_step: StepsOrNone  # first profiled optimizer step
+    last_step: StepsOrNone  # last profiled optimizer step
+    ranks: list[RankCapture] = Field(default=[])  # in rank order; empty if not ok
     provenance: Provenance
-    """Where this record comes from."""
 
 
 class QualityLook(Schema):
     """Translation quality of a training after a number of steps."""
 
-    step: Many
-    """Steps completed."""
-    seconds: Elapsed
-    """Time of these steps, excluding quality evaluations."""
-    loss: Loss
-    """Mean cross-entropy of the validation split in nats per target token."""
-    bleu: Score
-    """BLEU of the first pairs of the validation split, translated greedily."""
+    step: Many  # steps completed
+    seconds: Elapsed  # time of these steps, excluding quality evaluations
+    loss: Loss  # mean cross-entropy of the validation split in nats per target token
+    bleu: Score  # BLEU of the first pairs of the validation split, translated greedily
 
 
-class QualitySide(Schema):
+class QualitySide(Ending):
     """One of the trainings."""
 
-    name: str
-    """``baseline``, ``best`` for the recommendation, or a variant that the study asks for."""
-    parts: list[str]
-    """Variants whose changes it includes."""
-    status: Status
-    """How it ended."""
-    reason: str | None
-    """Why the status is not ok."""
-    looks: list[QualityLook]
-    """The evaluations, in order."""
-    arrived: QualityLook | None
-    """The first evaluation with the requested BLEU; null if there is none."""
-    time_ratio: Measured | None = None
-    """Training time until it arrived over that of the baseline; null unless both did."""
-    samples: list[Translation]
-    """Some translations of the last evaluation."""
+    name: str  # ``baseline``, ``best`` for the recommendation, or a variant that the study asks for
+    parts: list[str]  # variants whose changes it includes
+    looks: list[QualityLook]  # the evaluations, in order
+    arrived: QualityLook | None  # first evaluation with the requested BLEU
+    time_ratio: Measured | None = None  # until it arrived, over that of the baseline
+    samples: list[Translation]  # some translations of the last evaluation
 
 
 class QualityResult(Schema):
@@ -446,18 +293,10 @@ class QualityResult(Schema):
 
     status: Literal["arrived", "not_arrived", "failed", "not_run"]
     """All arrived; not all, within the steps and time; one failed; nothing is recommended."""
-    reason: str
-    """The status in a sentence."""
-    bleu: Score
-    """The requested BLEU."""
-    pairs: Few
-    """Pairs translated at each evaluation."""
-    sides: list[QualitySide]
-    """Baseline, recommendation if there is one, other variants; empty if nothing was run."""
-    time_ratio: Measured | None
-    """Training time until the recommendation arrived over that of the baseline; null unless both
-    did."""
-    seconds: Elapsed
-    """Total time."""
-    provenance: dict[str, Provenance]
-    """Where this record comes from, by side."""
+    reason: str  # the status in a sentence
+    bleu: Score  # the requested BLEU
+    pairs: Few  # pairs translated at each evaluation
+    sides: list[QualitySide]  # baseline, recommendation if any, other variants
+    time_ratio: Measured | None  # of the recommendation over the baseline
+    seconds: Elapsed  # total time
+    provenance: dict[str, Provenance]  # where this record comes from, by side

@@ -36,8 +36,10 @@ def test_the_models_are_found() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_every_schema_and_field_is_described(model: type[Schema]) -> None:
+def test_every_schema_and_setting_is_described(model: type[Schema]) -> None:
     assert model.__doc__, f"{model.__name__} has no docstring"
+    if ".results." in model.__module__:
+        return
     # The docstring of the class describes its kind.
     described = {name for name, text in generate.field_docstrings(model).items() if text.strip()}
     missing = sorted(set(model.model_fields) - described - {"kind"})
