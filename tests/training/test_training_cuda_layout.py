@@ -22,21 +22,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schemas.base import merge
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
-from tests.training.small_training import VOCABULARY, small_setup
+from tests.training.small_training import VOCABULARY, Watcher, small_setup
 from tests.training.test_training_no_waiting import step
 from transformer_core.measure import memory_prediction
 from transformer_core.measure.heaviest_batch import blank_batch
 from transformer_core.measure.memory_prediction import imitated_cuda
 from transformer_core.models import qkv_projection, sublayers
 from transformer_core.models import transformer as transformers
-from transformer_core.models.compiled_layers import compile_layers
+from transformer_core.models.compiled_layers import UNPLAYED, _calls, compile_layers
 from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.topology import Process
 from transformer_core.study.checks import violations
 from transformer_core.study.resolve import check_study, resolve, resolve_all
 from transformer_core.study.variants import read_variants
-from transformer_core.training.loop import optimizer_step
+from transformer_core.training.loop import optimizer_step, train
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -159,6 +159,36 @@ def test_no_layer_breaks_its_graph(name: str, monkeypatch: pytest.MonkeyPatch) -
         model.train()(source, target).sum().backward()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.slow
+def test_graphs_are_recorded_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every layer's call in a step plays a graph, and the training is the one without graphs."""
+    monkeypatch.setattr(
+        transformers,
+        "compile_layers",
+        lambda kind, *layers: compile_layers("layers", *layers, backend="eager"),
+    )
+    torch._dynamo.reset()
+    spec = on_a_cpu(SPECS["layers_graphed"])
+    training = spec.training.model_copy(update={"steps": 6, "log_every": 1})
+    one_layer = {"encoder_layers": 1, "decoder_layers": 1}
+    losses = {}
+    for kind in ("graphs", "none"):
+        model = spec.model.model_copy(update={"compile": kind, "dropout": 0.2, **one_layer})
+        changed = spec.model_copy(update={"model": model, "training": training})
+        with laid_out_for("cuda"), OneKernel():
+            setup = small_setup(changed)
+            steps = Watcher()
+            train(setup, steps, tmp_path / kind, validate_last=False)
+        losses[kind] = steps.losses
+        if kind == "graphs":
+            calls = [_calls[layer] for layer in setup.model.modules() if layer in _calls]
+            assert len(calls) == 2
+            assert {each.total() - UNPLAYED * len(each) for each in calls} == {6}
+    assert losses["graphs"] == losses["none"]
 
 
 class Operators(TorchDispatchMode):

@@ -62,7 +62,7 @@ def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
     return call
 
 
-_UNPLAYED = 2
+UNPLAYED = 2
 """Calls of a layer with inputs of new shapes that play no graph: one warms up, one records."""
 _calls: WeakKeyDictionary[nn.Module, Counter[Any]] = WeakKeyDictionary()
 """Of each layer, its calls by shapes."""
@@ -80,7 +80,7 @@ def replayed_share(model: nn.Module) -> float | None:
     counts = [count for calls in layers for count in calls.values()]
     if not counts:
         return None
-    return sum(max(0, count - _UNPLAYED) for count in counts) / sum(counts)
+    return sum(max(0, count - UNPLAYED) for count in counts) / sum(counts)
 
 
 def compile_seconds(model: nn.Module) -> float | None:

@@ -13,6 +13,7 @@ from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup, Trainer
 from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.graph_recording import record_graphs
 from transformer_core.training.history import History
 from transformer_core.training.observer import Observer
 from transformer_core.training.optimizer import learning_rate
@@ -36,6 +37,7 @@ def train(
         observer.load(state["observer"])
 
     setup.module.train()
+    record_graphs(setup)
     batches = setup.strategy.batches(setup.feed, *history.position)
     # Without collections between steps, all that is there now is never looked at again.
     if setup.spec.machine.garbage_collection == "off":

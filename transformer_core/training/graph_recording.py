@@ -1,0 +1,55 @@
+"""Records the CUDA graphs of a training before its first step.
+
+A graph is recorded when a layer sees inputs of a new shape for the second time. Recording takes as
+long as many steps do, so a shape that first comes up in a timed window would spoil it.
+"""
+
+from contextlib import closing
+from itertools import islice, takewhile
+
+import torch
+from torch import Tensor
+
+from transformer_core.data.batching.collate import Batch
+from transformer_core.models.compiled_layers import UNPLAYED
+from transformer_core.training.assemble import Setup
+
+SEARCHED = 400
+"""Batches of the first epoch whose shapes are recorded; batching rounds widths and rows, so that
+few shapes come up later."""
+
+
+def record_graphs(setup: Setup) -> int:
+    """Run forward and backward on one batch of each shape, as often as recording takes, and update
+    nothing; does nothing unless the layers are recorded as graphs.
+
+    Returns the number of shapes. Random numbers continue as if nothing had run.
+    """
+    if getattr(setup.model, "compile_kind", "none") != "graphs":
+        return 0
+    seen: set[tuple[torch.Size, ...]] = set()
+    devices = [device for device in setup.strategy.devices if device.type == "cuda"]
+    with (
+        torch.random.fork_rng(devices),
+        closing(setup.strategy.batches(setup.feed, 0, 0)) as batches,
+    ):
+        first = takewhile(lambda batch: batch.epoch == 0, batches)
+        for batch in islice(first, min(SEARCHED, setup.spec.training.steps)):
+            for micro in batch.micro_batches:
+                if _shape(micro) not in seen:
+                    seen.add(_shape(micro))
+                    _record(setup, micro)
+    setup.optimizer.zero_grad(set_to_none=True)
+    return len(seen)
+
+
+def _shape(batch: Batch) -> tuple[torch.Size, ...]:
+    return tuple(field.shape for field in batch.fields if isinstance(field, Tensor))
+
+
+def _record(setup: Setup, micro: Batch) -> None:
+    for _ in range(UNPLAYED):
+        setup.optimizer.zero_grad(set_to_none=True)
+        with setup.precision.autocast():
+            loss = setup.module(*micro.fields)
+        setup.precision.backward(loss * 0)
