@@ -3,6 +3,7 @@ compiler; and the layers that use them, with torch's operations in their place."
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -156,6 +157,46 @@ def test_kernels_become_machine_code_without_spills(name, architecture, tmp_path
     (registers,) = re.findall(r"Used (\d+) registers", said.stderr)
     # Of 65,536 on a multiprocessor: at least half of the 64 warps that it can hold find room.
     assert int(registers) * 32 * 32 <= 65_536
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_loss_moves_six_bytes_for_a_logit_of_16_bits():
+    """Two reads and one write, each of a row's block, and no other traffic of that size."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from transformer_core.techniques import gpu_kernels
+
+    signature, constants = SIGNATURES["loss_of_row"]
+    source = ASTSource(
+        gpu_kernels.loss_of_row, signature | dict.fromkeys(constants, "constexpr"), constants
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+    block = f"tensor<{constants['block']}x!tt.ptr<bf16>>"
+    moved = [line for line in made.splitlines() if re.search(r"tt\.(load|store) ", line)]
+    whole = [line for line in moved if block in line]
+    assert [line.split("tt.")[1].split()[0] for line in whole] == ["load", "load", "store"]
+    assert not [line for line in moved if "tensor<" in line and line not in whole]
+
+
+@needs_triton
+@pytest.mark.slow
+def test_what_the_compiler_makes_of_the_layers_becomes_machine_code():
+    script = Path(__file__).with_name("inductor_for_gpus.py")
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"86", "90"}
+    for kernels in found.values():
+        assert any("layer_norm_backward" in name for name in kernels)
+        # 16 bytes are the compiler's own limit for a configuration that it keeps.
+        assert {name: spills for name, (_, spills) in kernels.items() if spills > 16} == {}
 
 
 WITH_RESIDUAL = {"norm_method": {"kind": "with_residual"}}

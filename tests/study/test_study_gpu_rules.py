@@ -69,6 +69,14 @@ def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original: Any) ->
     assert "needs(lambda wildcards: [on_one_device(largest(SPECS.values()))])" in rule
 
 
+def test_a_job_on_a_gpu_has_room_to_check_a_step_on_the_host(original: Any) -> None:
+    """The checker takes up to 8 GB of main memory beside what the model itself needs there."""
+    variants, _ = read_variants(ROOT / "config/variants.yaml")
+    spec = on_one_device(resolve_all(original, variants)["single"])
+    assert spec.machine.device == "cuda"
+    assert reservation([spec], 30_000).memory_mb >= 8_000
+
+
 AS_PUBLISHED = {"original", "published"}
 """Studies whose batches are those of the original study."""
 

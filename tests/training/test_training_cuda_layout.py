@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,8 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schemas.base import merge
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
-from tests.training.small_training import VOCABULARY, Watcher, small_setup
+from tests.training.small_training import VOCABULARY, Watcher, _store, small_setup
 from tests.training.test_training_no_waiting import step
+from transformer_core.data.batching.feeding import Feed
 from transformer_core.measure import memory_prediction
 from transformer_core.measure.heaviest_batch import blank_batch
 from transformer_core.measure.memory_prediction import imitated_cuda
@@ -189,6 +194,34 @@ def test_graphs_are_recorded_before_the_first_step(
             assert len(calls) == 2
             assert {each.total() - UNPLAYED * len(each) for each in calls} == {6}
     assert losses["graphs"] == losses["none"]
+
+
+@pytest.mark.parametrize(
+    ("study", "variant"), [("gpu_check", "single"), ("h200", "layers_graphed")]
+)
+def test_a_library_that_plans_for_each_shape_sees_few(study: str, variant: str) -> None:
+    """Of pairs whose sides are of similar length, as those of a corpus."""
+    variants, _ = read_variants(ROOT / "config/variants.yaml")
+    file = ROOT / f"config/studies/{study}.yaml"
+    batching = resolve(
+        check_study(yaml.safe_load(file.read_text()), str(file)), variant, variants
+    ).batching
+    random = np.random.default_rng(0)
+    source = random.integers(2, 60, 20_000)
+    lengths = {"source": source, "target": source + random.integers(-1, 2, len(source))}
+    kind = pa.large_list(pa.uint8())
+    sides = {side: pa.array([[5] * n for n in all_], kind) for side, all_ in lengths.items()}
+    store = _store(len(source), sides)
+    feed = Feed(store, batching, 0, rank=0, world_size=1, micro_batches=1, device=CPU)
+    with closing(feed.batches()) as batches:
+        epoch = [b.micro_batches[0] for b in takewhile(lambda batch: batch.epoch == 0, batches)]
+    shapes = {(*batch.source.shape, batch.target_output.size(1)) for batch in epoch}
+    assert len(epoch) > 40
+    assert len(shapes) <= 16, "one for each pair of four widths"
+    for rows, source_width, target_width in shapes:
+        assert rows % batching.rows.row_multiple == 0
+        assert source_width % batching.rows.width_multiple == 0
+        assert target_width % batching.rows.width_multiple == 0
 
 
 class Operators(TorchDispatchMode):

@@ -186,4 +186,4 @@ class AddedAndNormalized(torch.autograd.Function):
 
 
 def _warps(block: int) -> int:
-    return max(1, min(8, block // 256))
+    return max(1, min(8, block // 128))

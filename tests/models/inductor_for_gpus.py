@@ -1,0 +1,95 @@
+"""Machine code for GPUs of the kernels that torch.compile makes of the layers, without a GPU.
+
+Inductor writes its kernels in Triton also for a CPU; here Triton compiles them for GPUs, and they
+are not run: their results are whatever stands in memory. Prints a line of JSON: by architecture and
+kernel, registers of a thread and bytes of them that lie in memory instead.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import torch
+import torch._inductor.config as inductor
+import triton
+from torch._inductor.runtime import triton_heuristics
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from schemas.config.model import Transformer
+from transformer_core.models.device_kind import laid_out_for
+from transformer_core.models.registry import build_model
+
+ARCHITECTURES = 86, 90
+FOUND: dict[int, dict[str, list[int]]] = {number: {} for number in ARCHITECTURES}
+SIZES = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 512, "d_ff": 2048, "heads": 8}
+
+
+class NoDriver:
+    """Stands in for the driver of a GPU."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", ARCHITECTURES[-1], 32)
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_current_device(self) -> int:
+        return 0
+
+
+def registers_and_spills(code: str) -> list[int]:
+    """Registers of each thread, and bytes of them that lie in memory instead."""
+    (target,) = re.findall(r"\.target (\w+)", code)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(code)
+        file.flush()
+        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", file.name]
+        command += ["-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = [
+        re.search(pattern, said) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores")
+    ]
+    return [int(match[1]) for match in found if match]
+
+
+def compiled(kernel: triton_heuristics.CachingAutotuner, *_: Any, **__: Any) -> None:
+    """Compiles the first of the configurations among which a GPU would choose."""
+    meta, config = kernel.triton_meta, kernel.configs[0]
+    signature = dict(meta["signature"])
+    constants = {name: value for name, value in config.kwargs.items() if name in signature}
+    constants |= {
+        name: meta["constants"].get(name)
+        for name, kind in signature.items()
+        if kind == "constexpr" and name not in constants
+    }
+    for architecture in ARCHITECTURES:
+        made = triton.compile(
+            ASTSource(kernel.fn, signature, constants),
+            target=GPUTarget("cuda", architecture, 32),
+            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        )
+        FOUND[architecture][kernel.fn.__name__] = registers_and_spills(made.asm["ptx"])
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(NoDriver())
+    inductor.cpu_backend = "triton"
+    inductor.compile_threads = 1
+    inductor.fx_graph_cache = False
+    triton_heuristics.CachingAutotuner.precompile = compiled  # type: ignore[method-assign]
+    triton_heuristics.CachingAutotuner.run = lambda *_, **__: None  # type: ignore[method-assign]
+    model = build_model(Transformer.model_validate(SIZES | {"compile": "layers"}), 50).train()
+    source, target = torch.randint(4, 50, (2, 4, 16))
+    with laid_out_for("cuda"), torch.autocast("cpu", torch.bfloat16):
+        loss = model(source, target).float().sum()
+    loss.backward()
+    json.dump(FOUND, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
